@@ -60,6 +60,11 @@ class Weight:
     is_transposed: bool = False
 
     @property
+    def is_parameter(self) -> bool:
+        """Whether it is trained."""
+        return isinstance(getattr(self.owner, self.name), nn.Parameter)
+
+    @property
     def value(self) -> Tensor:
         """The values, in the layout of the initializer."""
         stored: Tensor = getattr(self.owner, self.name)
@@ -193,6 +198,20 @@ class GraphNetwork(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Weights are those of the graph."""
 
+    def get_input_embeddings(self) -> Any:
+        """A graph has no module of embeddings."""
+        return None
+
+    def get_output_embeddings(self) -> Any:
+        """A graph has no module of embeddings."""
+        return None
+
+    @property
+    def initializers(self) -> dict[str, Tensor]:
+        """The weights by the names of the graph, in its layouts."""
+        parameters = ((name, weight) for name, weight in self.weights.items() if weight.is_parameter)
+        return {name: weight.value for name, weight in parameters}
+
     def read_graph(self) -> ir.Model:
         """The graph as its file has it now, normalized, so that initializers have the names of `weights`."""
         model = graph_passes.load(self.file)
@@ -246,7 +265,7 @@ class GraphNetwork(PreTrainedModel):
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         kind = answer_kind(self.config)
-        if kind is AnswerKind.NUMBERS or labels.is_floating_point() and kind is AnswerKind.CLASS:
+        if kind is AnswerKind.NUMBERS or (labels.is_floating_point() and kind is AnswerKind.CLASS):
             return nn.functional.mse_loss(output.reshape(labels.shape), labels.to(output))
         if kind is AnswerKind.CLASSES:
             return nn.functional.binary_cross_entropy_with_logits(output, labels.to(output))
@@ -432,35 +451,35 @@ class _Builder:
                     alive[value] = last_use[value]
         crossed = Counter(value for values in crossings.values() for value in values)
         return [
-            position
-            for position, values in crossings.items()
-            if all(crossed[value] >= _LONG_LIVED for value in values)
+            position for position, values in crossings.items() if all(crossed[value] >= _LONG_LIVED for value in values)
         ]
 
 
-def network_of(program: Program, config: GraphConfig) -> GraphNetwork:
+def network_of(
+    program: Program, config: PretrainedConfig, base: type[GraphNetwork] = GraphNetwork, **options: Any
+) -> GraphNetwork:
     """The network of a graph, in evaluation mode.
 
     Args:
         program: the graph.
         config: the configuration of the network.
+        base: its class, whose `forward` gets the inputs of the graph as parameters.
+        options: further arguments of the class.
 
     Raises:
         InputError: the graph has an operator that is not supported.
     """
-    names = [*program.inputs, "labels"]
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **({"default": None} if name == "labels" else {}))
-        for name in names
-    ]
+    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in program.inputs]
+    parameters.append(inspect.Parameter("labels", inspect.Parameter.KEYWORD_ONLY, default=None))
 
     def forward(self: GraphNetwork, labels: Tensor | None = None, **inputs: Tensor) -> ModelOutput:
         return self.answer(inputs, labels)
 
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    graph_class = type(GraphNetwork.__name__, (GraphNetwork,), {"forward": forward, "__module__": __name__})
-    network: GraphNetwork = graph_class(config, program)
+    network: GraphNetwork = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})(
+        config, program, **options
+    )
     return network.eval()
 
 
@@ -577,7 +596,7 @@ def _linears(nodes: Sequence[ir.Node]) -> Iterator[_Linear]:
 
 
 def _nodes_of(linear: _Linear) -> Iterator[ir.Node]:
-    """The nodes that a linear replaces: the matmul, the addition, and the transposition of the weight if only it reads."""
+    """The nodes that a linear replaces: the matmul, the addition, and the transposition that it alone reads."""
     node = linear.output.producer()
     assert node is not None
     yield node

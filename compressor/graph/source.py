@@ -14,13 +14,15 @@ from transformers import PretrainedConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.network import network_of
 from compressor.graph.program import GraphConfig, Program
+from compressor.graph.sentences import SentenceGraph
 from compressor.model_folder.companions import COMPANIONS
-from compressor.model_folder.configuration import CONFIG, load_config, read_config
+from compressor.model_folder.configuration import CONFIG, MODULES, load_config, read_config
 from compressor.model_folder.example_inputs import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor
+from compressor.model_folder.sentence_modules import read_sentence_modules
 from compressor.tasks.array_files import read_arrays
 
 SUFFIX = ".onnx"
@@ -29,6 +31,9 @@ _LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_config.json")
 ARRAYS = "arrays"
 """The task of a graph whose rows are arrays."""
+SENTENCE_SIMILARITY = "sentence-similarity"
+_EMBEDS = (SENTENCE_SIMILARITY, "feature-extraction")
+"""Tasks of graphs whose outputs are pooled."""
 _TOKENS = "input_ids"
 """End of the name of an input with one id for each token."""
 _EXAMPLES = 16
@@ -87,7 +92,12 @@ def load_graph(
     rows = {} if arrays is None else first_rows(arrays, _EXAMPLES)
     program = Program.of(graph, {name: array.shape for name, array in rows.items()})
     config, name = _configuration(folder, program, task, rows)
-    network = network_of(program, config)
+    modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
+    processor = None if rows else load_processor(tokenizer or folder)
+    if modules is None:
+        network = network_of(program, config)
+    else:
+        network = modules.complete(folder, network_of(program, config, SentenceGraph, modules=modules), processor)
     example = {} if example_inputs is None else read_example(example_inputs, network)
     if rows:
         example = {
@@ -98,13 +108,14 @@ def load_graph(
     loaded = ModelFolder(
         path=folder,
         model=network,
-        processor=None if arrays is not None else load_processor(tokenizer or folder),
+        processor=processor,
         config=config,
         fingerprint=fingerprint(network),
-        task=name,
+        task=name if modules is None else SENTENCE_SIMILARITY,
         family=config.model_type,
         example=example,
         base=tokenizer,
+        sentence=modules,
     )
     again = partial(
         load_graph, path, graph, task=task, tokenizer=tokenizer, example_inputs=example_inputs, arrays=arrays

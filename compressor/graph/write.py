@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from torch import nn
 
 import graph_passes
 from compressor.engines.prove import unoptimized
@@ -69,7 +68,7 @@ def with_weights(network: GraphNetwork, gates: Plan | None = None) -> ir.Model:
     model = network.read_graph()
     factors = {} if gates is None else _factors(network, gates)
     for name, weight in network.weights.items():
-        if not isinstance(getattr(weight.owner, weight.name), nn.Parameter):
+        if not weight.is_parameter:
             continue
         value = model.graph.initializers[name]
         assert value.const_value is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from compressor.graph.network import GraphNetwork
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from graph_passes.attention.match_feed_forwards import weight_name
@@ -37,10 +38,11 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def weight_fingerprints(model: PreTrainedModel) -> dict[str, str]:
-    """Name in the state dict -> fingerprint, for every tensor of floating-point numbers; gates are left out."""
+    """Name in the state dict or the graph -> fingerprint, of every tensor of floating-point numbers that is no gate."""
+    tensors = model.initializers if isinstance(model, GraphNetwork) else model.state_dict()
     return {
         name: tensor_fingerprint(tensor.detach().cpu().float().numpy())
-        for name, tensor in model.state_dict().items()
+        for name, tensor in tensors.items()
         if tensor.is_floating_point() and not name.endswith(GATE_SUFFIXES)
     }
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -83,6 +83,9 @@ class SentenceTexts:
         return prompted.lower() if self.lower_case else prompted
 
 
+Encoder = TypeVar("Encoder", bound=SentenceEncoder)
+
+
 @dataclass(frozen=True)
 class SentenceModules(SentenceTexts):
     """The modules around the encoder of a folder of sentence-transformers, and how its texts are prepared.
@@ -105,8 +108,16 @@ class SentenceModules(SentenceTexts):
         Raises:
             InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
         """
-        _prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
         model = SentenceEncoder(encoder, self.pooling, normalize=self.normalize, pool_in_graph=pool_in_graph)
+        return self.complete(path, model, processor, allow_pickle=allow_pickle)
+
+    def complete(self, path: Path, model: Encoder, processor: Any, *, allow_pickle: bool = False) -> Encoder:
+        """An encoder with the dense layers of a folder, whose tokenizer gets the folder's maximum length.
+
+        Raises:
+            InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
+        """
+        _prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
         for part in self.dense:
             model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
         return model.eval()
