@@ -1,0 +1,126 @@
+"""A network computes what its graph computes, learns, and is written back."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import graph_passes
+from compressor.graph.network import GraphNetwork, network_of
+from compressor.graph.program import GraphConfig, Program
+from compressor.graph.write import with_weights
+from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
+from compressor.units import find_groups, keep_all
+from tests.exported_graphs import Inputs, Session
+from tests.graph_passes.exporters import export, trace
+from tests.zoo import FAMILIES
+
+QUICK = ("bert", "gpt2")
+ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+TOLERANCE = 1e-5
+
+
+def network(path: Path) -> GraphNetwork:
+    return network_of(Program.of(path), GraphConfig())
+
+
+def legacy(name: str, folder: Path) -> tuple[Path, Inputs]:
+    """The graph of a family as torch's older exporter writes it, and its inputs."""
+    model, inputs = FAMILIES[name](0)
+    path = folder / f"{name}.onnx"
+    trace(model, inputs, path, opset=14, attention="eager")
+    return path, inputs
+
+
+def error(actual: torch.Tensor, expected: np.ndarray) -> float:
+    return float(np.abs(actual.detach().numpy() - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Inputs]:
+    return legacy("bert", tmp_path_factory.mktemp("bert"))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("exporter", ["legacy", "dynamo"])
+def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) -> None:
+    model, inputs = FAMILIES[name](0)
+    path = tmp_path / "model.onnx"
+    try:
+        if exporter == "legacy":
+            trace(model, inputs, path, opset=14, attention="eager")
+        else:
+            export(model, inputs, path, opset=18, attention="eager")
+    except Exception as failure:
+        pytest.skip(f"the exporter fails: {failure}")
+    made = network(path)
+    expected = Session(path).run(inputs)
+    with torch.no_grad():
+        actual = made(**{key: value for key, value in inputs.items() if key in made.graph_inputs})
+    assert all(error(actual[key], array) <= TOLERANCE for key, array in expected.items())
+    assert len(made.layers) >= model.config.get_text_config().num_hidden_layers if name == "bert" else made.layers
+
+
+def test_groups_of_a_network_are_its_linears(bert: tuple[Path, Inputs]) -> None:
+    made = network(bert[0])
+    groups = find_groups(made, bert[1])
+    assert groups and all(
+        made.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups
+    )
+    assert {group.type for group in groups} == {"heads", "neurons"}
+
+
+def test_a_copy_shares_parameters_and_computes_the_same(bert: tuple[Path, Inputs]) -> None:
+    path, inputs = bert
+    made = network(path)
+    copied = copy.deepcopy(made, {id(parameter): parameter for parameter in made.parameters()})
+    shared = {id(parameter) for parameter in made.parameters()}
+    assert all(id(parameter) in shared for parameter in copied.parameters())
+    with torch.no_grad():
+        assert torch.equal(made(**inputs)["logits"], copied(**inputs)["logits"])
+
+
+def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, Inputs]) -> None:
+    path, inputs = bert
+    made = network(path)
+    linear = str(find_groups(made, inputs)[-1].linear)
+    seen: list[torch.Tensor] = []
+    module = made.get_submodule(linear)
+    with module.register_forward_hook(lambda *arguments: seen.append(arguments[2])), torch.no_grad():
+        made(**inputs)
+    run = LayerwiseRun(made, [inputs])
+    run.advance(run.layers_of(linear).start)
+    (calls,) = run.observe({linear: None})
+    assert calls[0].output is not None and torch.equal(calls[0].output, seen[0])
+
+
+def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
+    path, inputs = bert
+    made = network(path)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
+    before = {name: value.clone() for name, value in made.initializers.items()}
+    made(**inputs)["logits"].square().sum().backward()
+    optimizer.step()
+    changed = [name for name, value in made.initializers.items() if not torch.equal(value, before[name])]
+    assert len(changed) > 0.8 * len(before)
+    graph_passes.save(with_weights(made), tmp_path / "trained.onnx")
+    expected = Session(tmp_path / "trained.onnx").run(inputs)
+    with torch.no_grad():
+        assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
+
+
+def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
+    path, inputs = bert
+    made = network(path)
+    groups = find_groups(made, inputs)
+    plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
+    made.write_gated(plan, tmp_path / "gated.onnx")
+    gated = Session(tmp_path / "gated.onnx").run(inputs)
+    folded = made.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
+    whole = Session(path).run(inputs)
+    assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
