@@ -1,0 +1,1 @@
+"""ONNX graphs as PyTorch modules: what is measured, pruned and trained where there is no model folder."""
