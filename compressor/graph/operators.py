@@ -304,7 +304,7 @@ def _clip(
     max: float | None = None,
 ) -> Tensor:
     lower, upper = min if low is None else low, max if high is None else high
-    return x if lower is None and upper is None else torch.clamp(x, lower, upper)  # type: ignore[call-overload]
+    return x if lower is None and upper is None else torch.clamp(x, lower, upper)  # type: ignore[arg-type]
 
 
 @operator("IsInf")
@@ -913,7 +913,9 @@ def _embed_layer_normalization(
 def _batch_normalization(
     x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, epsilon: float = 1e-5
 ) -> Tensor:
-    return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
+    scale = weight * torch.rsqrt(variance + epsilon)
+    scale, shift = (vector.reshape(-1, *[1] * (x.dim() - 2)) for vector in (scale, bias - mean * scale))
+    return x * scale + shift
 
 
 @operator("InstanceNormalization")
@@ -1131,15 +1133,12 @@ def _resize(
         scales = roi if scales is None else scales  # the one input of version 10
         coordinate_transformation_mode, nearest_mode = "asymmetric", "floor"
     coordinates = COORDINATES[coordinate_transformation_mode or "half_pixel"]
+    counts = sizes.tolist() if sizes is not None else []
+    factors = scales.tolist() if scales is not None else []
     for position, axis in enumerate(axes or range(x.dim())):
         size = x.shape[axis]
-        if sizes is not None and sizes.numel():
-            count = int(sizes[position])
-            scale = count / size
-        else:
-            assert scales is not None
-            scale = float(scales[position])
-            count = int(size * scale)
+        count = counts[position] if counts else int(size * factors[position])
+        scale = count / size if counts else factors[position]
         if scale == 1:
             continue
         sources = coordinates(torch.arange(count, dtype=torch.float32), size, count, scale)
