@@ -26,7 +26,7 @@ COMPRESSOR = (
     ("targets",),
     ("config",),
     ("units",),
-    ("models", "model_folder", "export"),
+    ("models", "model_folder", "export", "graph"),
     ("tasks",),
     ("measure", "quantization"),
     ("engines",),

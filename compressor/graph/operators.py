@@ -1,10 +1,19 @@
 """The ONNX operators that PyTorch executes: one function for each, in one table.
 
+<<<<<<< HEAD
 A function of the table reads the attributes of a node once, and returns the function that computes outputs from inputs.
 Attributes, inputs and outputs that it does not handle are errors when the node is read, not when it runs.
 
 Outputs of `Shape` and what is computed from them alone stay on the CPU, as sizes for other operators; where an operator
 needs tensors of two devices, those on the CPU are moved.
+=======
+The positional parameters of a function are the inputs of its operator, and the keyword-only ones its attributes, with
+their defaults; two more are of the node: `opset`, and `used`, which says of each output whether something reads it.
+Attributes, inputs and outputs that a function does not have are errors when a node is read, not when it runs.
+
+Sizes, and what is computed from them alone, stay on the CPU; where an operator needs tensors of two devices, those on
+the CPU are moved.
+>>>>>>> operators
 """
 
 from __future__ import annotations
@@ -29,13 +38,18 @@ from compressor.errors import ErrorCode, InputError
 Inputs = Sequence[Tensor | None]
 Outputs = tuple[Tensor | None, ...]
 Function = Callable[..., Any]
+<<<<<<< HEAD
 """Computes the output, or a tuple of them, of a node from its inputs, by position; omitted inputs are None."""
+=======
+"""Returns the output of a node, or a tuple of its outputs."""
+>>>>>>> operators
 
 MICROSOFT = "com.microsoft"
 QUANTIZED = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QAttention", "MatMulNBits", "QLinearMatMul")
 """Operators of quantized graphs, which are pruned as float graphs and quantized afterwards."""
 
 
+<<<<<<< HEAD
 class Attributes:
     """The attributes of a node, as its operator reads them.
 
@@ -93,11 +107,14 @@ class Attributes:
         return _unsupported(self._node, f"{self.name}: {what} is not supported")
 
 
+=======
+>>>>>>> operators
 @dataclasses.dataclass(frozen=True)
 class Operator:
     """An entry of the table.
 
     Attributes:
+<<<<<<< HEAD
         read: reads the attributes of a node and returns the function that computes its outputs.
         outputs: number of outputs that are computed; None: as many as the node has.
         host: positions of the inputs that are read as numbers (sizes, axes, bounds) and stay where they are.
@@ -106,6 +123,24 @@ class Operator:
     read: Callable[[Attributes], Function]
     outputs: int | None = 1
     host: tuple[int, ...] = ()
+=======
+        function: computes the outputs from inputs and attributes.
+        inputs: largest number of inputs.
+        attributes: attributes that the function takes, and their defaults; `inspect.Parameter.empty`: required.
+        outputs: positions of the outputs that are computed; None: all that the node has.
+        host: positions of the inputs that are read as numbers (sizes, axes, bounds) and stay on their device.
+        limits: values that are supported of attributes that have others too.
+        ignored: attributes that have no effect here.
+    """
+
+    function: Function
+    inputs: float
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outputs: tuple[int, ...] | None = (0,)
+    host: tuple[int, ...] = ()
+    limits: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+>>>>>>> operators
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
@@ -121,7 +156,11 @@ def executor(node: ir.Node, opset: int) -> Callable[[Inputs], Outputs]:
 
     Returns:
         A function of the input tensors, in order and None for those that the node omits; it returns as many outputs as
+<<<<<<< HEAD
         the node has, in order and None for those that it omits.
+=======
+        the node has, in order and None for those that it omits. A sequence of tensors is a tuple of them.
+>>>>>>> operators
 
     Raises:
         InputError: the operator, an attribute, or an input or output of the node is not supported; the details are
@@ -132,10 +171,15 @@ def executor(node: ir.Node, opset: int) -> Callable[[Inputs], Outputs]:
     if operator is None:
         name = f"{domain}.{node.op_type}" if domain else node.op_type
         advice = "; prune the float graph, and quantize it afterwards" if node.op_type in QUANTIZED else ""
+<<<<<<< HEAD
         raise _unsupported(node, f"operator {name} (node {node.name!r}) is not supported{advice}")
     attributes = Attributes(node, opset)
     function = operator.read(attributes)
     attributes.check(operator, function)
+=======
+        raise _unsupported(node, f"operator {name} is not supported{advice}")
+    function = functools.partial(operator.function, **_keywords(node, operator, opset))
+>>>>>>> operators
     host, count = operator.host, len(node.outputs)
 
     def run(inputs: Inputs) -> Outputs:
@@ -162,6 +206,7 @@ def tensor_of(value: ir.TensorProtocol) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
+<<<<<<< HEAD
 def _unsupported(node: ir.Node, message: str) -> InputError:
     return InputError(message, code=ErrorCode.UNSUPPORTED_MODEL, op_type=node.op_type, node=node.name)
 
@@ -181,10 +226,47 @@ def _on_one_device(inputs: Inputs, host: tuple[int, ...]) -> Inputs:
     moved = [x for index, x in enumerate(inputs) if isinstance(x, Tensor) and index not in host]
     accelerator = next((x.device for x in moved if x.device.type != "cpu"), None)
     if accelerator is None or all(x.device == accelerator for x in moved):
+=======
+def _keywords(node: ir.Node, operator: Operator, opset: int) -> dict[str, Any]:
+    """The attributes of a node as keywords of its operator's function."""
+    used = tuple(output.is_graph_output() or bool(output.uses()) for output in node.outputs)
+    keywords: dict[str, Any] = {"opset": opset, "used": used}
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref() or name not in (*operator.attributes, *operator.limits, *operator.ignored):
+            raise _unsupported(node, f"attribute {name} is not supported")
+        value = attribute.as_string() if attribute.type == ir.AttributeType.STRING else attribute.value
+        value = list(value) if isinstance(value, tuple) else value
+        if name in operator.limits and value not in operator.limits[name]:
+            raise _unsupported(node, f"{name}={value} is not supported")
+        keywords[name] = value
+    for name, default in operator.attributes.items():
+        if default is inspect.Parameter.empty and name not in keywords:
+            raise _unsupported(node, f"attribute {name} is missing")
+    for index, value in enumerate(node.inputs):
+        if value is not None and index >= operator.inputs:
+            raise _unsupported(node, f"input {index} is not supported")
+    for index in range(len(used)):
+        if used[index] and operator.outputs is not None and index not in operator.outputs:
+            raise _unsupported(node, f"output {index} is not supported")
+    return {name: value for name, value in keywords.items() if name in operator.attributes}
+
+
+def _unsupported(node: ir.Node, problem: str) -> InputError:
+    message = f"{node.op_type} (node {node.name!r}): {problem}"
+    return InputError(message, code=ErrorCode.UNSUPPORTED_MODEL, op_type=node.op_type, node=node.name)
+
+
+def _on_one_device(inputs: Inputs, host: tuple[int, ...] = ()) -> Inputs:
+    """Inputs with those on the CPU moved to the accelerator that the rest is on, except numbers that are read."""
+    tensors = [x for index, x in enumerate(inputs) if isinstance(x, Tensor) and index not in host]
+    accelerator = next((x.device for x in tensors if x.device.type != "cpu"), None)
+    if accelerator is None or all(x.device == accelerator for x in tensors):
+>>>>>>> operators
         return inputs
     return [x.to(accelerator) if isinstance(x, Tensor) and i not in host else x for i, x in enumerate(inputs)]
 
 
+<<<<<<< HEAD
 def operator(
     name: str, domain: str = "", *, outputs: int | None = 1, host: tuple[int, ...] = ()
 ) -> Callable[[Callable[[Attributes], Function]], Callable[[Attributes], Function]]:
@@ -193,10 +275,23 @@ def operator(
     def enter(read: Callable[[Attributes], Function]) -> Callable[[Attributes], Function]:
         OPERATORS[domain, name] = Operator(read, outputs, host)
         return read
+=======
+def operator(name: str, domain: str = "", **fields: Any) -> Callable[[Function], Function]:
+    """Enter a function into the table; fields are those of `Operator` that its parameters do not tell."""
+
+    def enter(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters.values()
+        variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+        attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        inputs = math.inf if variadic else len(parameters) - len(attributes)
+        OPERATORS[domain, name] = Operator(function, inputs, attributes, **fields)
+        return function
+>>>>>>> operators
 
     return enter
 
 
+<<<<<<< HEAD
 def _torch_dtype(attributes: Attributes, number: int) -> torch.dtype:
     try:
         return tensor_adapters.to_torch_dtype(ir.DataType(number))
@@ -204,6 +299,8 @@ def _torch_dtype(attributes: Attributes, number: int) -> torch.dtype:
         raise attributes.unsupported(f"element type {number}") from error
 
 
+=======
+>>>>>>> operators
 # Elementwise operators without attributes.
 
 
@@ -215,6 +312,7 @@ def _power(x: Tensor, y: Tensor) -> Tensor:
     return torch.pow(x, y.to(x.dtype)) if x.is_floating_point() else torch.pow(x, y).to(x.dtype)
 
 
+<<<<<<< HEAD
 def _sum(*inputs: Tensor) -> Tensor:
     return functools.reduce(torch.add, inputs)
 
@@ -231,6 +329,8 @@ def _maximum(*inputs: Tensor) -> Tensor:
     return functools.reduce(torch.maximum, inputs)
 
 
+=======
+>>>>>>> operators
 def _parametric_relu(x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, x * slope, x)
 
@@ -290,6 +390,7 @@ BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sub": torch.sub,
     "Xor": torch.logical_xor,
 }
+<<<<<<< HEAD
 VARIADIC: Mapping[str, Callable[..., Tensor]] = {
     "Max": _maximum,
     "Mean": _mean,
@@ -310,10 +411,40 @@ OPERATORS.update(
 @operator("Where")
 def _where(attributes: Attributes) -> Function:
     return lambda condition, x, y: torch.where(condition, x, y)
+=======
+OPERATORS.update({("", name): Operator(function, 1) for name, function in UNARY.items()})
+OPERATORS.update({("", name): Operator(function, 2) for name, function in BINARY.items()})
+
+
+@operator("Max")
+def _max(*inputs: Tensor) -> Tensor:
+    return functools.reduce(torch.maximum, inputs)
+
+
+@operator("Mean")
+def _mean(*inputs: Tensor) -> Tensor:
+    return _sum(*inputs) / len(inputs)
+
+
+@operator("Min")
+def _min(*inputs: Tensor) -> Tensor:
+    return functools.reduce(torch.minimum, inputs)
+
+
+@operator("Sum")
+def _sum(*inputs: Tensor) -> Tensor:
+    return functools.reduce(torch.add, inputs)
+
+
+@operator("Where")
+def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+>>>>>>> operators
 
 
 # Elementwise operators with attributes, and activations.
 
+<<<<<<< HEAD
 
 @operator("Mod")
 def _mod(attributes: Attributes) -> Function:
@@ -402,10 +533,98 @@ def _swish(attributes: Attributes) -> Function:
 def _quick_gelu(attributes: Attributes) -> Function:
     alpha = attributes.get("alpha", 1.702)
     return F.silu if alpha == 1 else lambda x: x * torch.sigmoid(alpha * x)
+=======
+_TYPES = [
+    kind.value
+    for kind in ir.DataType
+    if (kind.is_floating_point() or kind.is_integer() or kind == ir.DataType.BOOL) and kind.bitwidth >= 8
+    if not kind.name.startswith("FLOAT8")
+]
+"""Element types that a node can request."""
+
+
+@functools.cache
+def _dtype(number: int) -> torch.dtype:
+    return tensor_adapters.to_torch_dtype(ir.DataType(number))
+
+
+@operator("Mod")
+def _mod(x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
+    return torch.fmod(x, y) if fmod else torch.remainder(x, y)
+
+
+@operator("Cast", limits={"to": _TYPES}, ignored=("saturate", "round_mode"))
+def _cast(x: Tensor, *, to: int) -> Tensor:
+    return x.to(_dtype(to))
+
+
+@operator("CastLike", ignored=("saturate", "round_mode"))
+def _cast_like(x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype)
+
+
+@operator("Clip")
+def _clip(
+    x: Tensor,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+) -> Tensor:
+    lower, upper = min if low is None else low, max if high is None else high
+    return x if lower is None and upper is None else torch.clamp(x, lower, upper)  # type: ignore[arg-type]
+
+
+@operator("IsInf")
+def _is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    return torch.isinf(x) & ((bool(detect_positive) & (x > 0)) | (bool(detect_negative) & (x < 0)))
+
+
+@operator("HardSigmoid")
+def _hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    return (alpha * x + beta).clamp(0, 1)
+
+
+@operator("LeakyRelu")
+def _leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    return F.leaky_relu(x, alpha)
+
+
+@operator("ThresholdedRelu")
+def _thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.threshold(x, alpha, 0.0)
+
+
+@operator("Elu")
+def _elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.elu(x, alpha)
+
+
+@operator("Celu")
+def _celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.celu(x, alpha)
+
+
+@operator("Selu")
+def _selu(x: Tensor, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805) -> Tensor:
+    return gamma * F.elu(x, alpha)
+
+
+@operator("Swish")
+def _swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
+
+
+@operator("QuickGelu", MICROSOFT)
+def _quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    return _swish(x, alpha=alpha)
+>>>>>>> operators
 
 
 @operator("Gelu")
 @operator("Gelu", MICROSOFT)
+<<<<<<< HEAD
 def _gelu(attributes: Attributes) -> Function:
     approximate = attributes.get("approximate", "none")
     return lambda x: F.gelu(x, approximate=approximate)
@@ -446,12 +665,49 @@ def _softmax(attributes: Attributes) -> Function:
 @operator("LogSoftmax")
 def _log_softmax(attributes: Attributes) -> Function:
     return _softmax_over(attributes, torch.log_softmax)
+=======
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+@operator("BiasGelu", MICROSOFT)
+def _bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
+@operator("FastGelu", MICROSOFT)
+def _fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+@operator("Dropout", outputs=(0, 1), ignored=("is_test", "ratio", "seed"))
+def _dropout(x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> Outputs:
+    return x, torch.ones_like(x, dtype=torch.bool)
+
+
+def _softmax_over(function: Callable[[Tensor, int], Tensor], x: Tensor, axis: int | None, opset: int) -> Tensor:
+    """A softmax over an axis; before opset 13 over all axes from that one on."""
+    if opset >= 13:
+        return function(x, -1 if axis is None else axis)
+    return function(x.reshape(_rows_and_columns(x, 1 if axis is None else axis)), 1).reshape(x.shape)
+
+
+@operator("Softmax")
+def _softmax(x: Tensor, *, axis: int | None = None, opset: int) -> Tensor:
+    return _softmax_over(torch.softmax, x, axis, opset)
+
+
+@operator("LogSoftmax")
+def _log_softmax(x: Tensor, *, axis: int | None = None, opset: int) -> Tensor:
+    return _softmax_over(torch.log_softmax, x, axis, opset)
+>>>>>>> operators
 
 
 # Sizes and constants.
 
 
 @operator("Constant")
+<<<<<<< HEAD
 def _constant(attributes: Attributes) -> Function:
     for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         if (value := attributes.get(name)) is not None:
@@ -495,6 +751,50 @@ def _eye_like(attributes: Attributes) -> Function:
         return eye
 
     return eye_like
+=======
+def _constant(
+    *,
+    value: ir.TensorProtocol | None = None,
+    value_float: float | None = None,
+    value_floats: list[float] | None = None,
+    value_int: int | None = None,
+    value_ints: list[int] | None = None,
+) -> Tensor:
+    if value is not None:
+        return tensor_of(value)
+    floats = value_floats if value_float is None else value_float
+    if floats is not None:
+        return torch.tensor(floats, dtype=torch.float32)
+    return torch.tensor(value_ints if value_int is None else value_int, dtype=torch.int64)
+
+
+@operator("Shape")
+def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+    return torch.tensor(x.shape[start:end], dtype=torch.int64)
+
+
+@operator("Size")
+def _size(x: Tensor) -> Tensor:
+    return torch.tensor(x.numel())
+
+
+@operator("ConstantOfShape", host=(0,))
+def _constant_of_shape(shape: Tensor, *, value: ir.TensorProtocol | None = None) -> Tensor:
+    fill = torch.zeros(1) if value is None else tensor_of(value)
+    return torch.full(shape.tolist(), fill.item(), dtype=fill.dtype)
+
+
+@operator("Range", host=(0, 1, 2))
+def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+@operator("EyeLike", limits={"dtype": _TYPES})
+def _eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
+    eye = torch.zeros(x.shape, dtype=x.dtype if dtype is None else _dtype(dtype), device=x.device)
+    eye.diagonal(k).fill_(1)
+    return eye
+>>>>>>> operators
 
 
 # Shapes of tensors.
@@ -507,6 +807,7 @@ def _rows_and_columns(x: Tensor, axis: int) -> tuple[int, int]:
 
 
 @operator("Reshape", host=(1,))
+<<<<<<< HEAD
 def _reshape(attributes: Attributes) -> Function:
     allow_zero = attributes.get("allowzero", 0)
 
@@ -654,6 +955,130 @@ def _padded_index(size: int, before: int, after: int, mode: str) -> Tensor:
     """The elements of an axis that a padded one consists of; negative widths crop."""
     index = np.pad(np.arange(size), (max(before, 0), max(after, 0)), mode)  # type: ignore[call-overload]
     return torch.from_numpy(index[max(-before, 0) : len(index) - max(-after, 0)].copy())
+=======
+def _reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
+    sizes = shape.tolist()
+    return x.reshape(sizes if allowzero else [size or x.shape[axis] for axis, size in enumerate(sizes)])
+
+
+@operator("Flatten")
+def _flatten(x: Tensor, *, axis: int = 1) -> Tensor:
+    return x.reshape(_rows_and_columns(x, axis))
+
+
+@operator("Transpose")
+def _transpose(x: Tensor, *, perm: list[int] | None = None) -> Tensor:
+    return x.permute(list(reversed(range(x.dim()))) if perm is None else perm)
+
+
+@operator("Expand", host=(1,))
+def _expand(x: Tensor, shape: Tensor) -> Tensor:
+    return x.expand(torch.broadcast_shapes(x.shape, shape.tolist()))
+
+
+@operator("Tile", host=(1,))
+def _tile(x: Tensor, repeats: Tensor) -> Tensor:
+    return x.repeat(repeats.tolist())
+
+
+@operator("Squeeze", host=(1,))
+def _squeeze(x: Tensor, listed: Tensor | None = None, *, axes: list[int] | None = None) -> Tensor:
+    squeezed = axes if listed is None else listed.tolist()
+    return x.squeeze() if squeezed is None else x.squeeze(squeezed)
+
+
+@operator("Unsqueeze", host=(1,))
+def _unsqueeze(x: Tensor, listed: Tensor | None = None, *, axes: Sequence[int] = ()) -> Tensor:
+    added = axes if listed is None else listed.tolist()
+    for axis in sorted(axis % (x.dim() + len(added)) for axis in added):
+        x = x.unsqueeze(axis)
+    return x
+
+
+@operator("Concat")
+def _concat(*inputs: Tensor, axis: int) -> Tensor:
+    return torch.cat(inputs, axis)
+
+
+@operator("Split", outputs=None, host=(1,), ignored=("num_outputs",))
+def _split(
+    x: Tensor, listed: Tensor | None = None, *, axis: int = 0, split: list[int] | None = None, used: tuple[bool, ...]
+) -> Outputs:
+    sizes, parts = split if listed is None else listed.tolist(), len(used)
+    if sizes is None:
+        size = -(-x.shape[axis] // parts)
+        sizes = [size] * (parts - 1) + [x.shape[axis] - size * (parts - 1)]
+    return torch.split(x, sizes, axis)
+
+
+@operator("Slice", host=(1, 2, 3, 4))
+def _slice(
+    x: Tensor,
+    first: Tensor | None = None,
+    last: Tensor | None = None,
+    along: Tensor | None = None,
+    steps: Tensor | None = None,
+    *,
+    starts: Sequence[int] = (),
+    ends: Sequence[int] = (),
+    axes: Sequence[int] | None = None,
+) -> Tensor:
+    starts = starts if first is None else first.tolist()
+    ends = ends if last is None else last.tolist()
+    axes = axes if along is None else along.tolist()
+    strides = [1] * len(starts) if steps is None else steps.tolist()
+    index, flipped = [slice(None)] * x.dim(), []
+    for axis, start, end, step in zip(axes or range(len(starts)), starts, ends, strides, strict=True):
+        kept = range(x.shape[axis])[start:end:step]
+        if step < 0:
+            kept = kept[::-1]
+            flipped.append(axis)
+        index[axis] = slice(kept.start, max(kept.stop, kept.start), kept.step)
+    return x[tuple(index)].flip(flipped) if flipped else x[tuple(index)]
+
+
+@operator("DepthToSpace")
+def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    if mode == "DCR":
+        x = x.unflatten(1, (blocksize**2, -1)).transpose(1, 2).flatten(1, 2)
+    return F.pixel_shuffle(x, blocksize)
+
+
+@operator("SpaceToDepth")
+def _space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
+    return F.pixel_unshuffle(x, blocksize).unflatten(1, (-1, blocksize**2)).transpose(1, 2).flatten(1, 2)
+
+
+@operator("Pad", host=(1, 2, 3))
+def _pad(
+    x: Tensor,
+    listed: Tensor | None = None,
+    fill: Tensor | None = None,
+    axes: Tensor | None = None,
+    *,
+    pads: Sequence[int] = (),
+    mode: str = "constant",
+    value: float = 0.0,
+) -> Tensor:
+    widths = pads if listed is None else listed.tolist()
+    padded = range(x.dim()) if axes is None else axes.tolist()
+    pairs = [(0, 0)] * x.dim()
+    for axis, before, after in zip(padded, widths[: len(padded)], widths[len(padded) :], strict=True):
+        pairs[axis] = before, after
+    if mode == "constant":
+        return _padded(x, pairs, value if fill is None else fill.item())
+    for axis, (before, after) in enumerate(pairs):
+        if before or after:  # negative widths crop
+            index = np.pad(np.arange(x.shape[axis]), (max(before, 0), max(after, 0)), mode)  # type: ignore[call-overload]
+            kept = torch.from_numpy(index[max(-before, 0) : len(index) - max(-after, 0)])
+            x = x.index_select(axis, kept.to(x.device))
+    return x
+
+
+def _padded(x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """A tensor with its last axes padded by widths before and after each; negative widths crop."""
+    return F.pad(x, [width for pair in reversed(pads) for width in pair], value=value)
+>>>>>>> operators
 
 
 # Indexing.
@@ -665,6 +1090,7 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
 
 
 @operator("Gather", host=(1,))
+<<<<<<< HEAD
 def _gather(attributes: Attributes) -> Function:
     axis = attributes.get("axis", 0)
 
@@ -705,10 +1131,38 @@ def _gather_nd(attributes: Attributes) -> Function:
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
+=======
+def _gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    if indices.dim() == 0 and indices.device.type == "cpu":
+        return x.select(axis, int(indices))
+    if x.device != indices.device:
+        x, indices = _on_one_device((x, indices))  # type: ignore[assignment]
+    axis = axis % x.dim()
+    wrapped = _wrapped(indices, x.shape[axis])
+    if axis == 0 and x.dim() == 2 and x.is_floating_point():
+        return F.embedding(wrapped, x)
+    return x.index_select(axis, wrapped.flatten()).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+@operator("GatherElements")
+def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    return torch.gather(x, axis, _wrapped(indices, x.shape[axis]))
+
+
+@operator("GatherND")
+def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    shape = indices.shape[:-1]
+    grid = torch.meshgrid([torch.arange(size, device=x.device) for size in shape], indexing="ij") if batch_dims else ()
+    return x[(*grid[:batch_dims], *indices.long().unbind(-1))]
+
+
+_SCATTERED = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
+>>>>>>> operators
 
 
 @operator("Scatter")
 @operator("ScatterElements")
+<<<<<<< HEAD
 def _scatter_elements(attributes: Attributes) -> Function:
     axis, reduction = attributes.get("axis", 0), attributes.get("reduction", "none")
 
@@ -756,10 +1210,44 @@ def _one_hot(attributes: Attributes) -> Function:
         return torch.where(hot, values[1], values[0])
 
     return one_hot
+=======
+def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
+    wrapped = _wrapped(indices, x.shape[axis])
+    if reduction == "none":
+        return x.scatter(axis, wrapped, updates)
+    return x.scatter_reduce(axis, wrapped, updates, _SCATTERED[reduction])
+
+
+@operator("ScatterND")
+def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+    depth = indices.shape[-1]
+    if reduction in ("none", "add"):
+        return x.index_put(indices.long().unbind(-1), updates, accumulate=reduction == "add")
+    columns = math.prod(x.shape[depth:])
+    row = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=x.device)
+    for size, index in zip(x.shape, indices.unbind(-1), strict=False):
+        row = row * size + _wrapped(index, size)
+    places = row.reshape(-1, 1).expand(-1, columns)
+    rows = x.reshape(-1, columns)
+    return rows.scatter_reduce(0, places, updates.reshape(-1, columns), _SCATTERED[reduction]).reshape(x.shape)
+
+
+@operator("NonZero")
+def _non_zero(x: Tensor) -> Tensor:
+    return torch.nonzero(x).T
+
+
+@operator("OneHot", host=(1,))
+def _one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
+    size, axis = int(depth), axis % (indices.dim() + 1)
+    classes = torch.arange(size, device=indices.device).reshape(-1, *[1] * (indices.dim() - axis))
+    return torch.where(_wrapped(indices, size).unsqueeze(axis) == classes, values[1], values[0])
+>>>>>>> operators
 
 
 @operator("Trilu", host=(1,))
 @operator("Trilu", MICROSOFT, host=(1,))
+<<<<<<< HEAD
 def _trilu(attributes: Attributes) -> Function:
     triangle = torch.triu if attributes.get("upper", 1) else torch.tril
     return lambda x, k=None: triangle(x, 0 if k is None else int(k))
@@ -792,11 +1280,35 @@ def _top_k(attributes: Attributes) -> Function:
         return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
 
     return top_k
+=======
+def _trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+    return (torch.triu if upper else torch.tril)(x, 0 if k is None else int(k))
+
+
+@operator("CumSum", host=(1,))
+def _cum_sum(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    along = int(axis)
+    values = x.flip(along) if reverse else x
+    sums = values.cumsum(along, dtype=x.dtype)
+    sums = sums - values if exclusive else sums
+    return sums.flip(along) if reverse else sums
+
+
+@operator("TopK", outputs=(0, 1), host=(1,), ignored=("sorted",))
+def _top_k(
+    x: Tensor, listed: Tensor | None = None, *, axis: int = -1, largest: int = 1, k: int | None = None
+) -> Outputs:
+    # A stable sort chooses the first of equal elements, as ONNX Runtime does; torch.topk chooses any.
+    values, indices = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
+    count = int(k if listed is None else listed)  # type: ignore[arg-type]
+    return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
+>>>>>>> operators
 
 
 # Reductions.
 
 
+<<<<<<< HEAD
 def _arg(attributes: Attributes, function: Callable[..., Tensor]) -> Function:
     axis, keep, last = (
         attributes.get("axis", 0),
@@ -820,6 +1332,22 @@ def _arg_max(attributes: Attributes) -> Function:
 @operator("ArgMin")
 def _arg_min(attributes: Attributes) -> Function:
     return _arg(attributes, torch.argmin)
+=======
+def _arg(function: Callable[..., Tensor], x: Tensor, axis: int, keep: int, last: int) -> Tensor:
+    if last:
+        return x.shape[axis] - 1 - function(x.flip(axis), dim=axis, keepdim=bool(keep))
+    return function(x, dim=axis, keepdim=bool(keep))
+
+
+@operator("ArgMax")
+def _arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    return _arg(torch.argmax, x, axis, keepdims, select_last_index)
+
+
+@operator("ArgMin")
+def _arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    return _arg(torch.argmin, x, axis, keepdims, select_last_index)
+>>>>>>> operators
 
 
 def _reduce_sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -850,6 +1378,7 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 }
 
 
+<<<<<<< HEAD
 def _reducer(reduction: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[[Attributes], Function]:
     """The reader of a reduction: axes are an attribute or an input, according to the version."""
 
@@ -892,6 +1421,101 @@ def _gemm(attributes: Attributes) -> Function:
 def _einsum(attributes: Attributes) -> Function:
     equation = attributes.get("equation")
     return lambda *inputs: torch.einsum(equation, *inputs)
+=======
+def _reducer(reduction: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
+    """The function of a reduction, whose axes are an attribute or an input, according to the version."""
+
+    def reduce(
+        x: Tensor,
+        listed: Tensor | None = None,
+        *,
+        axes: Sequence[int] = (),
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+    ) -> Tensor:
+        reduced = list(axes) if listed is None else listed.tolist()
+        if not reduced and noop_with_empty_axes:
+            return reduction(x.unsqueeze(-1), [-1], False)
+        return reduction(x, reduced or list(range(x.dim())), bool(keepdims))
+
+    return reduce
+
+
+for _name, _reduction in REDUCTIONS.items():
+    operator(_name, host=(1,))(_reducer(_reduction))
+
+
+# Matrix products.
+
+
+@operator("Gemm")
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
+) -> Tensor:
+    a, b = a.T if transA else a, b.T if transB else b
+    if c is not None:
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+    return torch.mm(a, b) if alpha == 1 else alpha * torch.mm(a, b)
+
+
+@operator("FusedMatMul", MICROSOFT, limits={"transBatchA": (0,), "transBatchB": (0,)})
+@operator("TransposeMatMul", MICROSOFT)
+def _fused_mat_mul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
+) -> Tensor:
+    a, b = a.mT if transA and a.dim() > 1 else a, b.mT if transB and b.dim() > 1 else b
+    return torch.matmul(a, b) if alpha == 1 else alpha * torch.matmul(a, b)
+
+
+@operator("Einsum")
+def _einsum(*inputs: Tensor, equation: str) -> Tensor:
+    return torch.einsum(equation, *inputs)
+
+
+_ACTIVATIONS: Mapping[str, Function] = {
+    "": UNARY["Identity"],
+    "Clip": lambda x, low, high: x.clamp(low, high),
+    "Elu": lambda x, alpha=1.0: F.elu(x, alpha),
+    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
+    "LeakyRelu": lambda x, alpha=0.01: F.leaky_relu(x, alpha),
+    "Relu": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "Softplus": F.softplus,
+    "Softsign": F.softsign,
+    "Tanh": torch.tanh,
+}
+"""Activations within fused operators, whose parameters have no names there."""
+
+
+@operator("FusedGemm", MICROSOFT, limits={"activation": tuple(_ACTIVATIONS)})
+def _fused_gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    activation: str,
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
+) -> Tensor:
+    parameters = [value for value in (activation_alpha, activation_beta) if value is not None]
+    return _ACTIVATIONS[activation](_gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB), *parameters)
+>>>>>>> operators
 
 
 # Normalization.
@@ -905,6 +1529,7 @@ def _layer_norm(x: Tensor, axis: int, weight: Tensor, bias: Tensor | None, epsil
     if weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
         return F.layer_norm(x, shape, weight, bias, epsilon)
     wide = torch.promote_types(weight.dtype, x.dtype)
+<<<<<<< HEAD
     parameters = weight.to(wide), None if bias is None else bias.to(wide)
     return F.layer_norm(x.to(wide), shape, *parameters, epsilon).to(x.dtype)
 
@@ -924,3 +1549,731 @@ def _layer_normalization(attributes: Attributes) -> Function:
         return normalized, mean, torch.rsqrt(variance + epsilon)
 
     return layer_normalization
+=======
+    return F.layer_norm(x.to(wide), shape, weight.to(wide), None if bias is None else bias.to(wide), epsilon).to(
+        x.dtype
+    )
+
+
+def _rms_norm(x: Tensor, axis: int, weight: Tensor, epsilon: float) -> Tensor:
+    if weight.shape == x.shape[axis:] and weight.dtype == x.dtype:
+        return F.rms_norm(x, weight.shape, weight, epsilon)
+    return F.rms_norm(x, x.shape[axis:], None, epsilon).to(weight.dtype) * weight
+
+
+def _deviation(x: Tensor, axis: int, epsilon: float, centred: bool) -> tuple[Tensor, Tensor]:
+    """The mean over the axes from one on (zero unless `centred`), and the reciprocal of the deviation from it."""
+    axes = list(range(axis % x.dim(), x.dim()))
+    mean = x.mean(axes, keepdim=True) if centred else torch.zeros_like(x)
+    return mean, torch.rsqrt((x - mean).square().mean(axes, keepdim=True) + epsilon)
+
+
+@operator("LayerNormalization", outputs=(0, 1, 2), limits={"stash_type": (1,)})
+def _layer_normalization(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    used: tuple[bool, ...],
+) -> Outputs:
+    moments = _deviation(x, axis, epsilon, True) if any(used[1:]) else ()
+    return _layer_norm(x, axis, weight, bias, epsilon), *moments
+
+
+@operator("RMSNormalization", limits={"stash_type": (1,)})
+@operator("SimplifiedLayerNormalization", outputs=(0, 1), limits={"stash_type": (1,)})
+@operator("SimplifiedLayerNormalization", MICROSOFT, outputs=(0, 1), limits={"stash_type": (1,)})
+def _rms_normalization(
+    x: Tensor, weight: Tensor, *, axis: int = -1, epsilon: float = 1e-5, used: tuple[bool, ...]
+) -> Outputs:
+    moments = _deviation(x, axis, epsilon, False)[1:] if any(used[1:]) else ()
+    return _rms_norm(x, axis, weight, epsilon), *moments
+
+
+@operator("SkipLayerNormalization", MICROSOFT, outputs=(0, 3))
+def _skip_layer_normalization(
+    x: Tensor,
+    skip: Tensor,
+    weight: Tensor,
+    shift: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> Outputs:
+    total = x + skip if bias is None else x + skip + bias
+    return _layer_norm(total, -1, weight, shift, epsilon), None, None, total
+
+
+@operator("SkipSimplifiedLayerNormalization", MICROSOFT, outputs=(0, 3))
+def _skip_simplified_layer_normalization(
+    x: Tensor, skip: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
+) -> Outputs:
+    total = x + skip if bias is None else x + skip + bias
+    return _rms_norm(total, -1, weight, epsilon), None, None, total
+
+
+@operator("EmbedLayerNormalization", MICROSOFT, outputs=(0, 1, 2))
+def _embed_layer_normalization(
+    ids: Tensor,
+    types: Tensor | None,
+    words: Tensor,
+    positions: Tensor,
+    segments: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+) -> Outputs:
+    if position_ids is None:
+        position_ids = torch.arange(ids.shape[1], device=ids.device)
+    total = F.embedding(ids, words) + F.embedding(position_ids, positions)
+    if types is not None and segments is not None:
+        total = total + F.embedding(types, segments)
+    counts = torch.zeros_like(ids) if mask is None or not mask_index_type else mask
+    return _layer_norm(total, -1, weight, bias, epsilon), counts.sum(1, dtype=torch.int32), total
+
+
+@operator("BatchNormalization", limits={"training_mode": (0,)}, ignored=("momentum",))
+def _batch_normalization(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, epsilon: float = 1e-5
+) -> Tensor:
+    scale = weight * torch.rsqrt(variance + epsilon)
+    scale, shift = (vector.reshape(-1, *[1] * (x.dim() - 2)) for vector in (scale, bias - mean * scale))
+    return x * scale + shift
+
+
+@operator("InstanceNormalization")
+def _instance_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return F.instance_norm(x, None, None, weight, bias, True, 0.0, epsilon)
+
+
+@operator("GroupNormalization", limits={"stash_type": (1,)})
+def _group_normalization(
+    x: Tensor, weight: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, opset: int
+) -> Tensor:
+    if opset < 21:  # a scale for each group, later for each channel
+        repeats = x.shape[1] // num_groups
+        weight, bias = weight.repeat_interleave(repeats), bias.repeat_interleave(repeats)
+    return F.group_norm(x, num_groups, weight, bias, epsilon)
+
+
+@operator("LpNormalization")
+def _lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    return x / torch.linalg.vector_norm(x, p, axis, keepdim=True)
+
+
+# Convolutions, pools and images.
+
+_AUTO_PAD = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
+
+
+def _space_pads(
+    x: Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int] | None,
+    auto_pad: str,
+) -> list[tuple[int, int]]:
+    """Widths before and after each axis of space."""
+    rank = len(kernel)
+    if not auto_pad.startswith("SAME"):
+        widths = pads or [0] * 2 * rank
+        return list(zip(widths[:rank], widths[rank:], strict=True))
+    pairs = []
+    for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
+        small, large = total // 2, total - total // 2
+        pairs.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
+    return pairs
+
+
+def _is_symmetric(pads: list[tuple[int, int]]) -> bool:
+    return all(before == after for before, after in pads)
+
+
+@operator("Conv", limits=_AUTO_PAD, ignored=("kernel_shape",))
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    ones, zeros = [1] * (weight.dim() - 2), [0] * (weight.dim() - 2)
+    strides, dilations = strides or ones, dilations or ones
+    pairs = _space_pads(x, weight.shape[2:], strides, dilations, pads, auto_pad)
+    if not _is_symmetric(pairs):
+        x, pairs = _padded(x, pairs), [(0, 0)] * len(ones)
+    widths = [before for before, _ in pairs]
+    return torch.convolution(x, weight, bias, strides, widths, dilations, False, zeros, group)
+
+
+@operator("FusedConv", MICROSOFT, limits={**_AUTO_PAD, "activation": tuple(_ACTIVATIONS)}, ignored=("kernel_shape",))
+def _fused_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    addend: Tensor | None = None,
+    *,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    y = _conv(x, weight, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    return _ACTIVATIONS[activation](y if addend is None else y + addend, *activation_params)
+
+
+@operator("ConvTranspose", limits={"auto_pad": ("NOTSET",)}, ignored=("kernel_shape",))
+def _conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    output_padding: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    ones, zeros = [1] * (weight.dim() - 2), [0] * (weight.dim() - 2)
+    strides, dilations, added = strides or ones, dilations or ones, output_padding or zeros
+    pairs = _space_pads(x, weight.shape[2:], strides, dilations, pads, "NOTSET")
+    whole = torch.convolution(x, weight, bias, strides, zeros, dilations, True, added, group)
+    return _padded(whole, [(-before, -after) for before, after in pairs])
+
+
+MAX_POOLS: Mapping[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVERAGE_POOLS: Mapping[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@operator("MaxPool", limits={**_AUTO_PAD, "storage_order": (0,), "ceil_mode": (0,)})
+def _max_pool(
+    x: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    ones = [1] * len(kernel_shape)
+    strides, dilations = strides or ones, dilations or ones
+    pairs = _space_pads(x, kernel_shape, strides, dilations, pads, auto_pad)
+    return MAX_POOLS[len(ones)](_padded(x, pairs, -math.inf), kernel_shape, strides, 0, dilations)
+
+
+@operator("AveragePool", limits={**_AUTO_PAD, "ceil_mode": (0,), "dilations": ([1], [1, 1], [1, 1, 1])})
+def _average_pool(
+    x: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    count_include_pad: int = 0,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    ones = [1] * len(kernel_shape)
+    pairs = _space_pads(x, kernel_shape, strides or ones, ones, pads, auto_pad)
+    pool = functools.partial(AVERAGE_POOLS[len(ones)], kernel_size=kernel_shape, stride=strides or ones)
+    averages = pool(_padded(x, pairs))
+    return averages if count_include_pad else averages / pool(_padded(torch.ones_like(x), pairs))
+
+
+@operator("GlobalAveragePool")
+def _global_average_pool(x: Tensor) -> Tensor:
+    return x.mean(list(range(2, x.dim())), keepdim=True)
+
+
+@operator("GlobalMaxPool")
+def _global_max_pool(x: Tensor) -> Tensor:
+    return x.amax(list(range(2, x.dim())), keepdim=True)
+
+
+@operator("GridSample")
+def _grid_sample(
+    x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Tensor:
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    return F.grid_sample(x, grid, mode, padding_mode, bool(align_corners))
+
+
+COORDINATES: Mapping[str, Callable[[Tensor, int, int, float], Tensor]] = {
+    "align_corners": lambda index, size, count, scale: index * ((size - 1) / max(count - 1, 1)),
+    "asymmetric": lambda index, size, count, scale: index / scale,
+    "half_pixel": lambda index, size, count, scale: (index + 0.5) / scale - 0.5,
+    "half_pixel_symmetric": lambda index, size, count, scale: (
+        size / 2 * (1 - count / (scale * size)) + (index + 0.5) / scale - 0.5
+    ),
+    "pytorch_half_pixel": lambda index, size, count, scale: (index + 0.5) / scale - 0.5 if count > 1 else 0 * index,
+}
+"""Positions in an axis of `size` elements of those of the resized axis, of `count`."""
+NEAREST: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "ceil": torch.ceil,
+    "floor": torch.floor,
+    "round_prefer_ceil": lambda position: torch.floor(position + 0.5),
+    "round_prefer_floor": lambda position: torch.ceil(position - 0.5),
+}
+
+
+@operator("Upsample", host=(1,))
+def _upsample(x: Tensor, listed: Tensor | None = None, *, mode: str = "nearest", scales: list[float] = []) -> Tensor:  # noqa: B006
+    return _resize(x, None, torch.tensor(scales) if listed is None else listed, mode=mode, opset=10)
+
+
+@operator(
+    "Resize",
+    host=(1, 2, 3),
+    limits={
+        "antialias": (0,),
+        "coordinate_transformation_mode": tuple(COORDINATES),
+        "keep_aspect_ratio_policy": ("stretch",),
+    },
+    ignored=("extrapolation_value",),
+)
+def _resize(
+    x: Tensor,
+    roi: Tensor | None = None,
+    scales: Tensor | None = None,
+    sizes: Tensor | None = None,
+    *,
+    axes: Sequence[int] | None = None,
+    coordinate_transformation_mode: str | None = None,
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    mode: str = "nearest",
+    nearest_mode: str | None = None,
+    opset: int,
+) -> Tensor:
+    if opset < 11:
+        scales = roi if scales is None else scales  # the one input of version 10
+        coordinate_transformation_mode, nearest_mode = "asymmetric", "floor"
+    coordinates = COORDINATES[coordinate_transformation_mode or "half_pixel"]
+    counts = sizes.tolist() if sizes is not None else []
+    factors = scales.tolist() if scales is not None else []
+    for position, axis in enumerate(axes or range(x.dim())):
+        size = x.shape[axis]
+        count = counts[position] if counts else int(size * factors[position])
+        scale = count / size if counts else factors[position]
+        if scale == 1:
+            continue
+        sources = coordinates(torch.arange(count, dtype=torch.float32), size, count, scale)
+        if mode == "nearest":
+            index = NEAREST[nearest_mode or "round_prefer_floor"](sources).long().clamp(0, size - 1)
+            x = x.index_select(axis, index.to(x.device))
+        else:
+            weights = _interpolation(sources, size, cubic_coeff_a if "cubic" in mode else None, bool(exclude_outside))
+            x = (x.movedim(axis, -1) @ weights.to(x).T).movedim(-1, axis)
+    return x
+
+
+def _interpolation(position: Tensor, size: int, coefficient: float | None, exclude: bool) -> Tensor:
+    """Weights `[resized, size]` of the elements around each position: linear, or cubic with a coefficient.
+
+    Elements outside the axis are those at its ends; `exclude` leaves them out of cubic interpolation.
+    """
+    first = position.floor()
+    fraction = position - first
+    if coefficient is None:
+        taps = [(0, 1 - fraction), (1, fraction)]
+    else:
+        a = coefficient
+
+        def near(d: Tensor) -> Tensor:
+            return ((a + 2) * d - (a + 3)) * d * d + 1
+
+        def far(d: Tensor) -> Tensor:
+            return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+        taps = [(-1, far(fraction + 1)), (0, near(fraction)), (1, near(1 - fraction)), (2, far(2 - fraction))]
+    exclude = exclude and coefficient is not None
+    weights = torch.zeros(len(position), size)
+    for offset, weight in taps:
+        index = first.long() + offset
+        kept = weight * ((index >= 0) & (index < size)) if exclude else weight
+        weights.scatter_add_(1, index.clamp(0, size - 1).unsqueeze(1), kept.unsqueeze(1))
+    return weights / weights.sum(1, keepdim=True) if exclude else weights
+
+
+# Attention.
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None,
+    bias: Tensor | None = None,
+    allowed: Tensor | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attention `[batch, query heads, queries, value size]` of queries, keys and values `[batch, heads, tokens, size]`.
+
+    Args:
+        query: queries.
+        key: keys; each of their heads serves as many query heads in turn as there are more of those.
+        value: values, of as many heads as the keys.
+        scale: factor of the scores; None or 0: that of the head size.
+        bias: addend of the scores, broadcast to `[batch, query heads, queries, keys]`.
+        allowed: whether a query reads a key, broadcast likewise; a query that reads none gets zeros.
+        softcap: bound of the scores; 0: none.
+    """
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scale = scale or 1 / math.sqrt(query.shape[-1])
+    if bias is not None and allowed is not None:
+        bias = bias.masked_fill(~allowed, -math.inf)
+    if not softcap:
+        mask = allowed if bias is None else bias.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    scores = softcap * torch.tanh(query @ key.mT * (scale / softcap))
+    if bias is not None:
+        scores = scores + bias
+    elif allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+    return torch.softmax(scores, -1).nan_to_num() @ value
+
+
+def _window(
+    queries: int, keys: int, device: torch.device, *, offset: Tensor | int = 0, left: int = -1, right: int = -1
+) -> Tensor:
+    """Whether a query reads a key, `[queries, keys]`, or `[batch, 1, queries, keys]` for offsets `[batch, 1, 1, 1]`.
+
+    The query at index i is at position i + offset; it reads the keys from `left` positions before it to `right` ones
+    after it, where these are not -1.
+    """
+    distance = torch.arange(queries, device=device).unsqueeze(1) + offset - torch.arange(keys, device=device)
+    allowed = torch.ones_like(distance, dtype=torch.bool)
+    if left >= 0:
+        allowed = allowed & (distance <= left)
+    return allowed & (distance >= -right) if right >= 0 else allowed
+
+
+def _sum_of(*addends: Tensor | None) -> Tensor | None:
+    present = [addend for addend in addends if addend is not None]
+    return _sum(*present) if present else None
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """`[batch, tokens, heads * size]` as `[batch, heads, tokens, size]`."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _join_heads(x: Tensor) -> Tensor:
+    """`[batch, heads, tokens, size]` as `[batch, tokens, heads * size]`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _with_past(past: Tensor | None, x: Tensor) -> Tensor:
+    return x if past is None else torch.cat((past, x), 2)
+
+
+@operator("Attention", outputs=(0, 1, 2), ignored=("softmax_precision", "qk_matmul_output_mode"))
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int = 0,
+    left_window_size: int = -1,
+    q_num_heads: int = 0,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Outputs:
+    flat = query.dim() == 3
+    if flat:
+        query = _split_heads(query, q_num_heads)
+        key, value = _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads)
+    key, value = _with_past(past_key, key), _with_past(past_value, value)
+    queries, keys = query.shape[2], key.shape[2]
+    conditions: list[Tensor] = []
+    offset: Tensor | int = 0 if past_key is None else past_key.shape[2]
+    if lengths is not None:
+        count = lengths.reshape(-1, 1, 1, 1)
+        conditions.append(torch.arange(keys, device=key.device) < count)
+        offset = count - queries
+    right = 0 if is_causal else right_window_size
+    if left_window_size >= 0 or right >= 0:
+        conditions.append(_window(queries, keys, key.device, offset=offset, left=left_window_size, right=right))
+    if mask is not None and mask.shape[-1] < keys:
+        mask = F.pad(mask, (0, keys - mask.shape[-1]), value=0 if mask.dtype == torch.bool else -math.inf)
+    if mask is not None and mask.dtype == torch.bool:
+        conditions.append(mask)
+        mask = None
+    allowed = functools.reduce(torch.logical_and, conditions) if conditions else None
+    y = _attend(query, key, value, scale=scale, bias=mask, allowed=allowed, softcap=softcap)
+    return _join_heads(y) if flat else y, key, value
+
+
+def _padding_bias(mask: Tensor | None, query: Tensor, keys: int, value: float) -> Tensor | None:
+    """The addend of one of ONNX Runtime's padding masks, broadcast to `[batch, heads, queries, keys]`.
+
+    Args:
+        mask: lengths `[batch]`; ends and then starts `[2 * batch]`; lengths and two kinds of offsets `[3 * batch + 2]`;
+            whether a key is read, `[batch, keys]`, `[batch, queries, keys]` or `[batch, 1, longest, longest]`.
+        query: the queries `[batch, heads, queries, size]`.
+        keys: number of keys.
+        value: the addend of keys that are not read.
+    """
+    batch, _, queries, _ = query.shape
+    if mask is not None and mask.dim() == 1:
+        position, bounds = torch.arange(keys, device=mask.device), mask.unsqueeze(1)
+        read = position < bounds[:batch]
+        mask = read & (position >= bounds[batch:]) if len(mask) == 2 * batch else read
+    if mask is None or (mask.dim() == 2 and mask.shape[1] != keys):
+        return None  # a mask of one column has no effect
+    if mask.dim() == 4:
+        mask = mask[:, :, keys - queries : keys, :keys]
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(1)
+    return torch.where(mask > 0, 0.0, value).to(query.dtype)
+
+
+@operator("Attention", MICROSOFT, limits={"do_rotary": (0,), "past_present_share_buffer": (0,)})
+def _packed_attention(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    past: None = None,
+    attention_bias: Tensor | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    qkv_hidden_sizes: Sequence[int] | None = None,
+    scale: float | None = None,
+    unidirectional: int = 0,
+) -> Tensor:
+    projected = x @ weight if bias is None else x @ weight + bias
+    sizes = qkv_hidden_sizes or [projected.shape[-1] // 3] * 3
+    query, key, value = (_split_heads(part, num_heads) for part in projected.split(list(sizes), -1))
+    tokens = x.shape[1]
+    addend = _sum_of(_padding_bias(mask, query, tokens, mask_filter_value), attention_bias)
+    allowed = _window(tokens, tokens, x.device, right=0) if unidirectional else None
+    return _join_heads(_attend(query, key, value, scale=scale, bias=addend, allowed=allowed))
+
+
+@operator("MultiHeadAttention", MICROSOFT, outputs=(0, 1, 2))
+def _multi_head_attention(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    scale: float | None = None,
+    unidirectional: int = 0,
+) -> Outputs:
+    if query.dim() == 5:  # [batch, tokens, heads, 3, size]
+        query, key, value = (part.flatten(2) for part in query.unbind(3))
+    elif key is not None and key.dim() == 5:  # [batch, tokens, heads, 2, size]
+        key, value = (part.flatten(2) for part in key.unbind(3))
+    assert key is not None
+    assert value is not None
+    if bias is not None:
+        width = query.shape[-1]
+        query = query + bias[:width]
+        if key.dim() == 3:
+            key, value = key + bias[width : 2 * width], value + bias[2 * width :]
+    query = _split_heads(query, num_heads)
+    if key.dim() == 3:
+        key, value = _split_heads(key, num_heads), _split_heads(value, num_heads)
+    key, value = _with_past(past_key, key), _with_past(past_value, value)
+    queries, keys = query.shape[2], key.shape[2]
+    addend = _sum_of(_padding_bias(mask, query, keys, mask_filter_value), attention_bias)
+    allowed = _window(queries, keys, query.device, offset=keys - queries, right=0) if unidirectional else None
+    return _join_heads(_attend(query, key, value, scale=scale, bias=addend, allowed=allowed)), key, value
+
+
+@operator("GroupQueryAttention", MICROSOFT, outputs=(0, 1, 2), limits={"smooth_softmax": (0, -1), "qk_output": (0,)})
+def _group_query_attention(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    past_key: None,
+    past_value: None,
+    lengths: Tensor,
+    total_length: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    rotary_interleaved: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Outputs:
+    if key is None or value is None:
+        packed = _split_heads(query, num_heads + 2 * kv_num_heads)
+        query, key, value = packed.split((num_heads, kv_num_heads, kv_num_heads), 1)
+    else:
+        query = _split_heads(query, num_heads)
+        key, value = _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads)
+    tokens = query.shape[2]
+    if do_rotary and cos is not None and sin is not None:
+        positions = torch.arange(tokens, device=cos.device) if position_ids is None else position_ids
+        query, key = (_rotate(x, cos[positions], sin[positions], rotary_interleaved) for x in (query, key))
+    left = local_window_size - 1 if local_window_size > 0 else -1
+    allowed = _window(tokens, tokens, query.device, left=left, right=0)
+    y = _attend(query, key, value, scale=scale, bias=attention_bias, allowed=allowed, softcap=softcap)
+    return _join_heads(y), key, value
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: int) -> Tensor:
+    """Rotary embedding of `[batch, heads, tokens, size]` by angles `[batch, tokens, n]`, in its first 2n elements."""
+    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    width = 2 * cos.shape[-1]
+    turned, rest = x[..., :width], x[..., width:]
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    pair = first * cos - second * sin, second * cos + first * sin
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
+
+
+@operator("RotaryEmbedding", ignored=("rotary_embedding_dim",))  # which is the width of the angles
+def _rotary_embedding(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int = 0,
+) -> Tensor:
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
+    if x.dim() == 4:
+        return _rotate(x, cos, sin, interleaved)
+    return _join_heads(_rotate(_split_heads(x, num_heads), cos, sin, interleaved))
+
+
+@operator("RotaryEmbedding", MICROSOFT, limits={"scale": (1.0,), "is_packed_batching": (0,)})
+def _microsoft_rotary_embedding(
+    x: Tensor,
+    position_ids: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+) -> Tensor:
+    heads = num_heads if rotary_embedding_dim else x.shape[-1] // (2 * cos.shape[-1])
+    if position_ids.numel() == 1:
+        position_ids = position_ids.flatten() + torch.arange(x.shape[-2], device=x.device)
+    return _rotary_embedding(x, cos, sin, position_ids, interleaved=interleaved, num_heads=heads)
+
+
+@operator("RelativePositionBias", MICROSOFT, host=(1, 2))
+def _relative_position_bias(
+    table: Tensor, queries: Tensor, keys: Tensor, *, is_bidirectional: int = 0, max_distance: int
+) -> Tensor:
+    distance = torch.arange(int(keys)) - torch.arange(int(queries)).unsqueeze(1)
+    buckets = table.shape[0] // 2 if is_bidirectional else table.shape[0]
+    start = (distance > 0) * buckets if is_bidirectional else torch.zeros_like(distance)
+    distance = distance.abs() if is_bidirectional else (-distance).clamp(min=0)
+    exact = buckets // 2
+    steps = torch.log(distance.clamp(min=1) / exact) / math.log(max_distance / exact) * (buckets - exact)
+    index = start + torch.where(distance < exact, distance, (exact + steps.long()).clamp(max=buckets - 1))
+    return F.embedding(index.to(table.device), table).permute(2, 0, 1).unsqueeze(0)
+
+
+# Quantization.
+
+
+def _along(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+    """A scale or zero point as it is broadcast to a tensor: of the whole tensor, along an axis, or for blocks of it."""
+    if block:
+        return parameter.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
+    if parameter.numel() == 1:
+        return parameter.reshape(())
+    return parameter.reshape([-1 if dim == axis % x.dim() else 1 for dim in range(x.dim())])
+
+
+_INTEGERS = [kind.value for kind in ir.DataType if kind.is_integer() and kind.bitwidth in (8, 16)]
+
+
+@operator("QuantizeLinear", limits={"output_dtype": [0, *_INTEGERS]}, ignored=("saturate", "precision"))
+@operator("QuantizeLinear", MICROSOFT)
+def _quantize_linear(
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Tensor:
+    levels = torch.round(x / _along(scale, x, axis, block_size))
+    dtype = _dtype(output_dtype or ir.DataType.UINT8.value)
+    if zero is not None:
+        levels, dtype = levels + _along(zero, x, axis, block_size), zero.dtype
+    return levels.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
+
+
+@operator("DequantizeLinear", limits={"output_dtype": (0,)})
+@operator("DequantizeLinear", MICROSOFT)
+def _dequantize_linear(
+    x: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int = 1, block_size: int = 0
+) -> Tensor:
+    levels = x.to(scale.dtype)
+    if zero is not None:
+        levels = levels - _along(zero, x, axis, block_size).to(scale.dtype)
+    return levels * _along(scale, x, axis, block_size)
+
+
+# Sequences: each is one value, a tuple of tensors.
+
+
+@operator("SplitToSequence", host=(1,))
+def _split_to_sequence(
+    x: Tensor, lengths: Tensor | None = None, *, axis: int = 0, keepdims: int = 1
+) -> tuple[tuple[Tensor, ...]]:
+    if lengths is None:
+        return (x.split(1, axis) if keepdims else x.unbind(axis),)
+    return (x.split(lengths.tolist() if lengths.dim() else int(lengths), axis),)
+
+
+@operator("SequenceConstruct")
+def _sequence_construct(*inputs: Tensor) -> tuple[tuple[Tensor, ...]]:
+    return (inputs,)
+
+
+@operator("SequenceAt", host=(1,))
+def _sequence_at(sequence: tuple[Tensor, ...], position: Tensor) -> Tensor:
+    return sequence[int(position)]
+
+
+@operator("ConcatFromSequence")
+def _concat_from_sequence(sequence: tuple[Tensor, ...], *, axis: int, new_axis: int = 0) -> Tensor:
+    return torch.stack(sequence, axis) if new_axis else torch.cat(sequence, axis)
+>>>>>>> operators
