@@ -1,0 +1,1 @@
+"""A bare ONNX graph as a model: its operators in torch, and its signature."""
