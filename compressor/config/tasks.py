@@ -48,6 +48,7 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("fill-mask", "fill_mask:FillMask"),
     _task("image-classification", "image_classification:MultiLabelImages"),
     _task("image-classification", "image_classification:ImageClassification"),
+    _task("arrays", "arrays:Arrays"),
     _task("sentence-similarity", "sentence_similarity:SentenceSimilarity", "feature-extraction"),
 )
 """Where several classes share a name, the first that accepts a model folder is used."""

@@ -20,6 +20,8 @@ PLAIN_TEXT, PARQUET = ".txt", ".parquet"
 TABLES = (".tsv", ".csv")
 ROW_FORMATS = (*TABLES, ".jsonl", PLAIN_TEXT, ".conll", PARQUET)
 """Suffixes of files of rows."""
+ARRAYS = ".npz"
+"""Suffix of files of arrays, which are the rows of a bare ONNX graph."""
 PACKED = (".xz", ".gz")
 """Suffixes of compressed files of rows, behind those of their formats."""
 _WORKERS = r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}"
@@ -120,7 +122,7 @@ def as_milliseconds(value: Any) -> float:
 
 def names_row_file(path: Path) -> bool:
     """Whether the suffix of a path is that of a file of rows, compressed or not."""
-    return path.suffix.lower() in (*ROW_FORMATS, *PACKED)
+    return path.suffix.lower() in (*ROW_FORMATS, *PACKED, ARRAYS)
 
 
 def _as_rows(value: Any) -> Any:

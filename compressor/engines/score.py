@@ -21,7 +21,7 @@ from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
 from compressor.tasks.data import PURPOSES
-from compressor.tasks.scoring import batches, compares_answers, sample_of, uninformed_text
+from compressor.tasks.scoring import batches, sample_of, uninformed_text
 from compressor.tasks.segment_streams import read
 
 _COMPARED_ROWS = 2_000
@@ -287,7 +287,7 @@ class EvaluationScorer:
         """The evaluation rows by which engines are compared; None where nothing can be compared on them."""
         if self.data is None:
             return None
-        if not self.data.scores_eval and not (len(self.data.eval) and compares_answers(self.data.task)):
+        if not self.data.scores_eval and not (len(self.data.eval) and self.data.task.compares_answers):
             return None
         return sample_of(self.data.task, self.data.eval, _COMPARED_ROWS, self.seed)
 

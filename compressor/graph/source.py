@@ -23,7 +23,6 @@ from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor
 from compressor.model_folder.sentence_modules import read_sentence_modules
-from compressor.tasks.array_files import read_arrays
 
 SUFFIX = ".onnx"
 _LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
@@ -36,8 +35,6 @@ _EMBEDS = (SENTENCE_SIMILARITY, "feature-extraction")
 """Tasks of graphs whose outputs are pooled."""
 _TOKENS = "input_ids"
 """End of the name of an input with one id for each token."""
-_EXAMPLES = 16
-"""Rows of arrays that are examples of the inputs."""
 
 
 def graph_of(path: Path) -> Path | None:
@@ -73,7 +70,7 @@ def load_graph(
     task: str | None = None,
     tokenizer: Path | None = None,
     example_inputs: str | Path | None = None,
-    arrays: str | None = None,
+    rows: Mapping[str, np.ndarray] | None = None,
 ) -> ModelFolder:
     """Load a graph as a model folder; its network runs in torch.
 
@@ -83,13 +80,13 @@ def load_graph(
         task: the task; None: that of the configuration beside the file, else by the form of the first output.
         tokenizer: folder of the tokenizer; None: that of the file, or the one above it.
         example_inputs: an .npz file with an array `[example, ...]` for each input; None: inputs are generated.
-        arrays: the rows, if they are arrays named as the inputs, which need no tokenizer; the first ones are examples.
+        rows: the first rows, if rows are arrays named as the inputs, which need no tokenizer.
 
     Raises:
         InputError: the graph or a file beside it cannot be used.
     """
     folder = _companion_folder(path, graph)
-    rows = {} if arrays is None else first_rows(arrays, _EXAMPLES)
+    rows = rows or {}
     program = Program.of(graph, {name: array.shape for name, array in rows.items()})
     config, name = _configuration(folder, program, task, rows)
     modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
@@ -117,9 +114,7 @@ def load_graph(
         base=tokenizer,
         sentence=modules,
     )
-    again = partial(
-        load_graph, path, graph, task=task, tokenizer=tokenizer, example_inputs=example_inputs, arrays=arrays
-    )
+    again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, example_inputs=example_inputs, rows=rows)
     return replace(loaded, load_again=again)
 
 
@@ -166,20 +161,3 @@ def _task_by_form(folder: Path, program: Program) -> str:
         field="task",
     )
 
-
-def names_arrays(source: str) -> bool:
-    """Whether rows are arrays: a .npz file, or a folder of .npz or .npy files."""
-    path = Path(source)
-    if path.is_dir():
-        return any(any(path.glob(f"*{suffix}")) for suffix in (".npz", ".npy"))
-    return path.suffix.lower() == ".npz"
-
-
-def first_rows(source: str, count: int) -> dict[str, np.ndarray]:
-    """The first rows of arrays by name.
-
-    Raises:
-        InputError: the arrays cannot be read.
-    """
-    parts = next(iter(read_arrays(source).values()))
-    return {name: array[:count] for name, array in parts[0].arrays.items()}

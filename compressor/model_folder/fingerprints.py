@@ -17,7 +17,7 @@ from graph_passes.weights.records import WeightRecord
 from graph_passes.weights.records import fingerprint as tensor_fingerprint
 
 _NO_EFFECT = {
-    *("_name_or_path", "architectures", "auto_map", "id2label", "label2id", "problem_type"),
+    *("_name_or_path", "architectures", "auto_map", "id2label", "label2id", "problem_type", "answer_kind"),
     *("dtype", "torch_dtype", "transformers_version", "use_cache"),
 }
 """Configuration entries without effect on the function that the model computes."""

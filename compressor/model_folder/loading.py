@@ -267,7 +267,7 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
     """
     from compressor.graph.source import graph_of, load_graph  # which loads a folder by the modules of this package
 
-    tokenizer, arrays = options.pop("tokenizer", None), options.pop("arrays", None)
+    tokenizer, rows = options.pop("tokenizer", None), options.pop("rows", None)
     graph = graph_of(Path(path))
     if graph is not None:
         return load_graph(
@@ -276,7 +276,7 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
             task=options.get("task"),
             tokenizer=tokenizer,
             example_inputs=options.get("example_inputs"),
-            arrays=arrays,
+            rows=rows,
         )
     folder = load_unchanged(path, **options)
     notes = attend_by_masks(folder.model)

@@ -213,7 +213,8 @@ def _declare_kind(task: str, config: PretrainedConfig) -> None:
             value=task,
             problem_type=declared,
         )
-    config.problem_type = kind.value
+    problem_type: Any = kind.value
+    config.problem_type = problem_type
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:

@@ -8,9 +8,15 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+_DECLARED = "answer_kind"
+"""Entry of a configuration that `declare_vector` writes."""
+
 
 class AnswerKind(StrEnum):
-    """The answers of a classifier to an example; values are those of `problem_type`, which selects the loss."""
+    """The answers of a model to an example; values are those of `problem_type`, which selects the loss of a classifier.
+
+    transformers has no `problem_type` for `VECTOR`, see `declare_vector`.
+    """
 
     CLASS = "single_label_classification"
     """A class."""
@@ -18,6 +24,8 @@ class AnswerKind(StrEnum):
     """Any number of classes."""
     NUMBERS = "regression"
     """A number for each output."""
+    VECTOR = "vector"
+    """Numbers along any axes that count together, e.g. an embedding or the hidden states of all tokens."""
 
 
 def answer_kind(config: PretrainedConfig) -> AnswerKind:
@@ -30,10 +38,17 @@ def answer_kind(config: PretrainedConfig) -> AnswerKind:
 
 
 def several_answers(config: PretrainedConfig) -> AnswerKind | None:
-    """The kind of answers that are any number of classes, or several numbers; None for other classifiers."""
+    """The kind of answers that are any number of classes, several numbers, or a vector; None for other models."""
+    if getattr(config, _DECLARED, None) == AnswerKind.VECTOR:
+        return AnswerKind.VECTOR
     kind = answer_kind(config)
     is_several = kind is AnswerKind.CLASSES or (kind is AnswerKind.NUMBERS and (config.num_labels or 0) > 1)
     return kind if is_several else None
+
+
+def declare_vector(config: PretrainedConfig, *, is_vector: bool) -> None:
+    """Write into a configuration whether the scored output of the model is a vector."""
+    setattr(config, _DECLARED, AnswerKind.VECTOR.value if is_vector else None)
 
 
 def class_names(config: PretrainedConfig) -> list[str]:

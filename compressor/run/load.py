@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from compressor import model_folder
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
@@ -15,7 +17,6 @@ from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.config.steps import Step, Units, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.source import names_arrays
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
@@ -26,6 +27,7 @@ from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
 from compressor.targets import target
 from compressor.tasks import Data, open_data
+from compressor.tasks.array_files import names_arrays, read_arrays
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
 from compressor.tasks.scoring import with_answers
@@ -60,8 +62,21 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
         example_inputs=source.example_inputs,
         pool_in_graph=recipe.export.pool_in_graph,
         tokenizer=source.tokenizer,
-        arrays=next(filter(names_arrays, recipe.rows.sources), None),
+        rows=_first_arrays(recipe.rows.sources),
     )
+
+
+def _first_arrays(sources: Sequence[str]) -> dict[str, np.ndarray] | None:
+    """The first rows of the first source of arrays, as examples of the inputs of a graph; None: rows are no arrays.
+
+    Raises:
+        InputError: the arrays cannot be read.
+    """
+    source = next(filter(names_arrays, sources), None)
+    if source is None:
+        return None
+    part = next(iter(read_arrays(source).values()))[0]
+    return {name: array[:_LAYOUT_ROWS] for name, array in part.arrays.items()}
 
 
 def load_named_folder(recipe: Recipe, field: str, path: Path) -> ModelFolder:

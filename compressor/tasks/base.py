@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
@@ -60,7 +61,7 @@ class Task(ABC):
     reads_streams: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
     joined_rows: ClassVar[int] = 1
-    outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    outputs: tuple[str, ...] = ("logits",)
     label_name: ClassVar[str] = "labels"
     model_task: ClassVar[str | None] = None
 
@@ -118,6 +119,11 @@ class Task(ABC):
         return False
 
     @property
+    def compares_answers(self) -> bool:
+        """Whether the single answers of engines are compared (`answer_ids`)."""
+        return type(self).answer_ids is not Task.answer_ids
+
+    @property
     def loss_outputs(self) -> tuple[str, ...]:
         """The model outputs whose divergence from the dense model's is the loss without labels."""
         return self.outputs
@@ -140,6 +146,15 @@ class Task(ABC):
 
         Raises:
             InputError: the model does not have a label, or all labels are equal.
+        """
+
+    def declare_answers(self, config: PretrainedConfig) -> None:  # noqa: B027 - few tasks know more than the model
+        """Write into the configuration of a model what its answers are, if the task knows it and the model does not.
+
+        The loss without labels depends on it (`classifiers.several_answers`).
+
+        Args:
+            config: the configuration of the model, or of its teacher.
         """
 
     @abstractmethod

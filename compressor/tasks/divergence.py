@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ def divergence(
     4. `sentence_embedding` `[batch, width]`: one minus the cosine of both embeddings.
     5. `start_logits` and `end_logits` `[batch, position]`: the ends of a span, without padded positions.
     6. `logits` `[batch, class]` of the kind `CLASSES`: the divergence of independent decisions, summed over classes.
+    7. `[batch, ...]` of the kind `VECTOR`: half the squared difference over the squared norm of the dense output,
+       without padded positions. For vectors of norm one it is one minus the cosine.
 
     Args:
         dense: outputs of the dense model.
@@ -49,9 +52,9 @@ def divergence(
         batch: the inputs, whose masks and labels (-100: not scored) mark padded positions.
         variance: variance of the dense outputs of a regression over all calibration examples, `[numbers]`; None: over
             this batch.
-        kind: the kind of the answers (`several_answers`); None: the axes of `logits` determine it.
+        kind: the kind of the answers (`several_answers`); None: the axes of the outputs determine it.
         temperature: T, by which logits are divided; the divergence is multiplied by its square (Hinton et al. 2015), so
-            that its scale depends little on it. Cases 3 and 4 have no temperature.
+            that its scale depends little on it. Cases 3, 4 and 7 have no temperature.
         dtype: precision of the computation. float64 resolves small divergences; training needs no more than float32.
 
     Returns:
@@ -64,6 +67,9 @@ def divergence(
     def of(name: str, p: Tensor, q: Tensor) -> Tensor:
         if name == EMBEDDING:  # case 4: half the squared distance of unit vectors resolves small distances
             return (normalize(p.to(dtype), dim=-1) - normalize(q.to(dtype), dim=-1)).square().sum(-1) / 2
+        if kind is AnswerKind.VECTOR:  # case 7
+            x, y = (_vectors(values.to(dtype), batch) for values in (p, q))
+            return (x - y).square().sum(-1) / (2 * x.square().sum(-1)).clamp(min=_SMALLEST_VARIANCE)
         if are_numbers(p, name, kind):  # case 3
             difference = (p.to(dtype) - q.to(dtype)).reshape(len(p), -1)
             scale = torch.as_tensor(variances(p) if variance is None else variance)
@@ -85,24 +91,37 @@ def divergence(
 
 
 def fisher_outputs(
-    outputs: Mapping[str, Any], names: Sequence[str], generator: torch.Generator, deviations: Tensor | None = None
+    outputs: Mapping[str, Any],
+    names: Sequence[str],
+    generator: torch.Generator,
+    deviations: Tensor | None = None,
+    *,
+    kind: AnswerKind | None = None,
+    batch: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> list[Tensor]:
     """The scored outputs whose gradients estimate the Fisher information; an embedding becomes a number.
 
     One minus the cosine is half the squared distance of unit vectors, so that its second derivative is the sum of the
     squared gradients of their components. The squared gradient of the sum of the components with random signs has the
-    same expectation. Numbers of a regression, each divided by its deviation, become a single number in the same way.
+    same expectation. Numbers of a regression, each divided by its deviation, become a single number in the same way,
+    and so do those of a vector, divided by its norm.
 
     Args:
         outputs: outputs of a forward, `[batch, ...]`.
         names: the scored outputs.
         generator: draws the signs; on the device of the outputs.
         deviations: see `number_deviations`.
+        kind: the kind of the answers (`several_answers`).
+        batch: the inputs, whose masks mark padded positions of vectors.
     """
 
     def of(name: str, value: Tensor) -> Tensor:
         if name == EMBEDDING:
             return _random_component(normalize(value.float(), dim=-1), generator)
+        if kind is AnswerKind.VECTOR:
+            vectors = _vectors(value.float(), batch)
+            norms = vectors.detach().norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_VARIANCE)
+            return _random_component(vectors / norms, generator)
         if name == LOGITS and deviations is not None:
             return _random_component(value.float() / deviations.to(value.device), generator)
         return value
@@ -158,6 +177,14 @@ def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mappin
         _without_padding(output.float(), batch) if name in SPAN_ENDS else output.float()
         for name, output in zip(names, outputs, strict=True)
     ]
+
+
+def _vectors(values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Values `[batch, ...]` as `[batch, numbers]`, with zeros at the padded positions of `[batch, position, ...]`."""
+    if values.dim() > 2:
+        mask = scored_mask(batch, *values.shape[:2]).to(values.device)
+        values = values.masked_fill(~mask.reshape(*mask.shape, *(1,) * (values.dim() - 2)), 0)
+    return values.flatten(1)
 
 
 def _without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

@@ -92,11 +92,6 @@ def with_answers(task: Task, examples: Dataset, model: PreTrainedModel) -> Datas
         return examples.remove_columns(LABELS).add_column(LABELS, labels)
 
 
-def compares_answers(task: Task) -> bool:
-    """Whether single answers of engines are compared: the task defines `answer_ids`."""
-    return type(task).answer_ids is not Task.answer_ids
-
-
 def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:
     """A sample of examples by which models are compared, drawn at random.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -53,23 +53,37 @@ def named_splits(source: str) -> SplitRows:
     if is_saved(Path(source)):
         return SplitRows(_load_saved(Path(source)))
     files = row_files(Path(source))
+    by_split = files_by_split(files, source)
+    if len(by_split) == 1:
+        return _divide(*read_rows(files), source)
+    read = {split: read_rows(paths) for split, paths in by_split.items()}
+    return SplitRows(
+        {split: rows for split, (rows, _) in read.items()}, {split: origin for split, (_, origin) in read.items()}
+    )
+
+
+def files_by_split(files: Iterable[Path], source: str) -> dict[str, list[Path]]:
+    """The files of a folder by the split that their names begin with, such as `dev` or `dev-0`, or all under `""`.
+
+    Args:
+        files: the files.
+        source: name of the folder in error messages.
+
+    Raises:
+        InputError: only some files are named after a split.
+    """
     by_split: dict[str, list[Path]] = {}
     for file in files:
         usual = (names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None)
         by_split.setdefault(next(usual, ""), []).append(file)
-    if len(by_split) == 1:
-        return _divide(*read_rows(files), source)
-    if "" in by_split:
+    if len(by_split) > 1 and "" in by_split:
         raise InputError(
             f"{source}: {by_split[''][0].name} is named after no split, other files are; begin its name with train, dev"
             " or test, or move it",
             code=ErrorCode.INVALID_VALUE,
             path=by_split[""][0],
         )
-    read = {split: read_rows(paths) for split, paths in by_split.items()}
-    return SplitRows(
-        {split: rows for split, (rows, _) in read.items()}, {split: origin for split, (_, origin) in read.items()}
-    )
+    return by_split
 
 
 def _divide(rows: Dataset, origin: RowOrigin, source: str) -> SplitRows:

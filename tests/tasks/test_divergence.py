@@ -166,3 +166,50 @@ def test_several_outputs_of_classes_have_no_padding() -> None:
     assert divergence(dense, changed, ("topic", "mood"), batch).item() == pytest.approx(50)
     kept = distributions(list(dense.values()), tuple(dense), batch)
     assert all(torch.equal(logits, dense[name]) for name, logits in zip(dense, kept, strict=True))
+
+
+def test_vectors_differ_by_half_their_squared_distance_over_the_squared_norm() -> None:
+    dense, changed = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([[3.0, 9.0], [1.0, 0.0]])
+    rows = divergence({"out": dense}, {"out": changed}, ("out",), {}, kind=AnswerKind.VECTOR, temperature=2)
+    assert rows.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5), (2, 3, 5, 7)])
+def test_vectors_of_norm_one_differ_by_their_cosine(shape: tuple[int, ...]) -> None:
+    dense, changed = (
+        torch.nn.functional.normalize(values.flatten(1)).reshape(shape)
+        for values in torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).double()
+    )
+    rows = divergence({"out": dense}, {"out": changed}, ("out",), {}, kind=AnswerKind.VECTOR)
+    torch.testing.assert_close(rows, 1 - (dense * changed).flatten(1).sum(1))
+
+
+def test_padded_positions_of_vectors_have_no_influence() -> None:
+    batch = {"attention_mask": torch.tensor([[1, 1, 0], [0, 1, 1]])}
+    dense, changed = torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+    spoilt = changed.masked_fill(batch["attention_mask"][..., None] == 0, torch.nan)
+    first, second = (
+        divergence({"out": dense}, {"out": values}, ("out",), batch, kind=AnswerKind.VECTOR)
+        for values in (changed, spoilt)
+    )
+    assert torch.equal(first, second)
+    assert (first > 0).all()
+
+
+def test_the_fisher_information_of_vectors_is_that_of_their_divergence() -> None:
+    batch = {"attention_mask": torch.tensor([[1, 1, 0]])}
+    start = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(0))
+    generator, squares, draws = torch.Generator().manual_seed(0), torch.zeros(6), 400
+    for _ in range(draws):
+        states = start.clone().requires_grad_()
+        (value,) = fisher_outputs({"out": states}, ("out",), generator, kind=AnswerKind.VECTOR, batch=batch)
+        (gradient,) = torch.autograd.grad(value.sum(), states)
+        squares += gradient.flatten().square() / draws
+
+    def loss(states: Tensor) -> Tensor:
+        outputs = {"out": states.reshape(1, 3, 2)}
+        return divergence({"out": start}, outputs, ("out",), batch, kind=AnswerKind.VECTOR, dtype=torch.float32).sum()
+
+    hessian = torch.autograd.functional.hessian(loss, start.flatten())
+    assert isinstance(hessian, Tensor)
+    torch.testing.assert_close(squares, hessian.diagonal(), rtol=0.1, atol=1e-6)

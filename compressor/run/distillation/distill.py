@@ -93,6 +93,7 @@ def check_distillation(step: Distill, inputs: RunInputs) -> None:
 
 def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
     """The loss of the distillation."""
+    task.declare_answers(teacher.model.config)
     return Distillation.of(
         teacher.model,
         task.loss_outputs,

@@ -57,7 +57,8 @@ def mask_gradients(
             masks = [torch.ones(rows, g.bundles, device=model.device, requires_grad=True) for g in groups]
             with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
                 outputs: Any = model(**forward_arguments(model, batch))
-            loss = answer_loss(fisher_outputs(outputs, names, generator, deviations), names, batch, kind).sum()
+            scored = fisher_outputs(outputs, names, generator, deviations, kind=kind, batch=batch)
+            loss = answer_loss(scored, names, batch, kind).sum()
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
             for group, gradient in zip(groups, gradients, strict=True):
                 parts[group.name].append(gradient.cpu().numpy())

@@ -154,7 +154,7 @@ def _fisher(
         outputs: Any = model(**forward_arguments(model, batch))
     calls = [(name, offset) for name in linears for offset in offsets[name]]
     fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
-    scored = fisher_outputs(outputs, names, draws.generator, draws.deviations)
+    scored = fisher_outputs(outputs, names, draws.generator, draws.deviations, kind=draws.kind, batch=batch)
     for values, row_weights in _terms(scored, names, batch, draws):
         tensors = [offset for _, offset in calls]
         gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
