@@ -160,4 +160,3 @@ def _task_by_form(folder: Path, program: Program) -> str:
         path=folder,
         field="task",
     )
-

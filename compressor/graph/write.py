@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 import graph_passes
-from compressor.engines.prove import unoptimized
 from compressor.graph.network import GraphNetwork
 from compressor.targets.base import Feeds
 from compressor.targets.example_rows import ExampleRows, record_example_rows
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs
 from graph_passes import Plan
 from graph_passes.passes.insert_gates import FINGERPRINT
@@ -54,7 +54,7 @@ def reference_run(network: GraphNetwork, plan: Plan) -> Callable[[Feeds], Output
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         graph_passes.save(with_weights(network, plan), path)
-        return unoptimized(path)
+        return unoptimized_runner(path)
 
 
 def with_weights(network: GraphNetwork, gates: Plan | None = None) -> ir.Model:
