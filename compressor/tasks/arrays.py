@@ -22,7 +22,7 @@ from compressor.models.classifiers import declare_vector
 from compressor.results import Note, NoteCode
 from compressor.tasks.array_files import MASK, RowArrays, check_arrays, needed_casts, read_arrays
 from compressor.tasks.base import Task
-from compressor.tasks.forwards import DECODER_MASK, LABELS, SPAN_ENDS, scored_mask
+from compressor.tasks.forwards import DECODER_MASK, IGNORED, LABELS, SPAN_ENDS, scored_mask
 from compressor.tasks.labelled_rows import label_order
 from compressor.tasks.metrics import Metric
 from compressor.tasks.output_forms import Classes, Form, Numbers, TokenClasses, Vectors, are_classes, with_positions
@@ -145,7 +145,7 @@ class Arrays(Task):
         """The examples of rows, with their labels."""
         part = self._part(rows)
         name = self._label_name(part, source)
-        labels = self._gather(name, np.asarray(rows["index"][:]))
+        labels = self._labels(name, np.asarray(rows["index"][:]))
         if not self._form.takes(labels):
             raise _wrong_kind(name, labels, source, "other rows have labels of another kind; give all rows the same")
         output = self._outputs[self.outputs[0]]
@@ -344,6 +344,13 @@ class Arrays(Task):
             if row.shape != rows[0].shape:
                 raise self._axes_differ(name, row.shape, rows[0].shape)
         return np.stack(rows)
+
+    def _labels(self, name: str, indices: np.ndarray) -> np.ndarray:
+        """Labels of rows; those of tokens are padded to the longest row of all files."""
+        widths = {len(row) for row in self._rows_of(name, indices) if row.ndim == 1}
+        if len(widths) < 2:
+            return self._gather(name, indices)
+        return np.concatenate([with_positions(row[None], max(widths), IGNORED) for row in self._rows_of(name, indices)])
 
     def _input(self, name: str, indices: np.ndarray, positions: int) -> np.ndarray:
         """An input of the graph for some rows, with so many positions if its rows are padded."""

@@ -16,7 +16,9 @@ from compressor.graph.signature import InputSpec
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.results import NoteCode
+from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
 from compressor.tasks import Data, Task, batches, make_task, open_data, statistics
+from compressor.tasks.calibration import calibration_batches, draw_rows
 from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.row_files import require_file
 from compressor.tasks.scoring import with_answers
@@ -99,6 +101,17 @@ def test_the_loss_without_labels_is_zero_for_the_graph_itself_alone(output: str,
     teacher = teacher.with_variance_of(data.task, data.train)
     assert teacher.mean_divergence(folder.model, data.task, data.train) == pytest.approx(0.0, abs=1e-12)
     assert teacher.mean_divergence(changed(folder).model, data.task, data.train) > 1e-3
+
+
+@pytest.mark.parametrize("output", FORMS)
+def test_the_sensitivity_of_an_output_is_finite(output: str, tmp_path: Path) -> None:
+    folder = graph(output)
+    data = opened(folder, npz(tmp_path / "rows.npz", text_rows()))
+    rows = calibration_batches(data, draw_rows(data, 16, 0))
+    sensitivity = sensitivity_of(folder.model, rows, [f"heads.{output}"], data.task.loss_outputs)
+    (metric,) = sensitivity.metrics.values()
+    assert np.isfinite(metric).all()
+    assert np.trace(metric) == pytest.approx(len(metric))
 
 
 def test_both_ends_of_a_span_are_the_loss() -> None:
@@ -573,6 +586,18 @@ def test_files_may_be_padded_to_several_lengths(tmp_path: Path) -> None:
     folder = graph("last_hidden_state")
     data = opened(folder, str(tmp_path))
     assert score(data, folder, data.test) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_tags_may_be_padded_to_several_lengths(tmp_path: Path) -> None:
+    for number, positions in enumerate((9, 15)):
+        rows = text_rows(12, positions, seed=number)
+        npz(tmp_path / f"{number}.npz", {**rows, "labels": rows["input_ids"] % 4})
+    folder = graph("tags_logits")
+    data = open_data(rows_config(str(tmp_path)), folder)
+    for examples in (data.train, data.test):
+        for _, batch in batches(data.task, examples):
+            expected = (batch["input_ids"] % 4).masked_fill(batch["attention_mask"] == 0, -100)
+            assert torch.equal(batch["labels"], expected)
 
 
 def test_single_files_are_memory_mapped(tmp_path: Path) -> None:
