@@ -32,8 +32,8 @@ class GraphConfig(PretrainedConfig):
 
     model_type = "onnx"
 
-    def __init__(self, graph: str = "", **options: Any) -> None:
-        self.graph = graph
+    def __init__(self, graph: str = "", pad_token_id: int = 0, **options: Any) -> None:
+        self.graph, self.pad_token_id = graph, pad_token_id
         super().__init__(**options)
 
 

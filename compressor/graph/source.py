@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor
 from compressor.model_folder.sentence_modules import read_sentence_modules
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 SUFFIX = ".onnx"
 _LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
@@ -33,6 +35,8 @@ ARRAYS = "arrays"
 SENTENCE_SIMILARITY = "sentence-similarity"
 _EMBEDS = (SENTENCE_SIMILARITY, "feature-extraction")
 """Tasks of graphs whose outputs are pooled."""
+_LONGEST = 2048
+"""Longest text that a graph without a configuration is tried with, in tokens."""
 _TOKENS = "input_ids"
 """End of the name of an input with one id for each token."""
 
@@ -88,9 +92,9 @@ def load_graph(
     folder = _companion_folder(path, graph)
     rows = rows or {}
     program = Program.of(graph, {name: array.shape for name, array in rows.items()})
-    config, name = _configuration(folder, program, task, rows)
-    modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
     processor = None if rows else load_processor(tokenizer or folder)
+    config, name = _configuration(folder, program, task, rows, processor)
+    modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
     if modules is None:
         network = network_of(program, config)
     else:
@@ -129,7 +133,7 @@ def _companion_folder(path: Path, graph: Path) -> Path:
 
 
 def _configuration(
-    folder: Path, program: Program, task: str | None, rows: Mapping[str, np.ndarray]
+    folder: Path, program: Program, task: str | None, rows: Mapping[str, np.ndarray], processor: Any
 ) -> tuple[PretrainedConfig, str]:
     """The configuration of a graph, and its task."""
     if rows:
@@ -142,7 +146,32 @@ def _configuration(
         _, name = model_class(folder, config, task, False)
         return config, name
     name = task or _task_by_form(folder, program)
-    return GraphConfig(graph=program.digest, **program.settings), name
+    limit = _token_limit(program)
+    padding = getattr(processor, "pad_token_id", None) or 0
+    positions = {} if limit is None else {"max_position_embeddings": limit}
+    return GraphConfig(graph=program.digest, pad_token_id=padding, **program.settings, **positions), name
+
+
+def _token_limit(program: Program) -> int | None:
+    """The largest number of tokens that a graph of texts runs with, by trying; None: any number up to `_LONGEST`."""
+    run = unoptimized_runner(program.file)
+    inputs, _ = program.signature
+
+    def runs(length: int) -> bool:
+        feeds = {name: np.ones((1, length), spec.dtype) for name, spec in inputs.items()}
+        try:
+            run(feeds)
+        except InputError:
+            return False
+        return True
+
+    if any(len(spec.shape) != 2 for spec in inputs.values()) or runs(_LONGEST):
+        return None
+    low, high = 1, _LONGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    return low
 
 
 def _task_by_form(folder: Path, program: Program) -> str:
