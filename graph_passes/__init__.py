@@ -1,11 +1,13 @@
 """Shrink the ONNX graph of a transformer by a plan. The package imports neither torch nor compressor."""
 
 from graph_passes.attention.find import GraphSite, find_attention
+from graph_passes.attention.find_groups import FoundGroup, FoundGroups
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphError, GraphErrorCode, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
 from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.flow.refusal import Refusal, RefusalCode
+from graph_passes.groups import find_groups, gate_groups
 from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
 from graph_passes.shrink import GroupRemoval, Shrunk, count_parameters, shrink
 from graph_passes.weights.weight_file import WEIGHTS, WeightFile
@@ -13,6 +15,8 @@ from graph_passes.weights.weight_file import WEIGHTS, WeightFile
 __all__ = [
     "WEIGHTS",
     "BlockMask",
+    "FoundGroup",
+    "FoundGroups",
     "GraphError",
     "GraphErrorCode",
     "GraphPassError",
@@ -31,6 +35,8 @@ __all__ = [
     "count_parameters",
     "data_files",
     "find_attention",
+    "find_groups",
+    "gate_groups",
     "load",
     "record_example_sizes",
     "save",

@@ -18,7 +18,7 @@ GRAPH_PASSES = (
     ("attention",),
     ("quantizers",),
     ("passes",),
-    ("shrink",),
+    ("shrink", "groups"),
 )
 COMPRESSOR = (
     ("errors", "results", "progress", "environment", "file_lock", "workdir", "silence_libraries", "segment_memory"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import zipfile
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -16,11 +18,20 @@ from compressor.config.fields import flag_of
 from compressor.config.request import SitesOptions
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
-from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from graph_passes import FoundGroup, FoundGroups
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
 _NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
+_OF_GRAPHS = frozenset(("example_inputs", *SitesOptions.model_fields))
+"""The fields that are for graphs, too."""
+_LENGTH = 128
+"""Length in tokens at which multiply-accumulates of a graph are counted by default."""
 _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_fields}
 
 
@@ -32,10 +43,11 @@ _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_field
 def sites(console: Console, model: str, **fields: Any) -> None:
     """List what can be pruned in MODEL, a model folder or an ONNX file, in the order in which it runs.
 
-    For a folder these are the heads of each attention and the neurons of each feed-forward; for an ONNX file the
-    heads. A budget keeps a multiple of the step, or all units. For a folder the shares of the parameters and of the
-    multiply-accumulates that all units of a group account for are listed too, and their time in milliseconds, if
-    compress costs, or a run under a budget of time, has measured it on this machine.
+    These are the heads of each attention and the neurons of each feed-forward, with the shares of the parameters and of
+    the multiply-accumulates that all units of a group account for. For a folder, a budget keeps a multiple of the step,
+    or all units; and the time of a group in milliseconds is listed too, if compress costs, or a run under a budget of
+    time, has measured it on this machine. A graph may be of any exporter; what looks like an attention or a
+    feed-forward there and cannot be pruned is named in a note.
     """
     path = Path(model)
     if not path.exists():
@@ -45,15 +57,14 @@ def sites(console: Console, model: str, **fields: Any) -> None:
             path=path,
         )
     if path.suffix == ".onnx":
-        unused = sorted(fields.keys() - {"count"})
+        unused = sorted(fields.keys() - _OF_GRAPHS)
         if unused:
             raise UsageError(
                 f"{flag_of(unused[0])}: the flag is for a model folder, and {path} is a graph; omit it",
                 code=ErrorCode.CONTRADICTION,
                 field=unused[0],
             )
-        with console.stage("finding units"):
-            rows = list(_of_graph(path))
+        rows = list(_of_graph(console, path, fields))
     else:
         rows = list(_of_folder(console, path, fields))
     table = Table(box=None, pad_edge=False)
@@ -75,12 +86,124 @@ def _cell(column: str, value: Any) -> str:
     return f"{value:.3g}" if column == "ms" else str(value)
 
 
-def _of_graph(path: Path) -> Iterator[dict[str, Any]]:
-    """A row for each attention of a graph."""
+def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each group of units of a graph."""
     import graph_passes
 
-    for site in graph_passes.find_attention(graph_passes.load(path)):
-        yield dict.fromkeys(_COLUMNS) | _heads(site)
+    options = SitesOptions(**{name: fields[name] for name in SitesOptions.model_fields if name in fields})
+    example = fields.get("example_inputs")
+    shapes = {} if example is None else _shapes_of(Path(example), graph_passes.load(path))
+
+    def load() -> ir.Model:
+        model = graph_passes.load(path)
+        graph_passes.record_example_sizes(model, shapes)
+        return model
+
+    with console.stage("finding units"):
+        found = graph_passes.find_groups(load())
+    _require_groups(path, found)
+    for obstacle in found.obstacles:
+        console.note(f"{min(obstacle.sites)}: cannot be removed from the graph ({obstacle})")
+    shares: dict[str, dict[str, float]] = {}
+    if options.count:
+        with console.stage("counting the cost of units"):
+            shares = _shares(load, found, options.seq or _LENGTH)
+    for group in found.groups:
+        row = {"name": group.name, "type": group.type, "kind": group.kind, "units": group.units}
+        sizes = {"kv_heads": group.kv_heads, "head_dim": group.head_dim}
+        yield dict.fromkeys(_COLUMNS) | row | sizes | shares.get(group.name, {})
+
+
+def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of an .npz file, for inputs of a graph.
+
+    Raises:
+        InputError: it cannot be read as such a file, or an array is for no input.
+    """
+    import numpy as np
+
+    try:
+        with np.load(path) as arrays:
+            shapes = {name: arrays[name].shape for name in arrays.files}
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path}: this is no .npz file with an array per input of the graph; write one with numpy.savez",
+            code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
+            path=path,
+        ) from error
+    inputs = [value.name or "" for value in model.graph.inputs]
+    if unknown := sorted(shapes.keys() - set(inputs)):
+        raise InputError(
+            f"{path}: {unknown[0]} is no input of the graph; name the arrays like its inputs, {', '.join(inputs)}",
+            code=ErrorCode.UNKNOWN_NAME,
+            path=path,
+            value=unknown[0],
+        )
+    return shapes
+
+
+def _require_groups(path: Path, found: FoundGroups) -> None:
+    """Check that something can be removed from a graph.
+
+    Raises:
+        SiteRefusedError: nothing can; the message says what was looked for, and where it ended.
+    """
+    import graph_passes
+
+    if found.groups:
+        return
+    first, *more = found.obstacles or (None,)
+    reason = "the graph has neither"
+    if first is not None:
+        reason = f"{first}" + (f" (and {len(more)} more)" if more else "")
+    if first is not None and first.code is graph_passes.RefusalCode.UNKNOWN_SHAPE:
+        reason += "; state the sizes of inputs that the graph runs on (--example-inputs FILE.npz)"
+    raise SiteRefusedError(
+        f"{path}: nothing can be removed. Looked for attentions (a Softmax between two products of activations, or one"
+        " operator that computes all of it) and for feed-forwards (two products with weights, the second of which joins"
+        f" a residual sum): {reason}",
+        code=ErrorCode.SITE_REFUSED,
+        path=path,
+        operator=first.op if first is not None else None,
+        node=first.node if first is not None else None,
+        reason=first.code if first is not None else None,
+    )
+
+
+def _shares(load: Callable[[], ir.Model], found: FoundGroups, length: int) -> dict[str, dict[str, float]]:
+    """Name of the group -> its shares of the parameters and of the multiply-accumulates, as far as they are known.
+
+    Groups whose names differ in numbers alone are those of similar layers, of which the first and the last are counted.
+
+    Args:
+        load: returns the graph.
+        found: its groups.
+        length: size of the free axes other than the batch.
+    """
+    import graph_passes
+    from compressor.measure.macs import macs
+
+    def count(pruned: FoundGroup | None) -> dict[str, int | None]:
+        kept = {group.name: group.units // 2 if group is pruned else group.units for group in found.groups}
+        plan = graph_passes.Plan(groups=tuple(group.plan(range(kept[group.name])) for group in found.groups))
+        shrunk = graph_passes.shrink(load(), plan).model
+        return {"parameters": graph_passes.count_parameters(shrunk), "macs": macs(shrunk, 1, length)}
+
+    classes: dict[Hashable, list[FoundGroup]] = {}
+    for group in found.groups:
+        pattern = re.sub(r"\d+", "#", group.name)
+        classes.setdefault((pattern, group.type, group.units, group.width, group.kv_heads), []).append(group)
+    whole, shares = count(None), dict[str, dict[str, float]]()
+    for members in classes.values():
+        for group in dict.fromkeys((members[0], members[-1])):
+            rest, dropped = count(group), group.units - group.units // 2
+            shares[group.name] = {
+                unit: (total - left) * group.units / dropped / total
+                for unit, total in whole.items()
+                if total and (left := rest[unit]) is not None
+            }
+        shares |= {group.name: shares[members[0].name] for group in members[1:-1]}
+    return shares
 
 
 def _of_folder(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:

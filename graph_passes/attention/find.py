@@ -13,10 +13,13 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graph_passes.attention.causality import is_causally_masked
+from graph_passes.attention.causality import Causality
 from graph_passes.attention.site_names import block_sparse_site, module_path, site_name
 from graph_passes.attention.tracing import (
+    LAYOUT,
+    PRODUCTS,
     count_repeats,
+    is_computed,
     product_ahead,
     product_behind,
     projection_ahead,
@@ -25,6 +28,8 @@ from graph_passes.attention.tracing import (
 )
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.refusal import Refusal, RefusalCode
+from graph_passes.flow.rule import NoRuleError
 from graph_passes.flow.sizes import BATCH
 from graph_passes.plan import Kind
 
@@ -67,37 +72,65 @@ def find_attention(model: ir.Model) -> list[GraphSite]:
     Bodies of local functions are not searched: inline them first (`passes.Normalize`). Block-sparse attention is found
     by its calls.
     """
-    probe = Probe(model)
+    return search_attention(model, Probe(model))[0]
+
+
+def search_attention(model: ir.Model, probe: Probe) -> tuple[list[GraphSite], list[Refusal]]:
+    """The attentions of a graph, see `find_attention`, and why nodes that look like others are none.
+
+    Args:
+        model: the graph.
+        probe: its shapes.
+    """
     sites: list[GraphSite] = []
+    refusals: list[Refusal] = []
+    causality = Causality(model, probe)
     overloads = {node.overload for node in model.graph if is_block_sparse(node)}
     for node in model.graph:
-        site = None
-        if is_block_sparse(node):
-            site = _block_sparse(node, overloads, probe)
-        elif node.op_type in _FUSED:
-            site = _fused(node, probe)
-        elif node.op_type == "Softmax":
-            site = _decomposed(node, probe)
-        else:
-            continue
-        if site is None:
+        try:
+            if is_block_sparse(node):
+                site = _block_sparse(node, overloads, probe, causality)
+            elif node.op_type in _FUSED:
+                site = _fused(node, probe, causality)
+            elif node.op_type == "Softmax" and _looks_like_attention(node):
+                site = _decomposed(node, probe, causality)
+            elif node.op_type == "Softmax" and _is_quantized(node):
+                raise _QUANTIZED
+            else:
+                continue
+        except NoRuleError as error:
             _logger.debug("%s %s is not an attention whose heads can be determined", node.op_type, node.name)
-        else:
-            product = projection_ahead(site.output)
-            sites.append(dataclasses.replace(site, projection=module_path(product) if product is not None else None))
-    return sites
+            name = module_path(node) or node.name or node.op_type
+            refusals.append(Refusal(frozenset((name,)), node.op_type, node.name or "", error.why, error.code))
+            continue
+        product = projection_ahead(site.output)
+        sites.append(dataclasses.replace(site, projection=module_path(product) if product is not None else None))
+    return sites, refusals
 
 
 def _kind(*, cross: bool, causal: bool) -> Kind:
     return "cross" if cross else "causal" if causal else "bidirectional"
 
 
-def _fused(node: ir.Node, probe: Probe) -> GraphSite | None:
-    """The site of one operator that computes all of an attention."""
+_UNKNOWN_SHAPE = NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has tensors of unknown shape")
+
+
+_QUANTIZED = NoRuleError(
+    RefusalCode.QUANTIZED,
+    "has quantized probabilities, so that no head can be removed; prune the float graph, then quantize it",
+)
+
+
+def _fused(node: ir.Node, probe: Probe, causality: Causality) -> GraphSite:
+    """The site of one operator that computes all of an attention.
+
+    Raises:
+        NoRuleError: its shapes are unknown.
+    """
     output, query, key = node.outputs[0], node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     shape, query_shape = probe.shape(output), probe.shape(query)
     if shape is None or query_shape is None:
-        return None
+        raise _UNKNOWN_SHAPE
     attributes = node.attributes
     if node.op_type == "Attention" and node.domain != "com.microsoft":
         key_shape = probe.shape(key)
@@ -106,7 +139,7 @@ def _fused(node: ir.Node, probe: Probe) -> GraphSite | None:
         else:
             heads, kv_heads = attributes.get_int("q_num_heads"), attributes.get_int("kv_num_heads")
         kv_heads //= count_repeats(node.inputs[2], probe)
-        causal = bool(attributes.get_int("is_causal", 0)) or is_causally_masked(node.inputs[3:4], probe)
+        causal = bool(attributes.get_int("is_causal", 0)) or causality.is_masked(node.inputs[3:4])
     else:
         heads = attributes.get_int("num_heads")
         kv_heads = attributes.get_int("kv_num_heads", heads)
@@ -119,16 +152,20 @@ def _fused(node: ir.Node, probe: Probe) -> GraphSite | None:
     return GraphSite(site_name(node, output), kind, heads, kv_heads, head_dim, output, axis, len(shape))
 
 
-def _block_sparse(node: ir.Node, overloads: Collection[str], probe: Probe) -> GraphSite | None:
-    """The site of a call of block-sparse attention."""
+def _block_sparse(node: ir.Node, overloads: Collection[str], probe: Probe, causality: Causality) -> GraphSite:
+    """The site of a call of block-sparse attention.
+
+    Raises:
+        NoRuleError: its shapes are unknown.
+    """
     output = node.outputs[0]
     shape = probe.shape(output)
     if shape is None or len(shape) != 4 or len(node.inputs) < 4:
-        return None
+        raise _UNKNOWN_SHAPE
     query_source, key_source = source_activation(node.inputs[0]), source_activation(node.inputs[1])
     kind = _kind(
         cross=query_source is not key_source and query_source is not _ungathered(key_source),
-        causal=bool(node.attributes.get_int("causal", 0)) or is_causally_masked(node.inputs[4:], probe),
+        causal=bool(node.attributes.get_int("causal", 0)) or causality.is_masked(node.inputs[4:]),
     )
     kv_heads = shape[2] // count_repeats(node.inputs[2], probe)
     return GraphSite(block_sparse_site(node, overloads), kind, shape[2], kv_heads, shape[3], output, 2, 4)
@@ -141,31 +178,59 @@ def _ungathered(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if node is not None and is_gathered else value
 
 
-def _decomposed(softmax: ir.Node, probe: Probe) -> GraphSite | None:
-    """The site of a `Softmax` between two products."""
+def _looks_like_attention(softmax: ir.Node) -> bool:
+    """Whether a tensor that the graph computes is multiplied by the probabilities of a `Softmax`."""
+    stack, visited = [softmax.outputs[0]], set[ir.Value]()
+    while stack:
+        value = stack.pop()
+        visited.add(value)
+        for reader, _ in value.uses():
+            if reader.op_type in PRODUCTS | {"Einsum"}:
+                if all(is_computed(operand) for operand in reader.inputs[:2]):
+                    return True
+            elif reader.op_type in LAYOUT | {"Dropout", "Mul", "Where"} and reader.outputs[0] not in visited:
+                stack.append(reader.outputs[0])
+    return False
+
+
+def _is_quantized(softmax: ir.Node) -> bool:
+    """Whether the probabilities of a `Softmax` are quantized."""
+    return any(reader.op_type == "QuantizeLinear" for reader, _ in softmax.outputs[0].uses())
+
+
+def _decomposed(softmax: ir.Node, probe: Probe, causality: Causality) -> GraphSite:
+    """The site of a `Softmax` between two products.
+
+    Raises:
+        NoRuleError: its heads cannot be determined.
+    """
     scores = product_behind(softmax.inputs[0])
     values = product_ahead(softmax.outputs[0])
     if scores is None or values is None:
-        return None
+        raise NoRuleError(RefusalCode.UNMATCHED_ATTENTION, "is not between two matrix products of activations")
     first, second = probe.shapes(values.outputs[0])
-    if first is None or second is None or len(first) not in (3, 4):
-        return None
+    if first is None or second is None:
+        raise _UNKNOWN_SHAPE
+    if len(first) not in (3, 4):
+        raise NoRuleError(RefusalCode.UNMATCHED_ATTENTION, f"weights values of {len(first)} axes, neither 3 nor 4")
     if len(first) == 4:
         if first[1] != second[1]:
-            return None  # the second axis holds rows or positions: their number depends on the inputs
+            raise NoRuleError(
+                RefusalCode.FREE_SIZE, "has an axis in place of the heads whose size depends on the graph's inputs"
+            )
         output, heads = values.outputs[0], first[1]
     elif first[0] * BATCH[1] == second[0] * BATCH[0]:
         # Batch and heads share the first axis: the gate belongs where they are separated again.
         heads = first[0] // BATCH[0]
         separated = separate_heads(values.outputs[0], heads, probe)
         if separated is None:
-            return None
+            raise NoRuleError(RefusalCode.INSEPARABLE_HEADS, "weights values whose rows and heads stay on one axis")
         output = separated
     else:
-        return None
+        raise NoRuleError(RefusalCode.UNMATCHED_ATTENTION, "has no axis of heads")
     kind = _kind(
         cross=source_activation(scores.inputs[0]) is not source_activation(scores.inputs[1]),
-        causal=is_causally_masked(softmax.inputs, probe),
+        causal=causality.is_masked(softmax.inputs),
     )
     kv_heads = heads // count_repeats(values.inputs[1], probe)
     return GraphSite(site_name(softmax, output), kind, heads, kv_heads, first[-1], output, 1, 4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +51,7 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
         value: the mask: numbers to add to scores, or booleans that are True where a pair is allowed.
         longest: number of positions for which the meaning must hold.
     """
-    nodes = _nodes_behind(value)
+    nodes = nodes_behind(value)
     if nodes is None:
         return None
     read = {source for node in nodes for source in node.inputs if source is not None}
@@ -63,7 +63,7 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
     for lengths, batch in ((_LENGTHS, _BATCH), (_LENGTHS[::-1], _BATCH), ((longest, longest), 1)):
         feeds = _random_feeds(inputs, lengths, batch, rng)
         try:
-            content = _evaluate(value, nodes, feeds, opset)
+            content = evaluate(value, nodes, feeds, opset)
         except Exception as error:  # the reference evaluator raises whatever its operators raise
             _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
             return None
@@ -73,22 +73,28 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
     return meanings[0]
 
 
-def _nodes_behind(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes that compute a value, in order; None if they are too many or have operators that no mask needs."""
-    stack, visited = [value.producer()], set[ir.Node]()
+def nodes_behind(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Node] | None:
+    """The nodes that compute a value, in order; None if they are too many or have operators that no mask needs.
+
+    Args:
+        value: the value.
+        known: tensors whose content is known, before which no nodes are needed.
+    """
+    stack, visited = [value], set[ir.Node]()
     while stack:
-        node = stack.pop()
+        source = stack.pop()
+        node = source.producer() if source not in known else None
         if node is None or node in visited:
             continue
         if node.op_type in _EXPENSIVE or node.domain or len(visited) > _MAX_NODES:
             return None
         visited.add(node)
-        stack += [source.producer() for source in node.inputs if source is not None]
+        stack += [operand for operand in node.inputs if operand is not None]
     graph = value.graph
     return [node for node in graph if node in visited] if isinstance(graph, ir.Graph) else []
 
 
-def _evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray:
+def evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray:
     """The content of a tensor, computed node by node.
 
     Intermediate tensors are dropped after their last use, since at thousands of positions they would fill gigabytes.
@@ -96,7 +102,7 @@ def _evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np
     Args:
         value: the tensor.
         nodes: the nodes that compute it, in order.
-        feeds: contents of the graph's inputs.
+        feeds: contents of the graph's inputs, and of tensors that the nodes do not compute.
         opset: version of the graph's operator set.
     """
     last_readers = {source: node for node in nodes for source in node.inputs}

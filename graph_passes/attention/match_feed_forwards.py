@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graph_passes.attention.find_groups import FoundGroup
 from graph_passes.attention.match_plan import same_path
-from graph_passes.attention.site_names import module_path
-from graph_passes.attention.tracing import KEEPS_ELEMENTS, PRODUCTS, is_computed
+from graph_passes.attention.products import GraphProduct, find_products
 from graph_passes.errors import GraphErrorCode, PlanError, listed
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.plan import NeuronPlan
 from graph_passes.weights.match_weights import MatchedWeight
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphProduct:
-    """A product of an activation with a weight of two axes.
-
-    Attributes:
-        node: the product.
-        position: position of the activation among its inputs.
-        axis: the axis of the activation that is summed over, counted from the last.
-        units: size of that axis.
-        weight: the initializer of the weight.
-    """
-
-    node: ir.Node
-    position: int
-    axis: int
-    units: int
-    weight: ir.Value
-
-    @property
-    def path(self) -> str | None:
-        """Path of the module that the product was exported from, by its scope or the name of its weight, or None."""
-        return module_path(self.node) or (self.weight.name or "").rpartition(".")[0] or None
-
-    def __str__(self) -> str:
-        return self.node.name or self.weight.name or "a nameless one"
 
 
 def weight_name(group: NeuronPlan) -> str:
@@ -49,29 +21,38 @@ def weight_name(group: NeuronPlan) -> str:
 
 
 def match_feed_forwards(
-    groups: Sequence[NeuronPlan], model: ir.Model, matches: Mapping[str, MatchedWeight]
+    groups: Sequence[NeuronPlan],
+    model: ir.Model,
+    matches: Mapping[str, MatchedWeight],
+    found: Sequence[FoundGroup] = (),
 ) -> list[tuple[NeuronPlan, GraphProduct]]:
     """Pair each feed-forward with the products that read its neurons; a module that is called often has several.
 
     Cases:
-        1. The values of its weight are known: the products with an initializer of these values.
-        2. They are not: the products that sum over as many units, if there is one such product, or if the exporter
+        1. A group of the graph has its name and units: the products of the group, if they have its weight.
+        2. The values of its weight are known: the products with an initializer of these values.
+        3. They are not: the products that sum over as many units, if there is one such product, or if the exporter
            recorded module paths.
-        3. Several initializers or modules are left: those whose module path is that of the feed-forward.
+        4. Several initializers or modules are left: those whose module path is that of the feed-forward.
 
     Args:
         groups: the feed-forwards.
         model: the graph.
         matches: name of a parameter -> the initializers that hold it, where its values are known.
+        found: the groups of the graph, see `find_groups`.
 
     Raises:
         PlanError: a feed-forward has no product, or several, or a product belongs to several feed-forwards.
     """
-    products = list(_products(model)) if groups else []
+    products = find_products(model, Probe(model)) if groups else []
     pairs: list[tuple[NeuronPlan, GraphProduct]] = []
     owners: dict[ir.Node, str] = {}
+    nodes = {(g.name, g.units): frozenset(g.products) for g in found if g.type == "neurons"}
     for group in groups:
-        for product in _products_of(group, products, matches.get(weight_name(group))):
+        match = matches.get(weight_name(group))
+        fitting = [product for product in products if match is None or product.weight in match.initializers]
+        named = [product for product in fitting if product.node in nodes.get((group.name, group.units), ())]
+        for product in named or _products_of(group, fitting, by_value=match is not None):
             owner = owners.setdefault(product.node, group.name)
             if owner != group.name:
                 raise _ambiguous(f"{owner} and {group.name} both match the product {product}", group)
@@ -79,43 +60,10 @@ def match_feed_forwards(
     return pairs
 
 
-def _products(model: ir.Model) -> Iterator[GraphProduct]:
-    """The products of activations with weights of two axes."""
-    probe = Probe(model)
-    for node in model.graph:
-        if node.op_type not in PRODUCTS or any(node.attributes.get_int(f"transBatch{side}", 0) for side in "AB"):
-            continue
-        for position in range(2):
-            weight, activation = _weight(node.inputs[1 - position]), node.inputs[position]
-            shape = probe.shape(activation)
-            if weight is None or shape is None or len(shape) < 2 or not is_computed(activation):
-                continue
-            transposed = bool(node.attributes.get_int("transB" if position else "transA", 0))
-            axis = -1 if transposed == bool(position) else -2
-            yield GraphProduct(node, position, axis, shape[axis], weight)
-
-
-def _weight(value: ir.Value | None) -> ir.Value | None:
-    """The initializer of two axes that an operand holds, as it is, converted or transposed."""
-    while value is not None and not value.is_initializer():
-        node = value.producer()
-        if node is None or node.op_type not in KEEPS_ELEMENTS:
-            return None
-        value = node.inputs[0]
-    if value is None or value.const_value is None or len(value.const_value.shape) != 2:
-        return None
-    return value
-
-
-def _products_of(
-    group: NeuronPlan, products: Iterable[GraphProduct], match: MatchedWeight | None
-) -> list[GraphProduct]:
-    """The products of one feed-forward."""
+def _products_of(group: NeuronPlan, products: Iterable[GraphProduct], *, by_value: bool) -> list[GraphProduct]:
+    """The products of one feed-forward among some, which were selected by the values of its weight if `by_value`."""
     fitting = [product for product in products if product.units == group.units]
-    if match is not None:
-        fitting = [product for product in fitting if product.weight in match.initializers]
     named = [product for product in fitting if same_path(group.name, product.path)]
-    by_value = match is not None
     if by_value:
         by_name = bool(named) and not _is_one(fitting, by_value=True)
     else:

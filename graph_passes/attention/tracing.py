@@ -8,6 +8,7 @@ from graph_passes.flow.concrete_shapes import Probe
 
 LAYOUT = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that move or convert elements."""
+_RESHAPES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 PRODUCTS = frozenset(("FusedMatMul", "Gemm", "MatMul"))
 """Operators that multiply matrices."""
 KEEPS_ELEMENTS = frozenset(("Cast", "Identity", "Transpose"))
@@ -26,7 +27,7 @@ def is_computed(value: ir.Value | None) -> bool:
         node = value.producer()
         if node is None:
             return True
-        if node.op_type not in KEEPS_ELEMENTS or not node.inputs:
+        if node.op_type not in KEEPS_ELEMENTS | {"DequantizeLinear"} or not node.inputs:
             return bool(node.inputs)
         value = node.inputs[0]
     return True
@@ -74,16 +75,23 @@ def projection_ahead(value: ir.Value) -> ir.Node | None:
 
 
 def source_activation(value: ir.Value | None) -> ir.Value | None:
-    """The activation that a query or key is projected from."""
+    """The activation that a query or key is projected from, before its layout changes."""
     while value is not None and (node := value.producer()) is not None:
         operands = [operand for operand in node.inputs if is_computed(operand)]
         if node.op_type in PRODUCTS and len(operands) == 1:
-            return operands[0]
+            return _before_layout(operands[0])
         data = [operand for operand in operands if operand is not None and not _is_index(operand)]
         is_lookup = node.op_type == "Gather" and is_computed(node.inputs[1])
         if not data or is_lookup or node.op_type == "LayerNormalization":
             return value
         value = data[0]
+    return value
+
+
+def _before_layout(value: ir.Value | None) -> ir.Value | None:
+    """A tensor before reshapes: optimizers put them around a projection."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in _RESHAPES:
+        value = node.inputs[0]
     return value
 
 

@@ -20,7 +20,7 @@ what they read stays whole, what they return is cut, and `shared` names them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ class Flow(Cuts):
         gates: gate initializer -> (name of its site, values in the initializer's shape).
         rules: (domain, operator type) -> rule.
         probe: the graph's shapes.
+        gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
 
     Attributes:
         gains: the gain of each tensor that gates multiply.
@@ -80,15 +81,20 @@ class Flow(Cuts):
         gates: Mapping[ir.Value, tuple[str, np.ndarray]],
         rules: Mapping[tuple[str, str], Rule],
         probe: Probe,
+        gated_inputs: Mapping[tuple[ir.Node, int], Gain] | None = None,
     ) -> None:
         super().__init__(probe, rules)
         self.graph = model.graph
+        self._gated_inputs = gated_inputs or {}
+        self._gated_nodes = frozenset(node for node, _ in self._gated_inputs)
         self.gains: dict[ir.Value, Gain] = {}
         self.blocked: dict[ir.Node, frozenset[str]] = {}
         self.refusals: list[Refusal] = []
         self.shared: list[Refusal] = []
         self._sites: dict[ir.Value, frozenset[str]] = {}
+        self._answers: dict[ir.Node, tuple[Demand, frozenset[str]]] = {}
         self._captures = captured_by_bodies(model.graph)
+        self._positions = {node: position for position, node in enumerate(self.graph)}
         for value, (site, content) in gates.items():
             axes = tuple(content.reshape(-1).astype(np.float64) if size > 1 else None for size in content.shape)
             if sum(axis is not None for axis in axes) == 1:
@@ -99,6 +105,8 @@ class Flow(Cuts):
     def _forward(self) -> None:
         for node in self.graph:
             gains = [self.gains.get(value) if value is not None else None for value in node.inputs]
+            if node in self._gated_nodes:
+                gains = [self._gated_inputs.get((node, position), gain) for position, gain in enumerate(gains)]
             if not any(gains):
                 continue
             sites = frozenset().union(*(gain.sites for gain in gains if gain is not None))
@@ -126,21 +134,41 @@ class Flow(Cuts):
                         self._refuse_value(sites, RefusalCode.GRAPH_OUTPUT, "graph output", value, why)
 
     def _backward(self) -> None:
-        uses: dict[ir.Value, list[_Use]] = {}
-        for value in self.graph.outputs:
-            uses.setdefault(value, []).append(_Use(None, 0, self.full_need(value), frozenset()))
+        """Visit the nodes before which something is not needed; all of the others need everything."""
+        partial: set[ir.Value] = set()
         for node in reversed(self.graph):
-            outputs = [self._total_need(value, uses) for value in node.outputs]
-            sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
-            demand, demand_sites = self._demand(node, outputs, sites)
-            for position, (source, need) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
-                if source is not None and need is not None:
-                    uses.setdefault(source, []).append(_Use(node, position, need, demand_sites))
+            if node not in self.sums and not any(value in partial for value in node.outputs):
+                continue
+            demand, sites = self._answer(node, [self._total_need(value, partial) for value in node.outputs])
+            for source, need in zip(node.inputs, demand.inputs, strict=False):
+                if source is not None and sites and is_partial(need):
+                    partial.add(source)
         for value in self.graph.inputs:
-            self._total_need(value, uses)
+            self._total_need(value, partial)
             if value in self.needs:
                 why = "carries units that the plan drops; export the graph without this input"
                 self._refuse_value(self._sites[value], RefusalCode.GRAPH_INPUT, "graph input", value, why)
+
+    def _answer(self, node: ir.Node, outputs: list[Need]) -> tuple[Demand, frozenset[str]]:
+        """What a node needs of its inputs, see `_demand`, computed once."""
+        if node not in self._answers:
+            sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
+            self._answers[node] = self._demand(node, outputs, sites)
+        return self._answers[node]
+
+    def _uses(self, value: ir.Value) -> list[_Use]:
+        """The uses of a tensor, the last one first.
+
+        Readers that were not visited yet need everything that they need for all of their outputs.
+        """
+        uses = [_Use(None, 0, self.full_need(value), frozenset()) for output in self.graph.outputs if output is value]
+        readers = [(node, position) for node, position in value.uses() if node in self._positions]
+        for node, position in sorted(readers, key=lambda use: (-self._positions[use[0]], use[1])):
+            demand, sites = self._answer(node, [self.full_need(output) for output in node.outputs])
+            need = demand.inputs[position] if position < len(demand.inputs) else None
+            if need is not None:
+                uses.append(_Use(node, position, need, sites))
+        return uses
 
     def _demand(self, node: ir.Node, outputs: list[Need], sites: frozenset[str]) -> tuple[Demand, frozenset[str]]:
         """What a node needs of its inputs, and the names of the sites because of which that may not be everything."""
@@ -172,15 +200,20 @@ class Flow(Cuts):
         inputs = tuple(self.full_need(value) if value is not None else None for value in node.inputs)
         return Demand(inputs, tuple(outputs)), frozenset()
 
-    def _total_need(self, value: ir.Value, pending: dict[ir.Value, list[_Use]]) -> Need:
-        """The need of a tensor over all of its uses, which are removed from `pending`."""
+    def _total_need(self, value: ir.Value, partial: Collection[ir.Value]) -> Need:
+        """The need of a tensor over all of its uses.
+
+        Args:
+            value: the tensor.
+            partial: the tensors of which some node needs less than everything.
+        """
         shape = self.probe.shape(value) or ()
-        uses = pending.pop(value, [])
+        if value not in partial:
+            return all_indices(len(shape))
+        uses = self._uses(value)
         if value in self._captures:
             uses = [*uses, _Use(self._captures[value], 0, all_indices(len(shape)), frozenset())]
         sites = frozenset().union(*(use.sites for use in uses if is_partial(use.need)))
-        if not sites:
-            return all_indices(len(shape))
         need: list[Index] = []
         for axis, size in enumerate(shape):
             index = uses[0].need[axis]

@@ -97,6 +97,11 @@ class Probe:
             return None
         return first
 
+    @property
+    def known(self) -> Collection[ir.Value]:
+        """The tensors whose content is known under the first assignment."""
+        return self._walks[0].constants.keys()
+
     def contents(self, value: ir.Value | None) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Content of a small tensor under both assignments, None where it is unknown."""
         if value is None:

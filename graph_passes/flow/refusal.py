@@ -34,6 +34,11 @@ class RefusalCode(StrEnum):
     GRAPH_OUTPUT = "graph-output"
     """The graph returns heads that the plan drops."""
 
+    CACHE = "cache"
+    """The graph reads or returns keys and values of earlier positions."""
+    QUANTIZED = "quantized"
+    """The operator multiplies integers; the float graph can be pruned, and quantized afterwards."""
+
     # Masked attention on its way to block-sparse attention.
     UNSUPPORTED_MASK = "unsupported-mask"
     """The block mask, or the mask that it is combined with, has a form that block-sparse attention cannot compute."""
@@ -62,4 +67,4 @@ class Refusal:
     value: str = ""
 
     def __str__(self) -> str:
-        return f"{self.op} {self.node}: {self.why}"
+        return f"{f'{self.op} {self.node}'.rstrip()}: {self.why}"

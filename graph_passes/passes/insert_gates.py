@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.find import GraphSite, find_attention
+from graph_passes.attention.find_groups import FoundGroup, integer_products, search_groups
 from graph_passes.attention.gate_initializers import (
     HEAD_GATE,
     find_gates,
@@ -17,13 +18,14 @@ from graph_passes.attention.gate_initializers import (
     nearest_float_type,
 )
 from graph_passes.attention.match_feed_forwards import match_feed_forwards
-from graph_passes.attention.match_plan import match_plan
+from graph_passes.attention.match_plan import Pair, match_plan
+from graph_passes.attention.products import GraphProduct
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name
-from graph_passes.errors import GraphErrorCode, PlanError, listed
+from graph_passes.errors import GraphError, GraphErrorCode, PlanError, listed
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 from graph_passes.passes.insert_product_gates import gate_input
-from graph_passes.plan import Plan, SitePlan
+from graph_passes.plan import NeuronPlan, Plan, SitePlan
 from graph_passes.weights.match_weights import MatchedWeight
 
 FINGERPRINT = "compressor.fingerprint"
@@ -43,20 +45,26 @@ class InsertGates(GraphPass[InsertedGates]):
     Cases:
         1. The graph has gates: nothing is inserted. They must have the plan's groups and units; a gate of neurons that
            the plan does not list is open.
-        2. It has none: each site of the plan is paired with its attentions, see `match_plan`, and each feed-forward
-           that loses or scales neurons with its products, see `match_feed_forwards`.
+        2. It has none: each site of the plan is paired with its attentions, and each feed-forward that loses or scales
+           neurons with its products, by the names of the graph's groups (`find_groups`). Names of other sources, such
+           as those of a PyTorch model, are paired by `match_plan` and `match_feed_forwards`.
 
     Args:
         plan: the plan; gates are the scales of its kept units, and zero for dropped units.
         weights: name of a parameter -> the initializers that hold it, where its values are known; see `match_weights`.
+        gate_all: insert gates of ones for feed-forwards that keep every neuron, too.
 
     Raises (from `call`):
         PlanError: the plan's groups are not those of the graph, the units are removed already, or a mask is missing.
+        GraphError: the plan's groups are not those of the graph, whose weights are integers.
     """
 
-    def __init__(self, plan: Plan, weights: Mapping[str, MatchedWeight] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, weights: Mapping[str, MatchedWeight] | None = None, *, gate_all: bool = False
+    ) -> None:
         self.plan = plan
         self.weights = weights or {}
+        self.gate_all = gate_all
 
     def requires(self, model: ir.Model) -> None:
         require_inlined(model)
@@ -68,15 +76,40 @@ class InsertGates(GraphPass[InsertedGates]):
         if gates:
             _check_gates(self.plan, gates)
             return ReportedResult(model, False, InsertedGates(()))
-        sites = match_plan(self.plan, find_attention(model))
-        pruned = [group for group in self.plan.feed_forwards if group.gate != (1.0,) * group.units]
-        feed_forwards = match_feed_forwards(pruned, model, self.weights)
+        sites, feed_forwards = self._pairs(model)
         for site, attention in sites:
             _insert(model.graph, site, attention)
         for group, product in feed_forwards:
             gate_input(model.graph, product.node, product.position, group, product.axis)
         names = [*(site.name for site, _ in sites), *(group.name for group, _ in feed_forwards)]
         return ReportedResult(model, True, InsertedGates(tuple(dict.fromkeys(names))))
+
+    def _pairs(self, model: ir.Model) -> tuple[list[Pair], list[tuple[NeuronPlan, GraphProduct]]]:
+        """Case 2: the sites and the feed-forwards that get gates, each with what it is in the graph.
+
+        Raises:
+            PlanError: the plan's groups are not those of the graph.
+            GraphError: likewise, and the graph has weights of integers.
+        """
+        groups = search_groups(model).groups
+        try:
+            sites = _sites_of_groups(self.plan, groups) or match_plan(self.plan, find_attention(model))
+            scaled = [g for g in self.plan.feed_forwards if self.gate_all or g.gate != (1.0,) * g.units]
+            return sites, match_feed_forwards(scaled, model, self.weights, groups)
+        except PlanError as error:
+            for obstacle in integer_products(model):
+                code = GraphErrorCode.UNSUPPORTED_OPERATOR
+                raise GraphError(str(obstacle), code=code, operator=obstacle.op, node=obstacle.node) from error
+            raise
+
+
+def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair]:
+    """Each site of a plan with the attentions of the group of its name; empty, unless these are all groups of heads."""
+    heads = {group.name: group for group in groups if group.type == "heads"}
+    sizes = {name: (group.units, group.width) for name, group in heads.items()}
+    if {site.name: (site.heads, site.head_dim) for site in plan.sites} != sizes:
+        return []
+    return [(site, attention) for site in plan.sites for attention in heads[site.name].attentions]
 
 
 def _check_masks(plan: Plan, graph: ir.Graph) -> None:

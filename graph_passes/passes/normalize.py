@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import _constant_folding as folding
 
 from graph_passes.block_sparse.function import DOMAIN, NAME
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.conditions import settled_condition
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 
 _SEPARATE_INITIALIZERS = 4
@@ -32,7 +35,8 @@ class Normalize(GraphPass[Normalized]):
         2. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
         3. Chains of constants fold into one. No weight is copied: a node that reads an initializer of floats is not
            folded, so that weights keep their names and stay in their file.
-        4. `Constant` nodes become initializers, and initializers are removed from the inputs of the graph.
+        4. An `If` whose condition is the same for all sizes of the inputs becomes the branch that it takes.
+        5. `Constant` nodes become initializers, and initializers are removed from the inputs of the graph.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[Normalized]:
@@ -49,13 +53,57 @@ class Normalize(GraphPass[Normalized]):
             common.RemoveUnusedNodesPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         )
+        conditions = len(_conditions(model))
         result = passes(model)
+        while _settle_conditions(model) or len(_conditions(model)) < conditions:
+            conditions = len(_conditions(model))
+            _release_branches(model.graph)
+            common.NameFixPass()(model)  # tensors of two branches may have one name
+            passes(model)
         model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS)
         after = model.graph.num_nodes()
         return ReportedResult(model, result.modified or before != after, Normalized(before, after))
 
     def ensures(self, model: ir.Model) -> None:
         require_inlined(model)
+
+
+def _conditions(model: ir.Model) -> list[ir.Node]:
+    """The nodes that take one of two branches."""
+    return [node for node in model.graph if node.op_type == "If" and not node.domain]
+
+
+def _settle_conditions(model: ir.Model) -> bool:
+    """Case 4: make conditions that are known constants, for the folding pass; returns whether there are any.
+
+    The folding pass itself knows no condition that compares free sizes.
+    """
+    computed = [node for node in _conditions(model) if node.inputs[0] is not None and not _is_constant(node.inputs[0])]
+    probe = Probe(model) if computed else None
+    count = 0
+    for node in computed:
+        settled = settled_condition(node.inputs[0], probe) if probe is not None else None
+        if settled is not None:
+            constant = ir.node("Constant", [], {"value": ir.tensor(np.array(settled))})
+            model.graph.insert_before(node, constant)
+            node.replace_input_with(0, constant.outputs[0])
+            count += 1
+    return bool(count)
+
+
+def _release_branches(graph: ir.Graph) -> None:
+    """Remove the uses of tensors by branches that no node takes any more: they would count as read."""
+    nodes = frozenset(graph.all_nodes())
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
+    for value in values:
+        for reader, position in list(value.uses()):
+            if reader not in nodes:
+                reader.replace_input_with(position, None)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    producer = value.producer()
+    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
 
 
 def _is_unranked_split(node: ir.Node) -> bool:

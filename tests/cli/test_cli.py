@@ -21,8 +21,9 @@ from compressor.report import write
 from compressor.report.files import to_json
 from compressor.results import CurvePoint
 from compressor.units import find_sites, keep_all
-from graph_passes import BlockMask
+from graph_passes import BlockMask, RefusalCode, save
 from tests.command import compress
+from tests.graph_passes.image_layer import SHAPE, image_layer
 from tests.report import reports
 
 Cap = pytest.CaptureFixture[str]
@@ -95,7 +96,7 @@ def test_common_flags_are_accepted_anywhere(capfd: Cap, model: Path, arguments: 
 
 
 def test_flags_for_a_folder_are_refused_beside_a_graph(capfd: Cap, graph: Path) -> None:
-    result = compress(capfd, "sites", graph, "--seq", "6")
+    result = compress(capfd, "sites", graph, "--task", "text-classification")
     assert (result.code, result.error_code) == (2, ErrorCode.CONTRADICTION)
 
 
@@ -111,14 +112,19 @@ def test_a_reader_that_has_gone_ends_the_command_with_its_code(arguments: list[s
 def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph: Path) -> None:
     folder_sites = compress(capfd, "sites", model)
     graph_sites = compress(capfd, "sites", graph)
-    (columns, heads, neurons), (graph_columns, graph_heads) = map(table_of, (folder_sites.out, graph_sites.out))
+    (columns, heads, neurons), (graph_columns, *graph_rows) = map(table_of, (folder_sites.out, graph_sites.out))
     assert columns == ["name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs"]
-    assert graph_columns == ["name", "type", "kind", "units", "kv_heads", "head_dim"]  # without columns that are empty
-    assert graph_heads == [*heads[:4], *heads[5:7]]
+    assert graph_columns == [column for column in columns if column != "step"]  # without columns that are empty
+    assert [row[:6] for row in graph_rows] == [[*row[:4], *row[5:7]] for row in (heads, neurons)]
     assert neurons[1:7] == ["neurons", "-", "20", "1", "-", "-"]
     assert all(share.endswith("%") for row in (heads, neurons) for share in row[7:9])
     assert folder_sites.err.startswith("finding units")
-    assert graph_attentions(capfd, graph) == graph_attentions(capfd, model)
+    assert uncounted(capfd, graph) == uncounted(capfd, model)
+    # The folder has its whole graph counted, with the positions that it reads.
+    rows, folder_rows = (compress(capfd, "sites", path, "--seq", "6", "--json").json for path in (graph, model))
+    for row, folder_row in zip(rows, folder_rows, strict=True):
+        assert row["parameters"] == pytest.approx(folder_row["parameters"], rel=0.02)
+        assert 0 < row["macs"] < 1
 
 
 def test_shares_of_sites_are_those_of_what_a_plan_without_them_lacks(
@@ -154,10 +160,24 @@ def table_of(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def graph_attentions(capfd: Cap, path: Path) -> list[dict[str, Any]]:
-    """The rows of heads, which is all that a graph lists, with what is known of a graph."""
+def uncounted(capfd: Cap, path: Path) -> list[dict[str, Any]]:
+    """The rows with what is known of a graph."""
     rows = compress(capfd, "sites", "--json", "--no-count", path).json
-    return [row | {"step": None, "ms": None} for row in rows if row["type"] == "heads"]
+    return [row | {"step": None, "ms": None} for row in rows]
+
+
+def test_a_graph_in_which_nothing_can_be_removed_is_refused_with_the_reason(capfd: Cap, tmp_path: Path) -> None:
+    path, rows, others = (tmp_path / name for name in ("image.onnx", "rows.npz", "others.npz"))
+    save(image_layer(), path)
+    np.savez(rows, x=np.zeros(SHAPE, np.float32))
+    np.savez(others, image=np.zeros(SHAPE, np.float32))
+    result = compress(capfd, "sites", path)
+    assert (result.code, result.error_code) == (8, ErrorCode.SITE_REFUSED)
+    assert result.details["reason"] == RefusalCode.UNKNOWN_SHAPE
+    (found,) = compress(capfd, "sites", path, "--example-inputs", rows, "--json").json
+    assert (found["type"], found["units"]) == ("neurons", 20)
+    assert compress(capfd, "sites", path, "--example-inputs", others).error_code == ErrorCode.UNKNOWN_NAME
+    assert compress(capfd, "sites", path, "--example-inputs", path).error_code == ErrorCode.FILE_UNREADABLE
 
 
 def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
@@ -165,7 +185,7 @@ def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
     result = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out, "--json")
     assert result.code == 0
     assert (result.json["heads"], result.json["kept"]) == (2, 1)
-    assert [row["units"] for row in compress(capfd, "sites", "--json", out).json] == [1]
+    assert [row["units"] for row in compress(capfd, "sites", "--json", out).json] == [1, 20]
     repeated = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out)
     assert repeated.code == 2
     assert repeated.error_code == ErrorCode.OUTPUT_EXISTS
@@ -194,7 +214,8 @@ def test_apply_reports_which_masks_are_lowered(capfd: Cap, model: Path, tmp_path
         assert result.json["block_sparse"] == lowered
         assert ("stays dense under its mask" in result.err) is (not lowered)
         for path in (reference, out):  # with masked attention, or lowered to block-sparse attention
-            assert graph_attentions(capfd, path) == graph_attentions(capfd, model)
+            heads, of_model = ([row for row in uncounted(capfd, p) if row["type"] == "heads"] for p in (path, model))
+            assert heads == of_model
 
 
 def test_report_is_rewritten(capfd: Cap, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class LabelRule:
 
 
 def _mixes_heads() -> NoRuleError:
-    return NoRuleError(RefusalCode.MIXES_HEADS, "mixes the indices of the heads' axis")
+    return NoRuleError(RefusalCode.MIXES_HEADS, "computes each output from all of the units")
 
 
 def broadcast(

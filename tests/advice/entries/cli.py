@@ -108,6 +108,19 @@ def _(w: World) -> None:
     w.right("sites", "dense.onnx")
 
 
+@advice("cli.sites _require_groups text")
+def _(w: World) -> None:
+    import numpy as np
+
+    from graph_passes import save
+    from tests.graph_passes.image_layer import SHAPE, image_layer
+
+    save(image_layer(), w.file("image.onnx"))
+    np.savez(w.file("rows.npz"), x=np.zeros(SHAPE, np.float32))
+    w.fails("sites", "image.onnx")
+    w.right("sites", "image.onnx", "--example-inputs", "rows.npz")
+
+
 @advice("cli message_of text")
 def _(w: World) -> None:
     w.usage_fails("apply", "--no-such-flag")

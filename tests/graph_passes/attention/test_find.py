@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -46,6 +47,8 @@ def test_a_stored_mask_over_pairs_is_causal_and_a_threshold_of_a_computed_one_is
         weights,
     ]
     model = graph(body, *declared, inputs="float[B, 9, 8] x, float[B, 1, 9, 9] padding", outputs="float[B, 9, 8] y")
+    if "stored" in model.graph.initializers:
+        model.graph.initializers["stored"].const_value = ir.tensor(np.tri(9, dtype=np.float32).reshape(1, 1, 9, 9))
     assert [site.kind for site in find_attention(model)] == [kind]
 
 
@@ -54,22 +57,22 @@ ATTENTION = """
     kp = MatMul (x, Wk) ks = Reshape (kp, split) k = Transpose <perm = {order}> (ks)
     kt = Transpose <perm = [0, 1, 3, 2]> (k)
     {values}
-    raw = MatMul (q, kt) p = Softmax <axis = -1> (raw) heads = MatMul (p, v)
+    raw = MatMul (q, kt) {masked} p = Softmax <axis = -1> (s) heads = MatMul (p, v)
     back = Transpose <perm = {order}> (heads) merged = Reshape (back, merge) y = MatMul (merged, Wo)
 """
 
 
-def attention(values: str, *weights: str, order: str = "[0, 2, 1, 3]") -> ir.Model:
-    """An attention of 4 heads of width 3, with an order of axes."""
+def attention(values: str, *weights: str, order: str = "[0, 2, 1, 3]", masked: str = "s = Identity (raw)") -> ir.Model:
+    """An attention of 4 heads of width 3, with an order of axes, and what computes its masked scores."""
     projections = (f"float[8, 12] W{operand}" for operand in "qkv")
     splits = "int64[4] split = {0, 0, 4, 3}, int64[3] merge = {0, 0, 12}, float[12, 8] Wo"
-    return graph(ATTENTION.format(values=values, order=order), *projections, splits, *weights)
+    return graph(ATTENTION.format(values=values, order=order, masked=masked), *projections, splits, *weights)
 
 
 def test_values_that_every_row_shares_are_not_shared_by_heads() -> None:
     values = """
-        s = Shape <start = 0, end = 1> (x) l = Shape <start = 1, end = 2> (x)
-        part = Slice (stored, none, l, axis) shape = Concat <axis = 0> (s, four, l, three) v = Expand (part, shape)
+        b = Shape <start = 0, end = 1> (x) l = Shape <start = 1, end = 2> (x)
+        part = Slice (stored, none, l, axis) shape = Concat <axis = 0> (b, four, l, three) v = Expand (part, shape)
     """
     weights = "float[1, 4, 64, 3] stored, int64[1] none = {0}, int64[1] axis = {2}, int64[1] four = {4}"
     (site,) = find_attention(attention(values, weights, "int64[1] three = {3}"))
@@ -85,3 +88,45 @@ def test_rows_on_the_second_axis_are_no_heads() -> None:
             node.attributes["perm"] = ir.AttrInt64s("perm", (1, 2, 0, 3))
     assert run(model, draw(model, {"B": 2, "S": 5}))
     assert not find_attention(model)
+
+
+POSITIONS = """
+    l = Shape <start = 1, end = 2> (x) count = Squeeze (l) order = Range (none, count, one)
+    row = Unsqueeze (order, first) column = Unsqueeze (order, second) distance = Sub (row, column)
+"""
+
+
+@pytest.mark.parametrize(
+    ("comparison", "kind"),
+    [
+        ("far = Greater (distance, none)", "causal"),
+        ("size = Abs (distance) far = Greater (size, one)", "bidirectional"),
+        ("near = LessOrEqual (distance, none) far = Not (near)", "causal"),
+        ("far = Greater (distance, one)", "bidirectional"),
+    ],
+)
+def test_a_window_around_each_query_is_not_causal(comparison: str, kind: str) -> None:
+    values = f"""
+        vp = MatMul (x, Wv) vs = Reshape (vp, split) v = Transpose <perm = [0, 2, 1, 3]> (vs)
+        {POSITIONS} {comparison}
+    """
+    weights = "int64 none = {0}, int64 one = {1}, int64[1] first = {0}, int64[1] second = {1}, float low = {-1e9}"
+    model = attention(values, weights, masked="s = Where (far, low, raw)")
+    assert [site.kind for site in find_attention(model)] == [kind]
+
+
+def test_reshapes_around_a_projection_leave_its_source() -> None:
+    values = "vp = MatMul (x, Wv) vs = Reshape (vp, split) v = Transpose <perm = [0, 2, 1, 3]> (vs)"
+    model = attention(values, "int64[2] rows = {-1, 8}, int64[1] width = {12}")
+    weights = model.graph.initializers
+    query = next(node for node in model.graph if node.outputs[0].name == "qp")
+    rows = ir.node("Reshape", [query.inputs[0], weights["rows"]])
+    lengths = ir.node("Shape", [query.inputs[0]], {"start": 0, "end": 2})
+    shape = ir.node("Concat", [lengths.outputs[0], weights["width"]], {"axis": 0})
+    back = ir.node("Reshape", [query.outputs[0], shape.outputs[0]])
+    (reader, position), *_ = query.outputs[0].uses()
+    model.graph.insert_before(query, [rows, lengths, shape])
+    model.graph.insert_after(query, back)
+    query.replace_input_with(0, rows.outputs[0])
+    reader.replace_input_with(position, back.outputs[0])
+    assert [site.kind for site in find_attention(model)] == ["bidirectional"]

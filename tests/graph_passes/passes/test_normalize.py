@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
+import pytest
 
 from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
@@ -75,3 +76,33 @@ def test_initializers_are_not_inputs() -> None:
     assert result.modified
     assert [value.name for value in result.model.graph.inputs] == ["x"]
     assert list(result.model.graph.initializers) == ["w"]
+
+
+BRANCHES = """
+    h = Relu (x) t = Shape (h) d = Gather (t, last)
+    s = Shape (x) r = Gather (s, first) c = Gather (s, last)
+    {conditions}
+    a = If (one) <then_branch = p () => (float[B, S, 8] q) {{ n = Neg (h) q = Abs (n) }},
+                  else_branch = e () => (float[B, S, 8] f) {{ f = Identity (h) }}>
+    y = If (two) <then_branch = p2 () => (float[B, S, 8] q2) {{ n = Exp (a) q2 = Neg (n) }},
+                  else_branch = e2 () => (float[B, S, 8] f2) {{ f2 = Identity (a) }}>
+"""
+SIZES = "int64 first = {0}, int64 last = {2}, int64 eight = {8}"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ("one = Equal (c, d) two = Not (one)", ["Relu", "Neg", "Abs"]),
+        ("one = Equal (c, d) two = Identity (one)", ["Relu", "Neg", "Abs", "Exp", "Neg"]),
+        ("one = Less (c, eight) two = Not (one)", ["Relu", "Exp", "Neg"]),
+    ],
+)
+def test_an_if_on_sizes_that_are_always_the_same_becomes_its_branch(conditions: str, expected: list[str]) -> None:
+    result = rewritten(Normalize(), graph(BRANCHES.format(conditions=conditions), SIZES), tolerance=0)
+    assert operators(result.model) == expected
+
+
+def test_an_if_that_some_size_decides_stays() -> None:
+    model = graph(BRANCHES.format(conditions="one = Equal (r, eight) two = Equal (r, c)"), SIZES)
+    assert operators(Normalize()(model).model).count("If") == 2
