@@ -21,6 +21,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.network import GraphNetwork
+from compressor.graph.write import write_gated
 from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length, with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
@@ -87,7 +88,7 @@ def export_reference(
         raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="fixed", value=unknown)
     bare = unwrap(model)
     if isinstance(bare, GraphNetwork):
-        bare.write_gated(plan, Path(path), example)
+        write_gated(bare, plan, Path(path), example)
         return
     with _deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)

@@ -20,6 +20,7 @@ from transformers.exporters.utils import get_leaf_tensors
 from compressor.engines.prove import Case, case_name, prove_outputs, require, unoptimized
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.network import GraphNetwork
+from compressor.graph.write import reference_run
 from compressor.model_folder import copy_of
 from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys
 from compressor.models.text_config import text_config
@@ -73,7 +74,7 @@ def prove_export(
 
     expected: list[Outputs] = []
     if isinstance(model, GraphNetwork):  # the reference is the file, not the network that interprets it
-        run_file = model.reference_run(plan)
+        run_file = reference_run(model, plan)
         expected = [run_file(case.feeds) for case in cases]
         return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
     for case in cases:

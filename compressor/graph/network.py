@@ -15,7 +15,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -29,10 +28,6 @@ import graph_passes
 from compressor.graph.operators import executor
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
-from compressor.targets.base import Feeds
-from compressor.targets.example_rows import ExampleRows
-from compressor.targets.relative_error import Outputs as Arrays
-from graph_passes import Plan
 from graph_passes.passes import Normalize
 
 Outputs = tuple[Tensor | None, ...]
@@ -173,8 +168,8 @@ class GraphNetwork(PreTrainedModel):
         sites: the attentions, named by the linears that mix their heads.
         feed_forwards: path of each linear that reads neurons -> their number.
         group_names: names of all groups, in the order of the graph.
-        graph_inputs: type and shape of each input by name.
-        graph_outputs: type and shape of each output by name.
+        input_specs: type and shape of each input by name.
+        output_specs: type and shape of each output by name.
     """
 
     main_input_name = "input_ids"
@@ -183,7 +178,7 @@ class GraphNetwork(PreTrainedModel):
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         super().__init__(config)
         self.file, self.sites, self.feed_forwards = program.file, program.sites, program.feed_forwards
-        self.graph_inputs, self.graph_outputs = program.signature
+        self.input_specs, self.output_specs = program.signature
         self.group_names = [group.linear for group in program.found.groups]
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
@@ -218,18 +213,6 @@ class GraphNetwork(PreTrainedModel):
         Normalize()(model)
         return model
 
-    def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
-        """Write the graph with the gates of a plan; see `compressor.graph.write.write_gated`."""
-        from compressor.graph.write import write_gated
-
-        write_gated(self, plan, path, example)
-
-    def reference_run(self, plan: Plan) -> Callable[[Feeds], Arrays]:
-        """Runs the file in ONNX Runtime; see `compressor.graph.write.reference_run`."""
-        from compressor.graph.write import reference_run
-
-        return reference_run(self, plan)
-
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs of the graph by name.
 
@@ -244,7 +227,7 @@ class GraphNetwork(PreTrainedModel):
         try:
             execute(self._before, shared, {})
             computed: dict[int, Tensor] = {}
-            for layer in self.layers:
+            for layer in self._layers():
                 # What replays the values of a later layer in place of this one leaves it without operands.
                 values = layer(*(computed.get(number) for number in layer.operands))
                 computed = dict(zip(values.numbers, values, strict=True))
@@ -252,9 +235,15 @@ class GraphNetwork(PreTrainedModel):
             return {
                 name: operand.value if isinstance(operand, Weight) else {**shared, **computed}[operand]
                 for name, operand in self._results.items()
+                if operand is not None
             }
         finally:
             shared.clear()
+
+    def _layers(self) -> Iterator[GraphLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, GraphLayer)
+            yield layer
 
     def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
         """The outputs, and the loss of the first one where there are labels."""
@@ -386,8 +375,8 @@ class _Builder:
         last_use: dict[ir.Value, int] = {}
         for position, (node, linear) in enumerate(units):
             for value in node.inputs if linear is None else (linear.activation,):
-                if value in depends:
-                    last_use[value] = position  # type: ignore[index]
+                if value is not None and value in depends:
+                    last_use[value] = position
         returned = [value for value in self._program.graph.outputs if value in depends]
         cuts = self._cuts(units, depends, last_use)
         layers: list[GraphLayer] = []

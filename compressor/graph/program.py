@@ -123,23 +123,21 @@ class Program:
     @property
     def settings(self) -> dict[str, Any]:
         """Entries of a configuration that the tables and outputs of a graph of texts show."""
-        tables = {
-            node.inputs[1].name: int(node.inputs[0].const_value.shape[0])
-            for node in self.graph
-            if node.op_type == "Gather"
-            and len(node.inputs) == 2
-            and node.inputs[0].is_initializer()
-            and node.inputs[0].const_value is not None
-            and len(node.inputs[0].const_value.shape) == 2
-        }
+        tables: dict[str, int] = {}
+        for node in self.graph:
+            if node.op_type == "Gather":
+                table, ids = node.inputs
+                if table is not None and ids is not None and table.const_value is not None:
+                    shape = table.const_value.shape.numpy()
+                    tables |= {ids.name or "": shape[0]} if len(shape) == 2 else {}
         settings: dict[str, Any] = {}
         if _TOKENS in tables:
             settings["vocab_size"] = tables[_TOKENS]
         if _TYPES in self.inputs:
             settings["type_vocab_size"] = tables.get(_TYPES, 2)
-        shape = self.graph.outputs[0].shape
-        if shape is not None and isinstance(shape[-1], int):
-            settings["num_labels"] = shape[-1]
+        axes = self.graph.outputs[0].shape
+        if axes is not None and isinstance(axes[-1], int):
+            settings["num_labels"] = axes[-1]
         return settings
 
     def opset(self, node: ir.Node) -> int:

@@ -14,7 +14,7 @@ from compressor.graph.network import GraphNetwork
 from compressor.graph.program import Program
 from compressor.model_folder.sentence_modules import SentenceModules
 from compressor.models.pooled_encoder import POOLINGS, PooledOutput
-from compressor.models.sentence_encoder import EMBEDDING, STATES, SentenceEncoder
+from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
 
 
 class SentenceGraph(GraphNetwork, SentenceEncoder):
@@ -34,7 +34,7 @@ class SentenceGraph(GraphNetwork, SentenceEncoder):
         self.pooling, self.pool_in_graph = modules.pooling, False
 
     @property
-    def encoder(self) -> Self:
+    def encoder(self) -> Self:  # type: ignore[override]
         """The graph is its own encoder."""
         return self
 
@@ -45,4 +45,4 @@ class SentenceGraph(GraphNetwork, SentenceEncoder):
         mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
         outputs = self.outputs(POOLINGS[self.pooling](states, mask))
         loss = None if labels is None else self.loss(outputs[EMBEDDING], labels)
-        return PooledOutput(loss=loss, **{STATES: states}, **outputs)
+        return PooledOutput(loss=loss, last_hidden_state=states, **outputs)  # type: ignore[arg-type]

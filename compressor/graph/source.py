@@ -98,12 +98,13 @@ def load_graph(
     if modules is None:
         network = network_of(program, config)
     else:
-        network = modules.complete(folder, network_of(program, config, SentenceGraph, modules=modules), processor)
+        encoder = network_of(program, config, SentenceGraph, modules=modules)
+        network = modules.complete(folder, encoder, processor)
     example = {} if example_inputs is None else read_example(example_inputs, network)
     if rows:
         example = {
             name: torch.from_numpy(rows[name].astype(spec.dtype))
-            for name, spec in network.graph_inputs.items()
+            for name, spec in network.input_specs.items()
             if name in rows
         }
     loaded = ModelFolder(
@@ -138,8 +139,8 @@ def _configuration(
     """The configuration of a graph, and its task."""
     if rows:
         tokens = [array.shape[1] for name, array in rows.items() if name.endswith(_TOKENS) and array.ndim == 2]
-        limit = {"max_position_embeddings": tokens[0]} if tokens else {}
-        return GraphConfig(graph=program.digest, **limit), ARRAYS
+        known: dict[str, Any] = {"max_position_embeddings": tokens[0]} if tokens else {}
+        return GraphConfig(graph=program.digest, **known), ARRAYS
     if (folder / CONFIG).is_file():
         read_config(folder)
         config = load_config(folder, False)
@@ -148,7 +149,7 @@ def _configuration(
     name = task or _task_by_form(folder, program)
     limit = _token_limit(program)
     padding = getattr(processor, "pad_token_id", None) or 0
-    positions = {} if limit is None else {"max_position_embeddings": limit}
+    positions: dict[str, Any] = {} if limit is None else {"max_position_embeddings": limit}
     return GraphConfig(graph=program.digest, pad_token_id=padding, **program.settings, **positions), name
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -83,9 +83,6 @@ class SentenceTexts:
         return prompted.lower() if self.lower_case else prompted
 
 
-Encoder = TypeVar("Encoder", bound=SentenceEncoder)
-
-
 @dataclass(frozen=True)
 class SentenceModules(SentenceTexts):
     """The modules around the encoder of a folder of sentence-transformers, and how its texts are prepared.
@@ -109,9 +106,10 @@ class SentenceModules(SentenceTexts):
             InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
         """
         model = SentenceEncoder(encoder, self.pooling, normalize=self.normalize, pool_in_graph=pool_in_graph)
-        return self.complete(path, model, processor, allow_pickle=allow_pickle)
+        completed: SentenceEncoder = self.complete(path, model, processor, allow_pickle=allow_pickle)
+        return completed
 
-    def complete(self, path: Path, model: Encoder, processor: Any, *, allow_pickle: bool = False) -> Encoder:
+    def complete(self, path: Path, model: Any, processor: Any, *, allow_pickle: bool = False) -> Any:
         """An encoder with the dense layers of a folder, whose tokenizer gets the folder's maximum length.
 
         Raises:

@@ -60,8 +60,8 @@ class Arrays(Task):
         super().__init__(metric)
         signature: Any = folder.model
         self._config: PretrainedConfig = folder.model.config
-        self._inputs: Mapping[str, InputSpec] = signature.graph_inputs
-        outputs: Mapping[str, OutputSpec] = signature.graph_outputs
+        self._inputs: Mapping[str, InputSpec] = signature.input_specs
+        outputs: Mapping[str, OutputSpec] = signature.output_specs
         self._outputs = {name: output for name, output in outputs.items() if output.dtype.kind == "f"}
         self._request = request
         self._parts: list[RowArrays] = []
@@ -75,7 +75,7 @@ class Arrays(Task):
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
         """Whether the model is a bare graph."""
-        return hasattr(folder.model, "graph_inputs")
+        return hasattr(folder.model, "input_specs")
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:

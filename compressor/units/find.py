@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,6 +39,21 @@ ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one forward of a module."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which transformers' attention modules receive a second sequence to attend to."""
+
+
+@runtime_checkable
+class KnowsGroups(Protocol):
+    """A model that knows its groups of units, such as a graph: they are not searched.
+
+    Attributes:
+        sites: the attentions, named by the linears that mix their heads.
+        feed_forwards: path of each linear that reads neurons -> their number.
+        group_names: names of all groups, in the order in which the model calls them.
+    """
+
+    sites: Sequence[Site]
+    feed_forwards: Mapping[str, int]
+    group_names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -89,8 +104,8 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
-    if (sites := getattr(bare, "sites", None)) is not None:  # a graph, whose groups are those that can be cut
-        return Units(list(sites), frozenset(bare.feed_forwards))
+    if isinstance(bare, KnowsGroups):
+        return Units(list(bare.sites), frozenset(bare.feed_forwards))
     for observe, follow in ((True, True), (True, False), (False, True), (False, False)):
         try:
             units = _units_of_forward(bare, inputs, attention, observe=observe, follow=follow)

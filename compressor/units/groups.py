@@ -25,7 +25,7 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
-from compressor.units.find import SUPPORTED, evaluation_mode, find_units
+from compressor.units.find import SUPPORTED, KnowsGroups, evaluation_mode, find_units
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.layers import (
     Linear,
@@ -175,15 +175,17 @@ def find_groups(
         )
     bare = unwrap(model)
     units = find_units(bare, inputs, attention=attention)
-    if (feed_forwards := getattr(bare, "feed_forwards", None)) is not None:
+    if isinstance(bare, KnowsGroups):
+        order = {name: number for number, name in enumerate(bare.group_names)}
         groups = [_heads(site, site.name, group_by) for site in units.sites]
-        groups += [_neurons(name, count) for name, count in feed_forwards.items()]
-        return sorted(groups, key=lambda group: bare.group_names.index(group.name))
-    with evaluation_mode(bare), torch.no_grad():
-        trace = trace_calls(bare, units.sites, inputs, attention)
-        groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
-        ends = _feed_forward_ends(bare, inputs, trace, units.read)
-        groups += [_neurons(call.name, linear_sizes(call.module)[0]) for call in ends]
+        groups += [_neurons(name, count) for name, count in bare.feed_forwards.items()]
+    else:
+        with evaluation_mode(bare), torch.no_grad():
+            trace = trace_calls(bare, units.sites, inputs, attention)
+            order = trace.order
+            groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
+            ends = _feed_forward_ends(bare, inputs, trace, units.read)
+            groups += [_neurons(call.name, linear_sizes(call.module)[0]) for call in ends]
     if not groups:
         raise SiteRefusedError(
             f"{family(bare)}: neither heads of an attention nor neurons of a feed-forward were recognized, so nothing"
@@ -191,7 +193,7 @@ def find_groups(
             code=ErrorCode.SITE_REFUSED,
             family=family(bare),
         )
-    groups.sort(key=lambda group: trace.order[group.name])
+    groups.sort(key=lambda group: order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups
 

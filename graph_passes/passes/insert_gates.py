@@ -104,8 +104,13 @@ class InsertGates(GraphPass[InsertedGates]):
 
 
 def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair]:
-    """Each site of a plan with the attentions of the group of its name; empty, unless these are all groups of heads."""
-    heads = {group.name: group for group in groups if group.type == "heads"}
+    """Each site of a plan with the attentions of its group; empty, unless these are all groups of heads.
+
+    A site is named as the group, or as the product that mixes its heads (`FoundGroup.linear`).
+    """
+    named = {site.name for site in plan.sites}
+    found = [group for group in groups if group.type == "heads"]
+    heads = {group.linear if group.linear in named else group.name: group for group in found}
     sizes = {name: (group.units, group.width) for name, group in heads.items()}
     if {site.name: (site.heads, site.head_dim) for site in plan.sites} != sizes:
         return []

@@ -12,7 +12,7 @@ import torch
 import graph_passes
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.write import with_weights
+from compressor.graph.write import reference_run, with_weights, write_gated
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, keep_all
 from tests.exported_graphs import Inputs, Session
@@ -60,7 +60,7 @@ def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) ->
     made = network(path)
     expected = Session(path).run(inputs)
     with torch.no_grad():
-        actual = made(**{key: value for key, value in inputs.items() if key in made.graph_inputs})
+        actual = made(**{key: value for key, value in inputs.items() if key in made.input_specs})
     assert all(error(actual[key], array) <= TOLERANCE for key, array in expected.items())
     assert len(made.layers) >= model.config.get_text_config().num_hidden_layers if name == "bert" else made.layers
 
@@ -68,9 +68,8 @@ def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) ->
 def test_groups_of_a_network_are_its_linears(bert: tuple[Path, Inputs]) -> None:
     made = network(bert[0])
     groups = find_groups(made, bert[1])
-    assert groups and all(
-        made.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups
-    )
+    assert groups
+    assert all(made.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups)
     assert {group.type for group in groups} == {"heads", "neurons"}
 
 
@@ -95,7 +94,8 @@ def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, 
     run = LayerwiseRun(made, [inputs])
     run.advance(run.layers_of(linear).start)
     (calls,) = run.observe({linear: None})
-    assert calls[0].output is not None and torch.equal(calls[0].output, seen[0])
+    assert calls[0].output is not None
+    assert torch.equal(calls[0].output, seen[0])
 
 
 def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_pa
     made = network(path)
     groups = find_groups(made, inputs)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    made.write_gated(plan, tmp_path / "gated.onnx")
+    write_gated(made, plan, tmp_path / "gated.onnx")
     gated = Session(tmp_path / "gated.onnx").run(inputs)
-    folded = made.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    folded = reference_run(made, plan)({name: value.numpy() for name, value in inputs.items()})
     assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
     whole = Session(path).run(inputs)
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01

@@ -46,8 +46,8 @@ class GraphModel(PreTrainedModel):
         self, inputs: Mapping[str, InputSpec], outputs: Sequence[str], renamed: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(PretrainedConfig())
-        self.graph_inputs, self._names = dict(inputs), {name: (renamed or {}).get(name, name) for name in outputs}
-        self.graph_outputs = {
+        self.input_specs, self._names = dict(inputs), {name: (renamed or {}).get(name, name) for name in outputs}
+        self.output_specs = {
             self._names[name]: OutputSpec(INT64 if name == "ids" else FLOAT32, OUTPUTS.get(name, (None, 3)))
             for name in outputs
         }

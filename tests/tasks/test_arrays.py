@@ -341,8 +341,8 @@ def test_names_and_axes_of_the_first_output_suggest_its_meaning(name: str) -> No
     shape, metric = NAMES[name]
     model = folder.model
     assert isinstance(model, GraphModel)
-    output = model.graph_outputs[name]
-    model.graph_outputs = {name: type(output)(output.dtype, shape)}
+    output = model.output_specs[name]
+    model.output_specs = {name: type(output)(output.dtype, shape)}
     task = make_task(folder, rows_config())
     assert (task.metric, task.outputs) == (metric, (name,))
     assert task.compares_answers is (metric == "accuracy")
