@@ -197,7 +197,7 @@ END = "d = MatMul (a, Wd) y = Add (d, n)"
 
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden": 12, "neurons": 12}, {"heads": 3, "width": 4, "hidden": 4}])
-def test_sizes_may_be_equal(sizes: Mapping[str, int]) -> None:
+def test_sizes_may_be_equal(sizes: Mapping[str, Any]) -> None:
     found = assert_removable(layer(END, **sizes))
     assert [(group.type, group.linear, group.weight) for group in found.groups] == [
         ("heads", "product_3", "Wo"),
