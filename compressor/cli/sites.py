@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,15 @@ from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageErro
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graph_passes import FoundGroup, FoundGroups
+    from graph_passes import FoundGroup, FoundGroups, Refusal
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
 _NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
 _OF_GRAPHS = frozenset(("example_inputs", *SitesOptions.model_fields))
 """The fields that are for graphs, too."""
-_LENGTH = 128
-"""Length in tokens at which multiply-accumulates of a graph are counted by default."""
+_LENGTHS = (128, 64, 32, 16, 8)
+"""Lengths in tokens at which multiply-accumulates of a graph are counted by default: at the first that it runs with."""
 _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_fields}
 
 
@@ -89,6 +89,7 @@ def _cell(column: str, value: Any) -> str:
 def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each group of units of a graph."""
     import graph_passes
+    from graph_passes.errors import listed
 
     options = SitesOptions(**{name: fields[name] for name in SitesOptions.model_fields if name in fields})
     example = fields.get("example_inputs")
@@ -102,12 +103,19 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
     with console.stage("finding units"):
         found = graph_passes.find_groups(load())
     _require_groups(path, found)
+    reasons: dict[tuple[str, str], list[Refusal]] = {}
     for obstacle in found.obstacles:
-        console.note(f"{min(obstacle.sites)}: cannot be removed from the graph ({obstacle})")
+        reasons.setdefault((obstacle.op, obstacle.why), []).append(obstacle)
+    for obstacles in reasons.values():
+        names = listed(min(obstacle.sites) for obstacle in obstacles)
+        console.note(f"{names}: cannot be removed from the graph ({obstacles[0]})")
     shares: dict[str, dict[str, float]] = {}
     if options.count:
-        with console.stage("counting the cost of units"):
-            shares = _shares(load, found, options.seq or _LENGTH)
+        try:
+            with console.stage("counting the cost of units"):
+                shares = _shares(load, found, _LENGTHS if options.seq is None else (options.seq,))
+        except graph_passes.GraphPassError as error:
+            console.note(f"parameters and multiply-accumulates were not counted: {error}")
     for group in found.groups:
         row = {"name": group.name, "type": group.type, "kind": group.kind, "units": group.units}
         sizes = {"kv_heads": group.kv_heads, "head_dim": group.head_dim}
@@ -170,7 +178,7 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
     )
 
 
-def _shares(load: Callable[[], ir.Model], found: FoundGroups, length: int) -> dict[str, dict[str, float]]:
+def _shares(load: Callable[[], ir.Model], found: FoundGroups, lengths: Sequence[int]) -> dict[str, dict[str, float]]:
     """Name of the group -> its shares of the parameters and of the multiply-accumulates, as far as they are known.
 
     Groups whose names differ in numbers alone are those of similar layers, of which the first and the last are counted.
@@ -178,25 +186,29 @@ def _shares(load: Callable[[], ir.Model], found: FoundGroups, length: int) -> di
     Args:
         load: returns the graph.
         found: its groups.
-        length: size of the free axes other than the batch.
+        lengths: sizes of the free axes other than the batch, of which the first is used that the graph runs with.
     """
     import graph_passes
     from compressor.measure.macs import macs
 
-    def count(pruned: FoundGroup | None) -> dict[str, int | None]:
+    def shrunk_without(pruned: FoundGroup | None) -> ir.Model:
         kept = {group.name: group.units // 2 if group is pruned else group.units for group in found.groups}
         plan = graph_passes.Plan(groups=tuple(group.plan(range(kept[group.name])) for group in found.groups))
-        shrunk = graph_passes.shrink(load(), plan).model
-        return {"parameters": graph_passes.count_parameters(shrunk), "macs": macs(shrunk, 1, length)}
+        return graph_passes.shrink(load(), plan).model
 
+    def count(model: ir.Model) -> dict[str, int | None]:
+        return {"parameters": graph_passes.count_parameters(model), "macs": macs(model, 1, length)}
+
+    whole_model = shrunk_without(None)
+    length = next((length for length in lengths if macs(whole_model, 1, length) is not None), lengths[0])
     classes: dict[Hashable, list[FoundGroup]] = {}
     for group in found.groups:
         pattern = re.sub(r"\d+", "#", group.name)
         classes.setdefault((pattern, group.type, group.units, group.width, group.kv_heads), []).append(group)
-    whole, shares = count(None), dict[str, dict[str, float]]()
+    whole, shares = count(whole_model), dict[str, dict[str, float]]()
     for members in classes.values():
         for group in dict.fromkeys((members[0], members[-1])):
-            rest, dropped = count(group), group.units - group.units // 2
+            rest, dropped = count(shrunk_without(group)), group.units - group.units // 2
             shares[group.name] = {
                 unit: (total - left) * group.units / dropped / total
                 for unit, total in whole.items()

@@ -21,7 +21,7 @@ from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.attention.products import GraphProduct, find_products, weight_of
 from graph_passes.attention.site_names import module_path
 from graph_passes.attention.tracing import PRODUCTS, is_computed
-from graph_passes.flow.axis_flow import Flow
+from graph_passes.flow.axis_flow import Flow, GraphOrder, bodies_of
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.indices import is_partial
 from graph_passes.flow.refusal import Refusal, RefusalCode
@@ -159,8 +159,7 @@ class _Search:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.probe = Probe(model)
-        self.nodes = list(model.graph)
-        self.order = {node: number for number, node in enumerate(self.nodes)}
+        self.order = GraphOrder(model.graph)
         self.products = {product.node: product for product in find_products(model, self.probe)}
         self.weights: dict[GraphProduct, ir.Value] = {}
         self.names: dict[GraphProduct, str] = {}
@@ -172,15 +171,15 @@ class _Search:
         if stop is not None:
             self.obstacles.append(stop)
             unrecognized = [refusal for refusal in unrecognized if refusal.code is not RefusalCode.UNKNOWN_SHAPE]
-        self.obstacles += [*integer_products(self.model), *unrecognized]
+        self.obstacles += [*integer_products(self.model), *_products_in_bodies(self.model), *unrecognized]
         calls = list(self._calls(sites))
-        products = sorted(self.products.values(), key=lambda product: self.order[product.node])
+        products = sorted(self.products.values(), key=lambda product: self.order.positions[product.node])
         self.weights = _same_weights(products)
         self.names = _names_of_products(products, self.weights)
         heads = list(self._heads(calls))
         taken = {product.node for candidate in heads for product in candidate.products}
         neurons = self._neurons([product for product in products if product.node not in taken])
-        candidates = sorted([*heads, *neurons], key=lambda candidate: self.order[candidate.products[0].node])
+        candidates = sorted([*heads, *neurons], key=lambda candidate: self.order.positions[candidate.products[0].node])
         return FoundGroups(tuple(self._named(candidates)), tuple(dict.fromkeys(self.obstacles)))
 
     def _calls(self, sites: Sequence[GraphSite]) -> Iterator[_Candidate]:
@@ -231,7 +230,7 @@ class _Search:
             factors = np.repeat(_gate(site.heads), site.head_dim if site.axis == site.rank - 1 else 1)
             axes = tuple(factors if axis == site.axis else None for axis in range(site.rank))
             gains |= dict.fromkeys(site.output.uses(), Gain(axes, frozenset((name,))))
-        flow = Flow(self.model, {}, RULES, self.probe, gains)
+        flow = Flow(self.model, {}, RULES, self.probe, gains, self.order)
         for site in sites:
             if site.output.is_graph_output():
                 why = "returns heads; export the graph without this output"
@@ -245,7 +244,7 @@ class _Search:
         calls: dict[Hashable, list[GraphProduct]] = {}
         for product in products:
             is_fixed = self.probe.fixed(product.node.inputs[product.position], product.axis)
-            following = self.nodes[self.order[product.node] + 1 :]
+            following = self.order.nodes[self.order.positions[product.node] + 1 :]
             if product.units > 1 and is_fixed and _joins_residual_sum(product.node, following):
                 calls.setdefault((self.weights[product], product.units), []).append(product)
         for group in calls.values():
@@ -254,7 +253,7 @@ class _Search:
                 rank = len(self.probe.shape(product.node.inputs[product.position]) or ())
                 axes = tuple(_gate(product.units) if axis - rank == product.axis else None for axis in range(rank))
                 gains[product.node, product.position] = Gain(axes, frozenset((self.names[group[0]],)))
-            flow = Flow(self.model, {}, RULES, self.probe, gains)
+            flow = Flow(self.model, {}, RULES, self.probe, gains, self.order)
             if flow.shared and not flow.refusals:
                 self.obstacles += flow.shared[:1] if _follows_product(group[0]) else []
             elif not self._is_refused(flow) and self._cuts_weight(flow):
@@ -439,6 +438,16 @@ def integer_products(model: ir.Model) -> Iterator[Refusal]:
         why = "has weights of integers, from which no unit can be removed; prune the float graph, then quantize it"
         name = module_path(node) or node.name or node.op_type
         yield Refusal(frozenset((name,)), node.op_type, node.name or "", why, RefusalCode.QUANTIZED)
+
+
+def _products_in_bodies(model: ir.Model) -> Iterator[Refusal]:
+    """The obstacles of products that are in the branches of a node, of which a runtime takes one."""
+    for node in model.graph:
+        bodies = [body for attribute in node.attributes.values() for body in bodies_of(attribute)]
+        if any(inner.op_type in PRODUCTS for body in bodies for inner in body.all_nodes()):
+            name = frozenset((node.name or node.op_type,))
+            why = "has matrix products in its branches, in which no unit is found; export the graph without branches"
+            yield Refusal(name, node.op_type, node.name or "", why, RefusalCode.NO_RULE)
 
 
 def _end_of_shapes(model: ir.Model, probe: Probe) -> Refusal | None:

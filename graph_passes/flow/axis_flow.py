@@ -19,8 +19,9 @@ what they read stays whole, what they return is cut, and `shared` names them.
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +59,51 @@ class _Use(NamedTuple):
     sites: frozenset[str]
 
 
+class GraphOrder:
+    """The nodes of a graph in their order, and the tensors that bodies read: what several flows of a graph share.
+
+    Args:
+        graph: the graph, in its present state.
+
+    Attributes:
+        nodes: its nodes.
+        positions: position of each node.
+        captures: see `captured_by_bodies`.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.nodes = list(graph)
+        self.positions = {node: position for position, node in enumerate(self.nodes)}
+        self.captures = captured_by_bodies(graph)
+
+
+class _Queue:
+    """Nodes of a graph that are visited in its order, each once, while visits add nodes further on.
+
+    Args:
+        order: the order of the graph.
+        nodes: the first nodes.
+        reverse: from the last one.
+    """
+
+    def __init__(self, order: GraphOrder, nodes: Iterable[ir.Node], *, reverse: bool = False) -> None:
+        self._order, self._sign = order, -1 if reverse else 1
+        self._heap: list[int] = []
+        self._added = set[ir.Node]()
+        self.add(nodes)
+
+    def add(self, nodes: Iterable[ir.Node]) -> None:
+        """Add nodes, without those that were added before and those in bodies."""
+        for node in nodes:
+            if node in self._order.positions and node not in self._added:
+                self._added.add(node)
+                heapq.heappush(self._heap, self._sign * self._order.positions[node])
+
+    def __iter__(self) -> Iterator[ir.Node]:
+        while self._heap:
+            yield self._order.nodes[self._sign * heapq.heappop(self._heap)]
+
+
 class Flow(Cuts):
     """Gains and needs of one graph whose gates have the given values.
 
@@ -67,6 +113,7 @@ class Flow(Cuts):
         rules: (domain, operator type) -> rule.
         probe: the graph's shapes.
         gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
+        order: the order of the graph; None: it is computed.
 
     Attributes:
         gains: the gain of each tensor that gates multiply.
@@ -82,19 +129,19 @@ class Flow(Cuts):
         rules: Mapping[tuple[str, str], Rule],
         probe: Probe,
         gated_inputs: Mapping[tuple[ir.Node, int], Gain] | None = None,
+        order: GraphOrder | None = None,
     ) -> None:
         super().__init__(probe, rules)
         self.graph = model.graph
         self._gated_inputs = gated_inputs or {}
-        self._gated_nodes = frozenset(node for node, _ in self._gated_inputs)
         self.gains: dict[ir.Value, Gain] = {}
         self.blocked: dict[ir.Node, frozenset[str]] = {}
         self.refusals: list[Refusal] = []
         self.shared: list[Refusal] = []
         self._sites: dict[ir.Value, frozenset[str]] = {}
         self._answers: dict[ir.Node, tuple[Demand, frozenset[str]]] = {}
-        self._captures = captured_by_bodies(model.graph)
-        self._positions = {node: position for position, node in enumerate(self.graph)}
+        self._order = order or GraphOrder(model.graph)
+        self._captures = self._order.captures
         for value, (site, content) in gates.items():
             axes = tuple(content.reshape(-1).astype(np.float64) if size > 1 else None for size in content.shape)
             if sum(axis is not None for axis in axes) == 1:
@@ -103,12 +150,14 @@ class Flow(Cuts):
         self._backward()
 
     def _forward(self) -> None:
-        for node in self.graph:
-            gains = [self.gains.get(value) if value is not None else None for value in node.inputs]
-            if node in self._gated_nodes:
-                gains = [self._gated_inputs.get((node, position), gain) for position, gain in enumerate(gains)]
-            if not any(gains):
-                continue
+        queue = _Queue(self._order, (node for node, _ in self._gated_inputs))
+        for value in self.gains:
+            queue.add(node for node, _ in value.uses())
+        for node in queue:
+            gains = [
+                self._gated_inputs.get((node, position)) or (self.gains.get(value) if value is not None else None)
+                for position, value in enumerate(node.inputs)
+            ]
             sites = frozenset().union(*(gain.sites for gain in gains if gain is not None))
             rule = self.rule(node)
             try:
@@ -124,6 +173,7 @@ class Flow(Cuts):
                 if gain is None:
                     continue
                 self.gains[value] = gain
+                queue.add(reader for reader, _ in value.uses())
                 if value in self._captures:  # a body reads it, and sums over nothing that this walk sees
                     reader = self._captures[value]
                     self.blocked[reader] = self.blocked.get(reader, frozenset()) | gain.sites
@@ -136,13 +186,14 @@ class Flow(Cuts):
     def _backward(self) -> None:
         """Visit the nodes before which something is not needed; all of the others need everything."""
         partial: set[ir.Value] = set()
-        for node in reversed(self.graph):
-            if node not in self.sums and not any(value in partial for value in node.outputs):
-                continue
+        queue = _Queue(self._order, self.sums, reverse=True)
+        for node in queue:
             demand, sites = self._answer(node, [self._total_need(value, partial) for value in node.outputs])
             for source, need in zip(node.inputs, demand.inputs, strict=False):
                 if source is not None and sites and is_partial(need):
                     partial.add(source)
+                    producer = source.producer()
+                    queue.add(() if producer is None else (producer,))
         for value in self.graph.inputs:
             self._total_need(value, partial)
             if value in self.needs:
@@ -162,8 +213,8 @@ class Flow(Cuts):
         Readers that were not visited yet need everything that they need for all of their outputs.
         """
         uses = [_Use(None, 0, self.full_need(value), frozenset()) for output in self.graph.outputs if output is value]
-        readers = [(node, position) for node, position in value.uses() if node in self._positions]
-        for node, position in sorted(readers, key=lambda use: (-self._positions[use[0]], use[1])):
+        readers = [(node, position) for node, position in value.uses() if node in self._order.positions]
+        for node, position in sorted(readers, key=lambda use: (-self._order.positions[use[0]], use[1])):
             demand, sites = self._answer(node, [self.full_need(output) for output in node.outputs])
             need = demand.inputs[position] if position < len(demand.inputs) else None
             if need is not None:
@@ -269,7 +320,7 @@ def captured_by_bodies(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
     """Tensors of the main graph that bodies of `If`, `Loop` and `Scan` read, and the node that has the body."""
     captured: dict[ir.Value, ir.Node] = {}
     for outer in graph:
-        bodies = [body for attribute in outer.attributes.values() for body in _bodies(attribute)]
+        bodies = [body for attribute in outer.attributes.values() for body in bodies_of(attribute)]
         for node in (node for body in bodies for node in body.all_nodes()):
             for value in node.inputs:
                 if value is not None and value.graph is graph:
@@ -277,7 +328,8 @@ def captured_by_bodies(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
     return captured
 
 
-def _bodies(attribute: ir.Attr) -> Sequence[ir.Graph]:
+def bodies_of(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    """The graphs that an attribute holds: the branches of an `If`, the body of a `Loop`."""
     if attribute.is_ref():
         return ()
     if attribute.type == ir.AttributeType.GRAPH:

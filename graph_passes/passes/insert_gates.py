@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -43,8 +43,8 @@ class InsertGates(GraphPass[InsertedGates]):
     """Multiply heads and neurons by gates, initializers named after the attention site or the feed-forward.
 
     Cases:
-        1. The graph has gates: nothing is inserted. They must have the plan's groups and units; a gate of neurons that
-           the plan does not list is open.
+        1. The graph has gates, of the plan's groups and units. A feed-forward of the plan that is a group of the graph
+           by its name (`find_groups`) and has no gate gets one; a gate of neurons that the plan does not list is open.
         2. It has none: each site of the plan is paired with its attentions, and each feed-forward that loses or scales
            neurons with its products, by the names of the graph's groups (`find_groups`). Names of other sources, such
            as those of a PyTorch model, are paired by `match_plan` and `match_feed_forwards`.
@@ -74,8 +74,14 @@ class InsertGates(GraphPass[InsertedGates]):
         _check_fingerprint(self.plan, model)
         gates = find_gates(model.graph)
         if gates:
-            _check_gates(self.plan, gates)
-            return ReportedResult(model, False, InsertedGates(()))
+            ungated = self._ungated_groups(model, gates)
+            _check_gates(self.plan, gates, ungated.keys())
+            inserted = [group for group in self._scaled_feed_forwards() if group.name in ungated]
+            for group in inserted:
+                found = ungated[group.name]
+                for node in found.products:
+                    gate_input(model.graph, node, found.position, group, found.axis)
+            return ReportedResult(model, bool(inserted), InsertedGates(tuple(group.name for group in inserted)))
         sites, feed_forwards = self._pairs(model)
         for site, attention in sites:
             _insert(model.graph, site, attention)
@@ -83,6 +89,16 @@ class InsertGates(GraphPass[InsertedGates]):
             gate_input(model.graph, product.node, product.position, group, product.axis)
         names = [*(site.name for site, _ in sites), *(group.name for group, _ in feed_forwards)]
         return ReportedResult(model, True, InsertedGates(tuple(dict.fromkeys(names))))
+
+    def _scaled_feed_forwards(self) -> list[NeuronPlan]:
+        """The feed-forwards that need gates."""
+        return [group for group in self.plan.feed_forwards if self.gate_all or group.gate != (1.0,) * group.units]
+
+    def _ungated_groups(self, model: ir.Model, gates: Collection[str]) -> dict[str, FoundGroup]:
+        """Case 1: the feed-forwards of the plan that are groups of the graph and have no gate, by name."""
+        units = {group.name: group.units for group in self.plan.feed_forwards if group.name not in gates}
+        groups = search_groups(model).groups if units else ()
+        return {g.name: g for g in groups if g.type == "neurons" and units.get(g.name) == g.units}
 
     def _pairs(self, model: ir.Model) -> tuple[list[Pair], list[tuple[NeuronPlan, GraphProduct]]]:
         """Case 2: the sites and the feed-forwards that get gates, each with what it is in the graph.
@@ -94,8 +110,7 @@ class InsertGates(GraphPass[InsertedGates]):
         groups = search_groups(model).groups
         try:
             sites = _sites_of_groups(self.plan, groups) or match_plan(self.plan, find_attention(model))
-            scaled = [g for g in self.plan.feed_forwards if self.gate_all or g.gate != (1.0,) * g.units]
-            return sites, match_feed_forwards(scaled, model, self.weights, groups)
+            return sites, match_feed_forwards(self._scaled_feed_forwards(), model, self.weights, groups)
         except PlanError as error:
             for obstacle in integer_products(model):
                 code = GraphErrorCode.UNSUPPORTED_OPERATOR
@@ -104,17 +119,21 @@ class InsertGates(GraphPass[InsertedGates]):
 
 
 def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair]:
-    """Each site of a plan with the attentions of its group; empty, unless these are all groups of heads.
+    """Each site of a plan with the attentions of the group that it is named after, or after the product of.
 
-    A site is named as the group, or as the product that mixes its heads (`FoundGroup.linear`).
+    Returns:
+        The pairs; empty, unless the sites are all groups of heads of the graph, in their sizes.
     """
-    named = {site.name for site in plan.sites}
-    found = [group for group in groups if group.type == "heads"]
-    heads = {group.linear if group.linear in named else group.name: group for group in found}
-    sizes = {name: (group.units, group.width) for name, group in heads.items()}
-    if {site.name: (site.heads, site.head_dim) for site in plan.sites} != sizes:
+    heads = [group for group in groups if group.type == "heads"]
+    by_name = {group.linear: group for group in heads} | {group.name: group for group in heads}
+    found = [by_name.get(site.name) for site in plan.sites]
+    sizes = [None if group is None else (group.units, group.head_dim) for group in found]
+    if {group.name for group in found if group is not None} != {group.name for group in heads}:
         return []
-    return [(site, attention) for site in plan.sites for attention in heads[site.name].attentions]
+    if len(found) != len(heads) or sizes != [(site.heads, site.head_dim) for site in plan.sites]:
+        return []
+    pairs = zip(plan.sites, found, strict=True)
+    return [(site, attention) for site, group in pairs if group is not None for attention in group.attentions]
 
 
 def _check_masks(plan: Plan, graph: ir.Graph) -> None:
@@ -143,9 +162,11 @@ def _check_fingerprint(plan: Plan, model: ir.Model) -> None:
         )
 
 
-def _check_gates(plan: Plan, gates: dict[str, ir.Value]) -> None:
+def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str]) -> None:
     """Case 1."""
     for group in plan.groups:
+        if group.name in ungated:
+            continue
         if group.name not in gates:
             raise PlanError(
                 f"group {group.name} is not in this graph, which has {listed(gates)}; use the graph's own plan",

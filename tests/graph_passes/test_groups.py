@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,28 @@ LAYER = """
 """
 
 
-def layer(end: str, *weights: str, heads: int = 4, width: int = 3, hidden: int = 8, neurons: int = 20) -> ir.Model:
-    """An attention and a feed-forward up to its neurons `a`, and what follows them."""
+def layer(
+    end: str,
+    *weights: str,
+    heads: int = 4,
+    width: int = 3,
+    hidden: int = 8,
+    neurons: int = 20,
+    probabilities: str = "",
+) -> ir.Model:
+    """An attention and a feed-forward up to its neurons `a`, and what follows them.
+
+    Args:
+        end: the nodes from `a` to `y`.
+        weights: declarations of further initializers.
+        heads: number of heads.
+        width: width of a head.
+        hidden: width of the residual stream.
+        neurons: number of neurons.
+        probabilities: nodes that compute `r`, by which values are multiplied, from the probabilities `p`.
+    """
+    body = LAYER.replace("MatMul (p, v)", "MatMul (r, v)" if probabilities else "MatMul (p, v)")
+    body = body.replace("heads =", f"{probabilities} heads =")
     inner = heads * width
     projections = (f"float[{hidden}, {inner}] W{name}" for name in "qkv")
     declared = (
@@ -169,14 +190,14 @@ def layer(end: str, *weights: str, heads: int = 4, width: int = 3, hidden: int =
         f"float[{hidden}] scale, int64[4] split = {{0, 0, {heads}, {width}}}, int64[3] merge = {{0, 0, {inner}}}",
     )
     free = f"float[B, S, {hidden}]"
-    return graph(LAYER + end, *projections, *declared, *weights, inputs=f"{free} x", outputs=f"{free} y")
+    return graph(body + end, *projections, *declared, *weights, inputs=f"{free} x", outputs=f"{free} y")
 
 
 END = "d = MatMul (a, Wd) y = Add (d, n)"
 
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden": 12, "neurons": 12}, {"heads": 3, "width": 4, "hidden": 4}])
-def test_sizes_may_be_equal(sizes: Mapping[str, int]) -> None:
+def test_sizes_may_be_equal(sizes: Mapping[str, Any]) -> None:
     found = assert_removable(layer(END, **sizes))
     assert [(group.type, group.linear, group.weight) for group in found.groups] == [
         ("heads", "product_3", "Wo"),
@@ -222,6 +243,39 @@ def test_gates_of_a_plan_are_ones_where_it_keeps_every_unit() -> None:
     assert shape(shrink(gated, plan).model, "Wo") == (6, 8)
 
 
+def test_heads_are_also_paired_by_the_name_of_their_product() -> None:
+    model = layer(END)
+    for node in model.graph:
+        is_softmax = node.op_type == "Softmax"
+        node.name = "/attention/Softmax" if is_softmax else f"{node.op_type}_{node.outputs[0].name}"
+    heads, neurons = find_groups(model).groups
+    assert (heads.name, heads.linear, neurons.linear) == ("attention", "MatMul_o", "MatMul_d")
+    named = dataclasses.replace(heads, name=heads.linear)
+    gated = gate_groups(model, Plan(groups=(named.plan([0]), neurons.plan([]))))
+    assert {"MatMul_o.head_gate", "MatMul_d.neuron_gate"} <= set(gated.graph.initializers)
+
+
+def test_a_graph_with_gates_of_heads_loses_neurons_too() -> None:
+    model = layer(END)
+    heads, neurons = find_groups(model).groups
+    gated = gate_groups(model.clone(), Plan(groups=(heads.plan(range(4)),)))
+    plan = Plan(groups=(heads.plan([1, 2]), neurons.plan(range(10))))
+    shrunk = shrink(gated, plan)
+    assert shape(shrunk.model, "Wd") == (10, 8)
+    assert_same(shrunk.model, gate_groups(model, plan))
+
+
+def test_neurons_of_quantized_weights_are_found_and_heads_of_quantized_probabilities_refused() -> None:
+    model = layer(
+        "w = DequantizeLinear (Wi, step) d = MatMul (a, w) y = Add (d, n)",
+        "int8[20, 8] Wi, float step = {0.5}, float unit = {0.004}, uint8 zero = {0}",
+        probabilities="i = QuantizeLinear (p, unit, zero) r = DequantizeLinear (i, unit, zero)",
+    )
+    found = assert_removable(model)
+    assert [(group.type, group.weight) for group in found.groups] == [("neurons", "Wi")]
+    assert [(obstacle.op, obstacle.code) for obstacle in found.obstacles] == [("Softmax", RefusalCode.QUANTIZED)]
+
+
 OBSTACLES: Mapping[str, tuple[str, str, str, RefusalCode]] = {
     "a norm of the neurons": (
         "m = LayerNormalization (a, wide) d = MatMul (m, Wd) y = Add (d, n)",
@@ -245,6 +299,16 @@ OBSTACLES: Mapping[str, tuple[str, str, str, RefusalCode]] = {
         "int64[1] one = {1}",
         "If",
         RefusalCode.UNKNOWN_SHAPE,
+    ),
+    "products in a branch": (
+        """
+        always = Relu (a) rows = Shape <start = 0, end = 1> (x) alone = Equal (rows, one)
+        y = If (alone) <then_branch = p () => (float[B, S, 8] g) { d = MatMul (always, Wd) g = Add (d, n) },
+                        else_branch = q () => (float[B, S, 8] h) { h = Identity (n) }>
+        """,
+        "int64[1] one = {1}",
+        "If",
+        RefusalCode.NO_RULE,
     ),
     "integers": (
         "i = Cast <to = 3> (a) j = MatMulInteger (i, Wi) d = Cast <to = 1> (j) y = Add (d, n)",
