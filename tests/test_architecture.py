@@ -26,7 +26,7 @@ COMPRESSOR = (
     ("targets",),
     ("config",),
     ("units",),
-    ("models", "model_folder", "export", "graph"),
+    ("models", "graph", "model_folder", "export"),
     ("tasks",),
     ("measure", "quantization"),
     ("engines",),

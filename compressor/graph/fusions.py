@@ -8,6 +8,7 @@ computes the same. Exporters' forms of attention stay, as no rewriting of them h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from compressor.graph.operators import MICROSOFT, executor, tensor_of
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "Erf": [("", "Gelu", {"approximate": "none"})],
     "Tanh": [("", "Gelu", {"approximate": "tanh"})],
     "Sigmoid": [(MICROSOFT, "QuickGelu", {"alpha": 1.0}), (MICROSOFT, "QuickGelu", {"alpha": 1.702})],

@@ -26,11 +26,8 @@ def assert_computes(graph: ir.Model, case: Case) -> ir.Model:
     model, inputs = case
     Normalize()(graph)
     fused = fuse(graph)
-    dtypes = {value.name: value.dtype for value in graph.graph.inputs}
-    feeds = {
-        name: inputs[name].to(torch.int32 if dtypes[name] == ir.DataType.INT32 else inputs[name].dtype)
-        for name in dtypes
-    }  # type: ignore[index]
+    kinds = {value.name or "": value.dtype for value in graph.graph.inputs}
+    feeds = {name: inputs[name].int() if kind == ir.DataType.INT32 else inputs[name] for name, kind in kinds.items()}
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).logits
         for candidate in (graph, fused):
