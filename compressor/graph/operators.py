@@ -885,7 +885,7 @@ def _skip_simplified_layer_normalization(
     return _rms_norm(total, -1, weight, epsilon), None, None, total
 
 
-@operator("EmbedLayerNormalization", MICROSOFT, outputs=(0, 1, 2))
+@operator("EmbedLayerNormalization", MICROSOFT, outputs=(0, 1, 2), ignored=("mask_index_type",))
 def _embed_layer_normalization(
     ids: Tensor,
     types: Tensor | None,
@@ -898,14 +898,13 @@ def _embed_layer_normalization(
     position_ids: Tensor | None = None,
     *,
     epsilon: float = 1e-12,
-    mask_index_type: int = 0,
 ) -> Outputs:
     if position_ids is None:
         position_ids = torch.arange(ids.shape[1], device=ids.device)
     total = F.embedding(ids, words) + F.embedding(position_ids, positions)
     if types is not None and segments is not None:
         total = total + F.embedding(types, segments)
-    counts = torch.zeros_like(ids) if mask is None or not mask_index_type else mask
+    counts = torch.zeros_like(ids) if mask is None else mask
     return _layer_norm(total, -1, weight, bias, epsilon), counts.sum(1, dtype=torch.int32), total
 
 

