@@ -73,9 +73,14 @@ def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSectio
 
 
 def _completed(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
-    """Steps with the seed and the batch size of the run where they set none, and with neurons as units after heads."""
+    """Steps with the seed and the batch size of the run where they set none, and with neurons as units after heads.
+
+    Units that the metric alone bounds are removed in attempts.
+    """
     follows_heads = False
     for step in steps:
+        if isinstance(step, Units) and step.is_unbounded:
+            step = Within(max_drop=step.max_drop, steps=(step,))
         yield _with_settings(recipe, step, follows_heads=follows_heads)
         follows_heads |= isinstance(step, Heads)
 

@@ -12,7 +12,7 @@ from compressor import model_folder
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
-from compressor.config.steps import Step, Units, parts_of
+from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
@@ -81,7 +81,7 @@ def load_named_folder(recipe: Recipe, field: str, path: Path) -> ModelFolder:
 
 def _check_work_folders(steps: Sequence[Step]) -> None:
     """Raise UsageError for a folder in which a step keeps work for further runs, and which cannot be made."""
-    for field, folder in ((name, getattr(step, name)) for step in steps for name in step.neutral):
+    for field, folder in ((name, getattr(step, name)) for step in parts_of(steps) for name in step.neutral):
         if isinstance(folder, Path) and (reason := _folder_obstacle(folder.absolute())) is not None:
             raise UsageError(
                 f"{flag_of(field)} {folder}: {reason}; name another folder",
@@ -146,7 +146,7 @@ def _find_units(
 
 def _grouping(steps: Sequence[Step]) -> GroupBy:
     """How query heads that share key/value heads are grouped."""
-    return next((step.group_by for step in parts_of(steps) if isinstance(step, Units)), "kv")
+    return next((step.units.group_by for step in steps if step.units is not None), "kv")
 
 
 def _check_calibration(recipe: Recipe) -> None:
@@ -210,7 +210,7 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
-    is_bounded = any(isinstance(step, Units) and step.is_unbounded for step in parts_of(steps))
+    is_bounded = any(step.units is not None and step.units.is_unbounded for step in steps)
     selects_by_metric = recipe.engine.chooses or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"

@@ -10,7 +10,6 @@ from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.model_folder import example_feeds_by_size, example_inputs
@@ -84,8 +83,7 @@ def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
     # Single attentions are timed with ONNX Runtime alone.
     timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
     lengths = [seq for seq in sizes.lengths if seq is not None]
-    blocks = next((step for step in inputs.steps if isinstance(step, Blocks)), None)
-    return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=blocks)
+    return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=inputs.blocks)
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:

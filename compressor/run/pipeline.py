@@ -19,7 +19,7 @@ from compressor.config.recipe_fields import FIELDS
 from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks, parts_of
+from compressor.config.steps import parts_of
 from compressor.engines.build import ExportedGraph, rehearse, require_complete
 from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_for_target
@@ -145,5 +145,5 @@ def _note_plan(run: RunContext, selected: SelectedPlan) -> None:
     """Note how the plan was selected, and how long its masks are."""
     run.log.add_notes(selected.notes)
     run.log.add_notes(run_notes.selection_notes(run.model.folder, selected, run.data))
-    learned_row = run.sizes.longest_row if any(isinstance(step, Blocks) for step in run.steps) else None
+    learned_row = None if run.blocks is None else run.sizes.longest_row
     run.log.add_notes(run_notes.mask_notes(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))

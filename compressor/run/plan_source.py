@@ -10,7 +10,7 @@ import safetensors.torch
 from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
-from compressor.config.steps import Blocks, Distill, Follow, Step, Units, parts_of
+from compressor.config.steps import Step, Units
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
@@ -62,17 +62,16 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
         InputError: the plan belongs to another model, or to weights that do not lie beside it.
         PlanError: the plan cannot be read.
     """
-    first = steps[0] if steps else None
-    if not isinstance(first, Follow):
+    folder, file = model.folder, steps[0].follows if steps else None
+    if file is None:
         return None
-    folder, file = model.folder, first.plan
     plan, weights = Plan.load(file), None
     if plan.model not in (None, folder.fingerprint):
-        distills = any(isinstance(step, Distill) and step.teacher is None for step in parts_of(steps))
+        distills = any(step.distill is not None and step.distill.teacher is None for step in steps)
         weights = require_fitted_weights(recipe, plan, file, folder, distills=distills)
     check_plan(plan, model.sites, source=str(file))
     followed = _signed(plan, folder) if weights is None else plan
-    notes = () if any(isinstance(step, Blocks) for step in steps) else (_followed(file, steps, folder, weights),)
+    notes = () if any(step.blocks for step in steps) else (_followed(file, steps, folder, weights),)
     return SelectedPlan(followed, trained=weights is not None, notes=notes, weights=weights)
 
 

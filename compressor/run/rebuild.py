@@ -20,7 +20,6 @@ from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks, Follow
 from compressor.engines.build import ShrunkGraph, Variant, build_variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, Choice
 from compressor.engines.matmul_times import MatmulTimes
@@ -152,9 +151,7 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             drawn = drawn_rows(recipe, steps)
             data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn)
-        follows = any(isinstance(step, Follow) for step in steps) and not any(
-            isinstance(step, Blocks) for step in steps
-        )
+        follows = any(step.follows for step in steps) and not any(step.blocks for step in steps)
         if follows or run.report.plan.data in (None, data.train_hash):
             return data
         _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)

@@ -11,7 +11,7 @@ from accelerate import PartialState
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
-from compressor.config.steps import Step
+from compressor.config.steps import Blocks, Step
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, export_graph, shrink_graph
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
@@ -121,6 +121,11 @@ class RunInputs:
     model: LoadedModel
     data: Data | None
     followed: SelectedPlan | None
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The options by which a step masks blocks of attention maps; None: no step masks any."""
+        return next(filter(None, (step.blocks for step in self.steps)), None)
 
     @property
     def rows(self) -> Data:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from accelerate import PartialState
 
 from compressor.config.run import Recipe
-from compressor.config.steps import Follow
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, RunLog
 from compressor.run.load_context import load_context
@@ -33,7 +32,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
         CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
     """
     context = StepContext(run, whole)
-    learning = [step for step in run.steps if not isinstance(step, Follow)]
+    learning = [step for step in run.steps if step.follows is None]
     if whole is not None:
         for number, step in enumerate(run.steps):
             functions_of(step).rehearse(step, context, run.steps[:number])
