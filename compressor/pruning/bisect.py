@@ -69,12 +69,10 @@ def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[fl
         groups: names of the groups whose units may be removed.
     """
     whole = speed_of(tables, {})
-    fastest = (table.dense / (_MARGIN_ABOVE_LEAST * least) for table in tables if (least := _least(table, groups)) > 0)
-    return whole, min([whole / _LEAST_SHARE, *fastest])
-
-
-def _least(table: CostTable, groups: Sequence[str]) -> float:
-    return table.cost(dict.fromkeys(groups, 0))
+    least = [(table.dense, table.cost(dict.fromkeys(groups, 0))) for table in tables]
+    return whole, min(
+        [whole / _LEAST_SHARE, *(dense / (_MARGIN_ABOVE_LEAST * cost) for dense, cost in least if cost > 0)]
+    )
 
 
 def speed_of(tables: Sequence[CostTable], counts: Mapping[str, int]) -> float:

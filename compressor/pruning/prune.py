@@ -49,12 +49,12 @@ class Pruned:
     Attributes:
         allocation: the numbers of units.
         tables: tables of the whole model that show where the cost goes.
-        constraints: the budgets; empty where tables alone decide.
+        constraints: the budgets.
     """
 
     allocation: Allocation
     tables: tuple[CostTable, ...]
-    constraints: tuple[Constraint, ...] = ()
+    constraints: tuple[Constraint, ...]
 
 
 def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budgets, *, is_timed: bool) -> PlanCosts:
@@ -122,7 +122,7 @@ def prune(pruner: Pruner[Any], costs: PlanCosts, budgets: Budgets, log: RunLog) 
             pruner.finish(allocation.counts, on_progress)
         allocation = replace(allocation, notes=pruner.notes)
     shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
-    return Pruned(allocation, shown, () if costs.deciding else tuple(constraints))
+    return Pruned(allocation, shown, tuple(constraints))
 
 
 def removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> bool:

@@ -6,8 +6,9 @@ import copy
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import fold_gates
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps import distill, units
-from compressor.run.steps.base import PLAN, STATISTICS, State, StepContext, StepFunctions, stored_state
+from compressor.run.steps.base import PLAN, STATISTICS, Rungs, State, StepContext, StepFunctions, stored_state
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.store import Store, versioned
@@ -62,6 +63,7 @@ class _Attempt(BaseModel):
         seconds: time that it took; None before it is finished.
         score: how the model scores after it.
         failure: why it has no result.
+        holds: whether it keeps the metric; known when the last attempt is finished.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,6 +75,7 @@ class _Attempt(BaseModel):
     seconds: float | None = None
     score: ResampledScore | None = None
     failure: str = ""
+    holds: bool = False
 
 
 _ATTEMPTS = TypeAdapter(tuple[_Attempt, ...])
@@ -98,22 +101,38 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
 
     Every process of a distributed run calls this; the main process alone decides, and the others read its decisions.
     """
-    network, own = context.run.model.folder.model, replace(store, processes=None)
+    network, main_store = context.run.model.folder.model, replace(store, processes=None)
     base = state
     if context.run.state.is_main_process:
-        scorer, engine = units.with_engine(step.units, state, context, own)
+        scorer, engine = units.with_engine(step.units, state, context, main_store)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
     selected = store.memo(PLAN, {}, lambda _: _attempt(step, base, context, store), PlanFiles(network))
     if base.engine is None:
         return stored_state(store, network)
     state = State(selected, base.engine, base.scorer)
-    return _with_stored_engine(state, base) if step.trains else units.with_last_engine(state, context, own)
+    state = _with_stored_engine(state, base) if step.trains else units.with_last_engine(state, context, main_store)
+    return replace(state, rungs=_rungs(step, base, context, main_store))
+
+
+def _rungs(step: Within, base: State, context: StepContext, store: Store) -> Rungs | None:
+    """The attempts that hold the metric besides the fastest; None: there are none."""
+    network, start = context.run.model.folder.model, context.run.log.start
+
+    def load(number: int) -> State:
+        return _with_stored_engine(stored_state(_stores(step, store, number)[-1], network), base)
+
+    holding = [(attempt.speedup, number) for number, attempt in enumerate(_stored(store)) if attempt.holds]
+    *milder, fastest = [(f"{speedup:.3g}x", number) for speedup, number in sorted(holding)] or [("", 0)]
+    if not milder:
+        return None
+    deadline = math.inf if step.minutes is None else start + 60 * step.minutes
+    return Rungs(fastest[0], {name: partial(load, number) for name, number in milder}, deadline)
 
 
 def _attempt(step: Within, base: State, context: StepContext, store: Store) -> SelectedPlan:
     """The plan of the fastest attempt that holds the metric, whose weights the model of the main process has."""
     run, network = context.run, context.run.model.folder.model
-    weights = copy.deepcopy(network.state_dict())
+    weights, noted = copy.deepcopy(network.state_dict()), len(run.log.notes)
     search = _Search.begin(step, base, context, store) if run.state.is_main_process else None
     quiet = replace(context, run=run.without_notes())
     number = 0
@@ -134,7 +153,9 @@ def _attempt(step: Within, base: State, context: StepContext, store: Store) -> S
     if search is None:
         return base.selected
     shutil.rmtree(run.work.learning / STATISTICS, ignore_errors=True)
-    return search.result()
+    selected = search.result()
+    # A run that resumes after this has the notes of the plan alone.
+    return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
 
 
 def _stores(step: Within, store: Store, number: int) -> tuple[Store, Store]:
@@ -150,6 +171,11 @@ def _stored(store: Store) -> tuple[_Attempt, ...]:
     """The attempts so far."""
     file = store.path / ATTEMPTS
     return _ATTEMPTS.validate_json(file.read_bytes()) if file.is_file() else ()
+
+
+def _scores(attempts: Sequence[_Attempt]) -> dict[int, ResampledScore]:
+    """Number of each attempt that has a score -> the score."""
+    return {number: attempt.score for number, attempt in enumerate(attempts) if attempt.score is not None}
 
 
 def _with_stored_engine(state: State, base: State) -> State:
@@ -171,7 +197,7 @@ def _carry_out(
     if attempt.failure or attempt.score is not None:
         return
     if final.has(PLAN):
-        stored_state(final, network)
+        state = stored_state(final, network)
     else:
         state = start
         if search is not None:
@@ -187,7 +213,7 @@ def _carry_out(
             if search is not None:
                 shutil.rmtree(pruned.path)  # the weights before the training are as large
     if search is not None:
-        search.score(number, began)
+        search.score(number, state.selected.plan.counts, began)
 
 
 def _train(step: Within, number: int, state: State, context: StepContext, store: Store) -> None:
@@ -248,13 +274,13 @@ class _Search:
                 are too few rows for a certificate.
         """
         run, store, engine = context.run, replace(store, processes=None), base.engine
-        # The last stages of the run export, choose and build once more, for a smaller model.
-        last = time.perf_counter() - run.log.start
+        # The last stages of the run export and build once more, for smaller models: the fastest, and others that hold.
+        last = 2 * (time.perf_counter() - run.log.start)
         deadline = math.inf
         if step.minutes is not None:
             spent = sum(attempt.seconds or 0.0 for attempt in _stored(store))
             deadline = run.log.start + 60 * step.minutes - last - spent
-        if engine is not None and not step.trains:  # whether the runner-up is faster is asked of the delivered plan
+        if engine is not None and not step.trains:  # the runner-up is compared by the delivered plan alone
             base = replace(base, engine=replace(engine, runner_up=None))
         groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
         budget = units.budget_run(step.units, context, store, engine)
@@ -316,7 +342,6 @@ class _Search:
         if not self.step.trains and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
         else:
-            self.update(number, counts=counts)
             self.allot(number, seconds)
         return state
 
@@ -347,11 +372,11 @@ class _Search:
                 value=self.step.minutes,
             )
 
-    def score(self, number: int, began: float) -> None:
-        """Score the model, which has the weights of an attempt that began at some time."""
+    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
+        """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
         with on_accelerator(self.context.run.model.folder.model, copies=3):
             score = self.scorer.score(f"attempt {number + 1}")
-        self.update(number, score=score, seconds=time.perf_counter() - began)
+        self.update(number, counts=counts, score=score, seconds=time.perf_counter() - began)
 
     def result(self) -> SelectedPlan:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
@@ -360,6 +385,8 @@ class _Search:
         notes, certificate = (self._note(attempts, holding),), base.certificate
         if self.unseen is not None:
             certificate, holding = self._certify(attempts, holding, self.unseen)
+        for number in holding:
+            self.update(number, holds=True)
         if not holding:
             return replace(base, notes=(*base.notes, *notes), certificate=certificate)
         selected = self._load(holding[-1])
@@ -434,7 +461,7 @@ class _Search:
 
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
-        scores = {number: attempt.score for number, attempt in enumerate(attempts) if attempt.score is not None}
+        scores = _scores(attempts)
         higher = self.context.run.rows.task.higher_is_better
         return dict(
             zip(scores, estimate_losses(self.whole, list(scores.values()), higher_is_better=higher), strict=True)
@@ -442,7 +469,7 @@ class _Search:
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
-        scores = {number: attempt.score for number, attempt in enumerate(attempts) if attempt.score is not None}
+        scores = _scores(attempts)
         higher = self.context.run.rows.task.higher_is_better
         upper = upper_losses(self.whole, list(scores.values()), higher_is_better=higher)
         holding = [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,15 @@ import torch
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import load
 from compressor.pruning.score import ResampledScore
 from compressor.report import load as load_report
+from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import DropStatus, NoteCode
+from compressor.run import pipeline
+from compressor.run.finished_run import load_run
+from compressor.run.run_context import RunContext
 from compressor.run.steps import within
 from compressor.store import Store
 from graph_passes import Plan
@@ -89,25 +94,26 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
 
 
 @pytest.mark.parametrize(
-    ("fields", "stage"),
+    ("fields", "stages"),
     [
-        *(({}, stage) for stage in ("scoring the whole model", "training on the outputs", "compressed: exporting")),
-        *((UNTRAINED, stage) for stage in ("refitting", "certificate", "compressed: exporting")),
-        *((fields, "scoring attempt 2") for fields in ({}, UNTRAINED)),
+        ({}, ("scoring the whole model", "training on the outputs", "scoring attempt 2", "compressed: exporting")),
+        (UNTRAINED, ("refitting", "scoring attempt 2", "certificate", "compressed: exporting")),
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_weights(
-    fields: dict[str, Any], stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], stages: Sequence[str], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(within, "upper_losses", holding(0, 2))
+    monkeypatch.setattr(within, "upper_losses", holding(0))
     expected = finish(recipe_of(answered, tmp_path / "whole", **fields))
-    plan, weights, listener = finish(recipe_of(answered, tmp_path / "out", **fields), stage)
-    assert plan == expected[0]
-    assert all(torch.equal(weights[name], weight) for name, weight in expected[1].items())
-    assert NoteCode.RESUMED in listener.codes
-    reports = [load_report(tmp_path / name) for name in ("whole", "out")]
-    assert reports[0].certificate == reports[1].certificate
-    assert (reports[0].certificate is None) == (fields is not UNTRAINED)
+    certificate = load_report(tmp_path / "whole").certificate
+    assert (certificate is None) == (fields is not UNTRAINED)
+    for number, stage in enumerate(stages):
+        out = tmp_path / f"{number}"
+        plan, weights, listener = finish(recipe_of(answered, out, **fields), stage)
+        assert plan == expected[0]
+        assert all(torch.equal(weights[name], weight) for name, weight in expected[1].items())
+        assert NoteCode.RESUMED in listener.codes
+        assert load_report(out).certificate == certificate
 
 
 def test_attempts_that_are_not_trained_begin_with_the_whole_model(
@@ -124,6 +130,59 @@ def test_attempts_that_are_not_trained_begin_with_the_whole_model(
     assert all(attempt.start is None and attempt.minutes is None for attempt in attempts)
     assert len({tuple(attempt.counts.values()) for attempt in scored}) == len(scored) == 5
     assert len([stage for stage in listener.stages if stage.startswith("scoring attempt")]) == len(scored)
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_drop": 0.9, "distill": False, "distill_steps": 2000}])
+def test_slower_attempts_that_hold_are_rungs(
+    fields: dict[str, Any], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a finished folder; the engine of the run is the last rung of the page, although the run was resumed."""
+    monkeypatch.setattr(within, "upper_losses", holding(0, 1))
+    plan, _, listener = finish(recipe_of(answered, tmp_path / "out", **fields), "compressed: exporting")
+    ladder = tmp_path / "out" / "ladder"
+    frontier = Frontier.model_validate_json((ladder / FRONTIER_JSON).read_bytes())
+    assert (ladder / FRONTIER_HTML).is_file()
+    slower, fastest = frontier.rungs
+    assert frontier.ended is None
+    assert (slower.folder, fastest.folder) == (slower.name, "..")
+    assert slower.heads + slower.neurons > fastest.heads + fastest.neurons == plan.heads_kept + plan.neurons_kept
+    assert NoteCode.RUNG_FINISHED in listener.codes
+    run = load_run(ladder / slower.name, {})
+    assert all(proof.holds for proof in run.report.proofs)
+    assert run.report.speeds
+    assert {group.name for group in run.report.plan.groups} == {group.name for group in plan.groups}
+    assert (ladder / slower.name / "model.safetensors").is_file()
+    assert Plan.load(ladder / slower.name / "plan.json").groups == run.report.plan.groups
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_rungs_that_cannot_be_built_in_time_are_named(
+    fails: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(within, "upper_losses", holding(0, 1))
+    deliver, rungs = pipeline._deliver, within._rungs
+
+    def deliver_all_but_rungs(run: RunContext, *arguments: Any) -> Any:
+        if run.work.result.parent.name == "ladder":
+            raise InputError("the outputs differ", code=ErrorCode.NUMBERS_DIFFER)
+        return deliver(run, *arguments)
+
+    def rungs_without_time(*arguments: Any) -> Any:
+        milder = rungs(*arguments)
+        assert milder is not None
+        return replace(milder, deadline=0.0)
+
+    if fails:
+        monkeypatch.setattr(pipeline, "_deliver", deliver_all_but_rungs)
+    else:
+        monkeypatch.setattr(within, "_rungs", rungs_without_time)
+    _, _, listener = finish(recipe_of(answered, tmp_path / "out"))
+    ladder = tmp_path / "out" / "ladder"
+    frontier = Frontier.model_validate_json((ladder / FRONTIER_JSON).read_bytes())
+    assert [rung.folder for rung in frontier.rungs] == [".."]
+    assert frontier.ended is not None
+    assert not [path for path in ladder.iterdir() if path.is_dir()]
+    assert NoteCode.LADDER_ENDED in listener.codes
 
 
 @pytest.mark.parametrize("distills", [True, False])
