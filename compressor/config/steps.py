@@ -627,9 +627,9 @@ class Within(Step):
     minutes: Positive | None = None
     attempts: Count = 5
 
-    facts: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("has_other_steps", "has_other_bounds", "limits_each_training", "trains"), "steps")
-    }
+    facts: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("has_other_steps", "has_other_bounds", "limits_each_training", "trains"), "steps"
+    )
     rules = (
         Rule(
             "has_other_steps",

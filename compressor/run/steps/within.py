@@ -402,9 +402,8 @@ class _Search:
         bound = f"is expected to keep the metric within a loss of {self.step.max_drop:g}, with a margin"
         if holding:
             best = holding[-1]
-            text = (
-                f"of {count} attempts, the fastest that {bound}, is {self._as_fast(attempts[best])} by the cost table"
-            )
+            speed = self._as_fast(attempts[best])
+            text = f"of {count} attempts, the fastest that {bound}, is {speed} by the cost table"
             return Note(code=NoteCode.BUDGET_MET, text=f"{text}; expected loss of {self._shown(losses[best])}")
         code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         text = f"no unit is removed: none of {count} attempts {bound}"
@@ -413,7 +412,7 @@ class _Search:
             closest = min(losses, key=lambda number: losses[number].loss)
             loss, error = losses[closest]
             text += (
-                f"; the closest, {self._as_fast(attempts[closest])}, is expected to lose {self._shown(losses[closest])}"
+                f"; the closest is {self._as_fast(attempts[closest])}: expected loss of {self._shown(losses[closest])}"
             )
             if loss < self._allowed and math.isfinite(error):
                 rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2

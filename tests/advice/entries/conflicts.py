@@ -377,6 +377,34 @@ conflict(
     ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
     ROWS + "--steps \"[{ units = { method = 'reconstruct', speedup = 2 } }]\"",
 )
+WITHIN = "config.steps Within."
+ATTEMPTS = ROWS + "--steps '[{ within = { max_drop = 0.1, steps = [%s] } }]'"
+IN_TIME = ROWS + "--steps '[{ within = { max_drop = 0.1, minutes = 9, steps = [%s] } }]'"
+conflict(
+    WITHIN + "has_other_steps rule",
+    ATTEMPTS % "{ distill = {} }",
+    ATTEMPTS % "{ units = {} }, { distill = {} }",
+    ATTEMPTS % "{ units = {} }",
+)
+conflict(
+    WITHIN + "has_other_bounds rule",
+    ATTEMPTS % "{ units = { certify = 0.9 } }, { distill = {} }",
+    ATTEMPTS % "{ units = {} }, { distill = {} }",
+    ATTEMPTS % "{ units = { certify = 0.9 } }",
+    ROWS + "--steps '[{ units = { max_drop = 0.1, certify = 0.9 } }]'",
+)
+conflict(
+    WITHIN + "minutes rule",
+    IN_TIME % "{ units = {} }, { distill = { minutes = 3 } }",
+    IN_TIME % "{ units = {} }, { distill = {} }",
+    ATTEMPTS % "{ units = {} }, { distill = { minutes = 3 } }",
+)
+conflict(
+    WITHIN + "minutes rule #2",
+    IN_TIME % "{ units = {} }",
+    ATTEMPTS % "{ units = {} }",
+    IN_TIME % "{ units = {} }, { distill = {} }",
+)
 CERTIFICATE = RULES + "_check_certificate "
 conflict(
     "config.steps constant text",
