@@ -27,7 +27,6 @@ from compressor.targets import target
 from compressor.tasks import Data, open_data
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
-from compressor.tasks.scoring import with_answers
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.find import find_units, no_heads_error
@@ -181,14 +180,14 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
     """
     drawn = drawn_rows(recipe, steps)
     bounds_loss = recipe.selection.max_drop is not None and drawn is not None
-    answer = (lambda task, rows: with_answers(task, rows, model.folder.model)) if bounds_loss else None
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn, answer=answer)
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
     max_drop = recipe.selection.max_drop
     if max_drop is not None:
         _require_labels(max_drop, recipe, steps, data)
-        check_max_drop(max_drop, data.task)
+        for task in (data.task, data.eval_task):
+            check_max_drop(max_drop, task)
     if recipe.budget.match_dense:
         rank_documents(model.folder, data, recipe.selection.seed)
     return data

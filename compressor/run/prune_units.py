@@ -112,7 +112,7 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
     is_timed = budgets.bounds_time or step.is_unbounded
     costs = plan_costs(KeptTimes(run.costs, run.times), groups, budgets, is_timed=is_timed)
     costs = replace(costs, times_plans=run.times_plans)
-    model = TorchModel(network, pruner, run.data.task)
+    model = TorchModel(network, pruner, run.data.eval_task)
     # Trials of a bisection are compared with a third copy.
     with on_accelerator(network, copies=3 if step.is_unbounded else 2):
         pruned = prune(model, costs, budgets, run.log, _bound(run, pruner))
@@ -158,7 +158,7 @@ def _bound(run: BudgetRun, pruner: Pruner[Any]) -> LossBound | None:
     if not step.is_unbounded:
         return None
     return LossBound(
-        data=run.data,
+        data=run.data.with_task(run.data.eval_task),
         max_drop=float(step.max_drop or 0.0),
         seed=step.seed,
         store=replace(run.store, inputs=key),

@@ -203,9 +203,10 @@ class RunContext(RunInputs):
 
     def scorer(self, dense: Variant) -> EvaluationScorer:
         """Scores engines in comparison with the dense one."""
-        selection = self.built.selection
+        selection, data = self.built.selection, self.data
+        data = None if data is None else data.with_task(data.eval_task)
         return EvaluationScorer(
-            dense, self.data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
+            dense, data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
         )
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:

@@ -68,7 +68,7 @@ def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
             rows=len(data.train),
         )
     if step.max_drop is not None:
-        check_max_drop(step.max_drop, data.task)
+        check_max_drop(step.max_drop, data.eval_task)
         check_certificate(step, data)
     if step.start_from is not None:
         check_start(step.start_from, inputs.model)
@@ -164,7 +164,7 @@ def budget_run(
     inputs = example_feeds_by_size(run.model.folder, timed_sizes(step, run.recipe.measure, run.sizes.lengths))
     structure = structure_of(run.model.folder.model, run.model.groups)
     costs = CostSource(structure, run.model.groups, engines, dense.engine, inputs, run.log)
-    lost = 0.0 if engine is None else engine.lost(run.rows.task)
+    lost = 0.0 if engine is None else engine.lost(run.rows.eval_task)
     refused = context.graphs.refused
     parts = (store, store, step.statistics or run.work.learning / STATISTICS)
     return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, *parts, run.log)

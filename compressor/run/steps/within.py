@@ -241,9 +241,9 @@ class _Search:
         model = run.model.folder.model
         began = time.perf_counter()
         with on_accelerator(model, copies=3):
-            trials = TorchScorer(model, run.rows.task, run.rows.eval, step.units.seed, run.log)
+            trials = TorchScorer(model, run.rows.eval_task, run.rows.eval, step.units.seed, run.log)
             whole = trials.score_whole()
-        require_informed(whole, run.rows.task)
+        require_informed(whole, run.rows.eval_task)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
         return cls(step, context, store, base, tables, trials, whole, deadline, time.perf_counter() - began)
 
@@ -329,12 +329,12 @@ class _Search:
         if best is None:
             return replace(state, selected=replace(state.selected, notes=(self._nothing_holds(losses),)))
         stored_state(_stores(self.step, self.store, best)[-1], run.model.folder.model)
-        unit, loss = run.rows.task.metric_unit, losses[best]
+        unit, loss = run.rows.eval_task.metric_unit, losses[best]
         numbers = [f"{unit.scale * value:.2g}" for value in loss]
         text = (
             f"of {len(attempts)} attempts, the fastest that is expected to keep the metric within a loss of"
             f" {self.step.max_drop:g}, with a margin, was to be {attempts[best].speedup:.3g} times as fast as the whole"
-            f" model; expected loss of {run.rows.task.metric} after its training: {numbers[0]}"
+            f" model; expected loss of {run.rows.eval_task.metric} after its training: {numbers[0]}"
             f"{' points' if unit is MetricUnit.POINTS else ''}, standard error {numbers[1]}"
         )
         selected = state.selected
@@ -344,7 +344,7 @@ class _Search:
 
     def _nothing_holds(self, losses: Mapping[int, LossEstimate]) -> Note:
         """That no attempt holds the metric, and which came closest."""
-        attempts, metric = _stored(self.store), self.context.run.rows.task.metric
+        attempts, metric = _stored(self.store), self.context.run.rows.eval_task.metric
         text = f"no unit is removed: none of {len(attempts)} attempts is expected to keep the metric within"
         text += f" a loss of {self.step.max_drop:g}, with a margin"
         advice = "allow more loss (--max-drop)"
@@ -363,13 +363,13 @@ class _Search:
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
         scores = _scores(attempts)
-        higher = self.context.run.rows.task.higher_is_better
+        higher = self.context.run.rows.eval_task.higher_is_better
         estimates = estimate_losses(self.whole, list(scores.values()), higher_is_better=higher)
         return dict(zip(scores, estimates, strict=True))
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows."""
-        task = self.context.run.rows.task
+        task = self.context.run.rows.eval_task
         scores = _scores(attempts)
         upper = upper_losses(self.whole, list(scores.values()), higher_is_better=task.higher_is_better)
         return [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
@@ -377,7 +377,7 @@ class _Search:
     @property
     def _allowed(self) -> float:
         """What the model may lose, beside what the precision of the engine costs."""
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.task)
+        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.eval_task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:
