@@ -17,7 +17,7 @@ from compressor.model_folder import example_feeds_by_size, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import RunLog
 from compressor.run import run_notes
-from compressor.run.load import load_model, read_rows, with_row_layout
+from compressor.run.load import load_model, read_rows, with_point, with_row_layout
 from compressor.run.plan_source import load_plan
 from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
@@ -42,15 +42,14 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     Raises:
         CompressorError: the model, the rows, the plan or a step cannot be used.
     """
-    steps = steps_of(recipe)
     with log.stage("loading the model"):
+        steps = steps_of(recipe)
         check_every_option(steps)
         for step in steps:
             functions_of(step).check_options(step)
         model = load_model(recipe, steps)
         if state.is_main_process:
             work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
-    built = recipe if model.missing is None else cpu_fallback(recipe)
     if model.missing is not None:
         log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
@@ -58,6 +57,9 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         with log.stage("reading the rows"):
             data = read_rows(recipe, steps, model)
             model = with_row_layout(model, data)
+            recipe, notes = with_point(recipe, data, model)
+        log.add_notes(notes)
+    steps, built = steps_of(recipe), recipe if model.missing is None else cpu_fallback(recipe)
     inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
     for number, step in enumerate(steps):
         functions_of(step).check(step, inputs, steps[:number])

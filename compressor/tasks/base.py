@@ -100,6 +100,10 @@ class Task(ABC):
         """The largest possible value of the metric; may be infinite."""
         return self._metric.maximum
 
+    def point_of(self, whole: Callable[[], float]) -> float:
+        """A loss that is as large as a point of accuracy; see `Metric.point_of`."""
+        return self._metric.point_of(whole)
+
     @property
     def higher_is_better(self) -> bool:
         """False for a loss or a perplexity."""

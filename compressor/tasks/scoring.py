@@ -65,6 +65,17 @@ def indices_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]
         yield order[start : start + batch_size].tolist()
 
 
+def forward_of(task: Task, model: PreTrainedModel) -> Forward:
+    """Runs a batch with a PyTorch model in evaluation mode."""
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        with torch.no_grad():
+            return task.logits(model(**forward_arguments(model, batch)))
+
+    model.eval()
+    return forward
+
+
 def with_answers(task: Task, examples: Dataset, model: PreTrainedModel) -> Dataset | None:
     """Examples whose labels are the answers of a model, so that the metric of another is its agreement with it.
 
@@ -76,13 +87,7 @@ def with_answers(task: Task, examples: Dataset, model: PreTrainedModel) -> Datas
     Returns:
         The examples; None where the task has no labels that make answers right (`Task.labels_by`).
     """
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return task.logits(model(**forward_arguments(model, batch)))
-
-    model.eval()
-    return _with_columns(examples, partial(task.labels_by, forward))
+    return _with_columns(examples, partial(task.labels_by, forward_of(task, model)))
 
 
 def with_targets(task: Task, examples: Dataset, model: PreTrainedModel) -> Dataset | None:

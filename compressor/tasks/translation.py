@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -32,8 +33,8 @@ BEAMS = 5
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
 """Name of a column that is a language: `de`, `pt_BR`."""
 
-_BLEU = Metric("bleu", bleu)
-_LOSS = Metric("loss", mean_loss, higher_is_better=False)
+_BLEU = Metric("bleu", bleu, maximum=100.0)
+_LOSS = Metric("loss", mean_loss, higher_is_better=False, point=math.log(1.01))  # 1% of a perplexity
 
 
 class TranslationColumns(TextColumns):

@@ -188,6 +188,13 @@ def _(w: World) -> None:
     w.right(*command, "enough.tsv")
 
 
+@advice("run.load with_point text")
+def _(w: World) -> None:
+    command = ("model", "--data", "rows.tsv", "-o", "out")
+    w.notes(*command)
+    w.right(*command, "--max-drop", "0.02")
+
+
 @advice("run.load _require_labels column-missing")
 def _(w: World) -> None:
     words = folders.WORDS
@@ -237,7 +244,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
 
 
-@advice("run.plan_source load_start file-mismatch", zoo=True)
+@advice("run.plan_source check_bundles file-mismatch", zoo=True)
 def _(w: World) -> None:
     import transformers as hf
 
