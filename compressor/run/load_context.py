@@ -18,7 +18,7 @@ from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import RunLog
 from compressor.run import run_notes
 from compressor.run.load import load_model, read_rows, with_point, with_row_layout
-from compressor.run.plan_source import load_plan
+from compressor.run.plan_source import load_plan, on_first_model
 from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
 from compressor.run.steps.registry import functions_of
@@ -43,6 +43,7 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         CompressorError: the model, the rows, the plan or a step cannot be used.
     """
     with log.stage("loading the model"):
+        recipe, first_notes = on_first_model(recipe)
         steps = steps_of(recipe)
         check_every_option(steps)
         for step in steps:
@@ -63,6 +64,7 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
     for number, step in enumerate(steps):
         functions_of(step).check(step, inputs, steps[:number])
+    log.add_notes(first_notes)
     log.add_notes(model.folder.notes)
     log.add_notes(data.notes if data else ())
     log.add_notes(unused_field_notes(recipe, token_limit(model.folder.model)))

@@ -165,7 +165,8 @@ class RunContext(RunInputs):
     def export(self, name: VariantName, plan: Plan, *, template: ExportedGraph | None = None) -> ExportedGraph:
         """Export one variant as a reference graph into the scratch folder."""
         with self.log.stage(f"{name}: exporting the graph"):
-            file = self.work.scratch / f"{name}.reference.onnx"
+            parts = "" if template is None or template.name != name else ".pruned"  # beside that of every unit
+            file = self.work.scratch / f"{name}{parts}.reference.onnx"
             folder, sizes, config = self.model.folder, self.sizes, self.built.export
             exported = export_graph(name, folder, plan, config, sizes.cases, file, template=template)
             if name == "dense" and sizes.beyond:
