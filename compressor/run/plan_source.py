@@ -89,7 +89,9 @@ def on_first_model(recipe: Recipe) -> tuple[Recipe, tuple[Note, ...]]:
     report = read_json(stored.with_name("report.json")) or {}
     first = Path(report.get("recipe", {}).get("model") or stored.parent)
     reason = "no other model is named there"
-    if first.resolve() != stored.parent.resolve():
+    if recipe.source.trust_remote_code or recipe.source.allow_pickle:
+        reason = f"code is trusted in {stored.parent}, and not in a folder that it names"
+    elif first.resolve() != stored.parent.resolve():
         try:
             plan, folder = Plan.load(stored), load_folder(recipe, first)
             if plan.model != folder.fingerprint:
