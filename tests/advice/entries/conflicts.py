@@ -60,7 +60,7 @@ conflict(
     ROWS + "--macs 50% --plan plan.json",
 )
 conflict(
-    "config.ladder recipes_of contradiction #4",
+    "config.ladder recipes_of contradiction #3",
     NAMED + "--macs 50%,40%",
     NAMED + "--macs 50%",
     ROWS + "--macs 50%,40% --start-from named",
