@@ -21,7 +21,7 @@ from compressor.config.recipe_fields import FIELDS
 from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import steps_of
-from compressor.config.steps import parts_of
+from compressor.config.steps import Units, parts_of
 from compressor.engines.build import ExportedGraph, rehearse, require_complete
 from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_for_target
@@ -36,6 +36,7 @@ from compressor.run.compressed_stages import build_compressed, build_rewritten, 
 from compressor.run.evaluate import evaluate
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
+from compressor.run.plan_source import compared_plan
 from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.run.steps.base import Graphs, Rungs, State
 from compressor.run.walk import run_worker, walk
@@ -105,8 +106,11 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         state: the processes of the run.
     """
     run = load_context(recipe, work, log, state)
+    recipe = run.recipe
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
-    dense = run.build(run.shrink(reference), run.built.engine.reference)
+    compared = compared_plan(recipe, run.model, run.followed)
+    start = reference if compared is None else run.export("dense", compared, template=reference)
+    dense = run.build(run.shrink(start), run.built.engine.reference)
     refused = _rehearse(run, reference)
     graphs = Graphs(reference, dense, refused)
     learned = walk(run, graphs)
@@ -178,7 +182,7 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     Raises:
         SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
     """
-    if run.followed is not None:
+    if run.followed is not None and not any(isinstance(step, Units) for step in run.steps):
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):

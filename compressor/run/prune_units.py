@@ -25,7 +25,7 @@ from compressor.pruning.measure import CostSource, KeptTimes
 from compressor.pruning.prune import PlanCosts, Pruned, plan_costs, prune, removes_any
 from compressor.results import Candidate, size_label
 from compressor.run.budget_rows import budget_rows, cost_shares, predicted_rows
-from compressor.run.plan_source import load_start
+from compressor.run.plan_source import check_bundles, load_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.selection.options import read_options
@@ -96,8 +96,9 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
     run.log.add_notes(notes)
     earlier = None if run.selected is None else run.selected.plan
     if step.start_from is not None:
-        earlier = load_start(step, run.recipe, run.model, groups)
+        earlier = load_start(step, run.recipe, run.model)
     if earlier is not None:
+        check_bundles(step, earlier, groups, str(step.start_from or "the plan before"))
         kept = {plan.name: len(plan.kept) for plan in earlier.groups if len(plan.kept) < plan.units}
         groups = [replace(group, limit=kept.get(group.name)) for group in groups]
         fold_gates(network, run.model.groups, earlier)

@@ -13,7 +13,7 @@ from compressor.cli.run import run
 from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line, recipe_of, steps_text
 from compressor.config.run import Recipe
-from compressor.config.step_list import steps_of
+from compressor.config.step_list import extended_plan, steps_of
 from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within, step_of, steps_from
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
@@ -187,6 +187,27 @@ def test_rows_alone_mean_as_fast_as_a_point_permits(fields: dict[str, Any]) -> N
     assert Recipe(**recipe.flat()) == recipe
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, 20)),
+        ({"minutes": 4}, (True, 4)),
+        ({"max_drop": 0.01, "distill": True, "minutes": 4}, (False, 4)),
+        ({"max_drop": 0.01, "distill": True}, (False, None)),
+        ({"selection": {"max_drop": 0.01}, "distill": True}, (False, None)),
+        ({"steps": [within()]}, (False, None)),
+    ],
+)
+def test_a_loss_that_no_field_sets_is_a_point(fields: dict[str, Any], expected: tuple[bool, int | None]) -> None:
+    recipe = Recipe(model="m", data="x", **fields)
+    (step,) = steps_of(recipe)
+    assert isinstance(step, Within)
+    assert (recipe.allows_a_point, step.minutes) == expected
+    changed = recipe.updated(max_drop=2.0)
+    assert not changed.allows_a_point
+    assert not Recipe(**recipe.flat()).allows_a_point
+
+
 @pytest.mark.parametrize("fields", [{"target": "auto"}, {"precision": "int8"}, {"precision": "auto"}])
 def test_rows_with_an_engine_alone_remove_nothing(fields: dict[str, Any]) -> None:
     recipe = Recipe(model="m", data="x", **fields)
@@ -196,6 +217,19 @@ def test_rows_with_an_engine_alone_remove_nothing(fields: dict[str, Any]) -> Non
 def test_rows_beside_a_finished_plan_follow_it(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     assert [step.name for step in steps_of(Recipe(model=tmp_path, data="x"))] == ["follow"]
+
+
+@pytest.mark.parametrize("flags", [{}, {"distill": True, "distill_steps": 4}, {"method": "fisher"}, {"keep": 3}])
+def test_a_budget_removes_more_than_the_plan_in_the_model_folder(flags: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    recipe = Recipe(model=tmp_path, data="x", speedup=6, **flags)
+    follow, units, *_ = steps_of(recipe)
+    assert isinstance(follow, Follow)
+    assert isinstance(units, Units)
+    assert (follow.plan, units.speedup, recipe.learns) == (tmp_path / "plan.json", 6, True)
+    assert extended_plan(recipe) == follow.plan
+    assert extended_plan(Recipe(model="m", data="x", speedup=6, plan=follow.plan)) is None
+    assert extended_plan(Recipe(model=tmp_path, data="x")) is None
 
 
 @pytest.mark.parametrize("step", STEPS.values())

@@ -69,10 +69,17 @@ def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
             rows=len(data.train),
         )
     if step.max_drop is not None:
-        check_max_drop(step.max_drop, data.task)
+        check_max_drop(step.max_drop, data.eval_task)
         check_certificate(step, data)
     if step.start_from is not None:
         check_start(step.start_from, inputs.model)
+    if inputs.followed is not None and inputs.followed.plan.masks:
+        raise InputError(
+            "the plan that is followed drops blocks by training, after which units would have to be refitted again;"
+            " follow it without a budget",
+            code=ErrorCode.PLAN_MISMATCH,
+            field="plan",
+        )
 
 
 def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> None:
@@ -114,7 +121,8 @@ def remove_units(
         BudgetError: no plan meets the budget.
     """
     scorer, engine = with_engine(step, state, context, store)
-    earlier = None if state.selected.plan.method is None else state.selected
+    plan = state.selected.plan
+    earlier = None if plan.method is None and not plan.drops_any else state.selected
 
     def remove(work: Path) -> SelectedPlan:
         run = budget_run(step, context, store.within(work), engine, earlier)

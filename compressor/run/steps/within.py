@@ -288,14 +288,14 @@ class _Search:
         costs = replace(costs, deciding=costs.timed if step.trains else [mean_table(costs.timed)])
         searched, unseen, confidence = run.rows.eval, None, step.units.certify
         if confidence is not None:
-            searched, unseen = split_rows(searched, run.rows.task, step.max_drop, confidence, step.units.seed)
+            searched, unseen = split_rows(searched, run.rows.eval_task, step.max_drop, confidence, step.units.seed)
         model, began = run.model.folder.model, time.perf_counter()
         if base.selected.plan.method is not None:
             fold_gates(model, run.model.groups, base.selected.plan)
         with on_accelerator(model, copies=3):
-            scorer = TorchScorer(model, run.rows.task, searched, step.units.seed, run.log)
+            scorer = TorchScorer(model, run.rows.eval_task, searched, step.units.seed, run.log)
             whole = scorer.score_whole()
-        require_informed(whole, run.rows.task)
+        require_informed(whole, run.rows.eval_task)
         parts = (scorer, len(searched), unseen, whole, deadline, time.perf_counter() - began)
         return cls(step, context, store, base, groups, costs, *parts)
 
@@ -424,7 +424,7 @@ class _Search:
 
     def _shown(self, estimate: LossEstimate) -> str:
         """An expected loss for readers: `accuracy: 0.4 points, standard error 0.2`."""
-        task = self.context.run.rows.task
+        task = self.context.run.rows.eval_task
         loss, error = (f"{task.metric_unit.scale * value:.2g}" for value in estimate)
         return (
             f"{task.metric}: {loss}{' points' if task.metric_unit is MetricUnit.POINTS else ''}, standard error {error}"
@@ -443,7 +443,7 @@ class _Search:
                 network.load_state_dict(self.scorer.whole_weights)
             else:
                 self._load(number)
-            predicted, labels = metric_sums(network, run.rows.task, rows, "a plan for the certificate", run.log).T
+            predicted, labels = metric_sums(network, run.rows.eval_task, rows, "a plan for the certificate", run.log).T
             return (predicted != labels).astype(np.float64)
 
         before = {name: weight.clone() for name, weight in network.state_dict().items()}
@@ -461,7 +461,7 @@ class _Search:
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
         scores = _scores(attempts)
-        higher = self.context.run.rows.task.higher_is_better
+        higher = self.context.run.rows.eval_task.higher_is_better
         return dict(
             zip(scores, estimate_losses(self.whole, list(scores.values()), higher_is_better=higher), strict=True)
         )
@@ -469,7 +469,7 @@ class _Search:
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
         scores = _scores(attempts)
-        higher = self.context.run.rows.task.higher_is_better
+        higher = self.context.run.rows.eval_task.higher_is_better
         upper = upper_losses(self.whole, list(scores.values()), higher_is_better=higher)
         holding = [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
         return sorted(holding, key=lambda number: self._speed(attempts[number]))
@@ -477,7 +477,7 @@ class _Search:
     @property
     def _allowed(self) -> float:
         """What the model may lose, beside what the precision of the engine costs."""
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.task)
+        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.eval_task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:

@@ -41,19 +41,29 @@ def conflict(key: str, failing: str, *right: str) -> None:
 NAMED = "named -o out --data rows.tsv "
 RULES = "config.rules "
 ORDER = RULES + "_check_order contradiction"
-conflict(RULES + "_check_order text", NAMED + "--macs 50%", ROWS + "--macs 50% --start-from named")
 conflict(
     RULES + "_check_order text",
-    ROWS + "--macs 50% --plan plan.json",
-    ROWS + "--macs 50%",
-    ROWS + "--plan plan.json",
+    NAMED + "--macs 50% --start-from named",
+    NAMED + "--macs 50%",
     ROWS + "--macs 50% --start-from named",
 )
 conflict(
+    RULES + "_check_order text #2",
+    ROWS + "--macs 50% --method dsp --plan plan.json",
+    ROWS + "--macs 50% --method dsp",
+    ROWS + "--speedup 2 --plan plan.json",
+)
+conflict(
     ORDER,
+    ROWS + "--macs 50% --start-from named --plan plan.json",
+    ROWS + "--macs 50% --start-from named",
     ROWS + "--macs 50% --plan plan.json",
-    ROWS + "--macs 50%",
-    ROWS + "--plan plan.json",
+)
+conflict(
+    "config.ladder recipes_of contradiction #3",
+    NAMED + "--macs 50%,40%",
+    NAMED + "--macs 50%",
+    ROWS + "--macs 50%,40% --start-from named",
 )
 conflict(RULES + "_check_training_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
 UNITS = "config.steps Units."

@@ -189,6 +189,13 @@ def _(w: World) -> None:
     w.right(*command, "enough.tsv")
 
 
+@advice("run.load with_point text")
+def _(w: World) -> None:
+    command = ("model", "--data", "rows.tsv", "-o", "out")
+    w.notes(*command)
+    w.right(*command, "--max-drop", "0.02")
+
+
 @advice("run.load _require_labels column-missing")
 def _(w: World) -> None:
     words = folders.WORDS
@@ -196,7 +203,7 @@ def _(w: World) -> None:
     w.rows("texts.tsv", "text", *texts)
     w.rows("pairs.tsv", "score\tsentence1\tsentence2", *(f"{n % 7}\t{texts[n]}\t{texts[-n]}" for n in range(40)))
     folders.save_sentence_encoder(w.file("encoder"))
-    command = ("encoder", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "-o", "out")
+    command = ("encoder", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "--metric", "recall@10")
     w.fails(*command)
     w.right(*command, "--test-data", "pairs.tsv")
 
@@ -238,7 +245,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
 
 
-@advice("run.plan_source load_start file-mismatch", zoo=True)
+@advice("run.plan_source check_bundles file-mismatch", zoo=True)
 def _(w: World) -> None:
     import transformers as hf
 
