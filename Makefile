@@ -3,14 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
+TESTS := $(if $(PKG),$(patsubst tests/compressor/%,tests/%,tests/$(PKG)))
 
 .PHONY: test checked tools docs api-docs test-gpu test-triton demo zoo families bench docker-check wheel-check clean
 
 # What the tests need is downloaded while the code is checked: the network and the processor work side by side.
 # All tests of a file run in one process, since they share fixtures; the files run in the order of tests/conftest.py.
+# PKG names a package whose tests alone run: graph_passes, compressor/tasks, graph_passes/flow.
 test: .venv/dev
 	@$(MAKE) -s -j2 tools checked
-	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not zoo and not gpu" --show-capture=no --durations=40
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not zoo and not gpu" --show-capture=no --durations=40 $(TESTS)
 
 checked: .venv/dev
 	$(BIN)/ruff format --check .

@@ -125,7 +125,7 @@ def prepare(
     inputs = example_feeds_by_size(model.folder, timed)
     costs = CostSource(structure_of(model.folder.model, model.groups), model.groups, engines, dense, inputs, log)
     store, statistics = Store(scratch / "learning"), folder / "statistics"
-    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, store, store, statistics, log)
+    run = BudgetRun(step, recipe, model, data, None, costs, (), store, statistics, log)
     pruner = pruner_of(run, model.groups)
     with log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)

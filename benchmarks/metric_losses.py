@@ -32,7 +32,7 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.progress import RunLog
 from compressor.pruning.bisect import estimate_losses
-from compressor.pruning.model import ResampledScore, TorchScorer
+from compressor.pruning.score import ResampledScore, TorchScorer
 from compressor.run.load import load_model, read_rows
 from compressor.run.run_context import LoadedModel
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions

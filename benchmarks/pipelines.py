@@ -37,7 +37,7 @@ from compressor.model_folder import ModelFolder, load
 from compressor.targets import target
 from compressor.targets.base import Engine
 from compressor.tasks import open_data
-from compressor.tasks.data import draw_rows
+from compressor.tasks.scoring import draw_rows
 
 ROWS = 100
 PROPOSALS = 100

@@ -78,6 +78,12 @@ class RunLog:
         silent.notes, silent._listener = [], _Stages(self._listener)
         return silent
 
+    def separate(self) -> RunLog:
+        """A log without notes whose times are its own too."""
+        log = self.without_notes()
+        log.seconds = {}
+        return log
+
 
 class _Stages:
     """Passes stages on to another listener, and drops notes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import os
@@ -29,6 +30,8 @@ ATTEMPTS = "attempts.json"
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""
+LADDER = "ladder"
+"""Folder of the output of a run for slower engines that keep the metric too."""
 _LADDER = "frontier.json"
 """File by which the folder of a ladder is recognized."""
 
@@ -50,6 +53,14 @@ class WorkDir:
         self.result = self.path / "result"
         self.scratch = self.path / "scratch"
         self.learning = self.path / "learning"
+
+    def rung(self, name: str) -> WorkDir:
+        """The folders of a slower engine of the run, whose result is a folder inside that of the run."""
+        rung = copy.copy(self)
+        rung.result, rung.scratch = self.result / LADDER / name, self.scratch / LADDER / name
+        for folder in (rung.result, rung.scratch):
+            folder.mkdir(parents=True)
+        return rung
 
     def reserve(self, needed: int) -> None:
         """Raise InputError unless `needed` bytes are free where the run works."""

@@ -59,8 +59,8 @@ class Console:
         return json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
 
     def note(self, note: Note | str) -> None:
-        """Print something that the reader of a result must know."""
-        if not self.quiet:
+        """Print something that the reader of a result must know; that nothing holds is said by the error at the end."""
+        if not self.quiet and getattr(note, "code", None) != "nothing-holds":
             _stderr().print(Text(f"note: {_printable(str(note))}", style="dim"))
 
     def error(self, text: str) -> None:

@@ -220,10 +220,14 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
     if result is None:
         return
     from compressor.report.files import HTML_NAME
+    from compressor.report.frontier import FRONTIER_HTML
     from compressor.results import DropStatus, NoteCode, headline_scores
+    from compressor.workdir import LADDER
 
     _print_report(console, result)
     console.note(f"the whole report is in {out / HTML_NAME}")
+    if (ladder := out / LADDER / FRONTIER_HTML).is_file():
+        console.note(f"slower engines that keep the metric too are compared in {ladder}")
     if result.drop_status is DropStatus.FAILED:
         scores = ", ".join(
             f"{score.metric} on the {score.split_name} rows went from {score.dense:.4g} to {score.compressed:.4g}"

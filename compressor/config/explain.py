@@ -22,6 +22,7 @@ def explain(recipes: Sequence[Recipe]) -> dict[str, Any]:
         "model": str(recipe.source.model),
         "rows": list(rows.sources),
         "max_drop": recipe.selection.max_drop,
+        "allows_a_point": recipe.allows_a_point,
         "target": engine.target,
         "precision": engine.precision,
         "runs": [
@@ -69,5 +70,6 @@ def explanation_lines(explained: dict[str, Any]) -> list[str]:
         "then: export, shrink, build, prove, score on test rows, time against the whole model, report",
     ]
     if bound is not None:
-        lines.append(f"the run fails (exit code 4) if the metric falls by more than {bound:g}")
+        point = " (a point: 0.01 of accuracy, 1 BLEU, 1% of a perplexity)" if explained["allows_a_point"] else ""
+        lines.append(f"the run fails (exit code 4) if the metric falls by more than {bound:g}{point}")
     return lines

@@ -58,6 +58,13 @@ def recipes_of(
         )
     ((name, values),) = several.items()
     recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
+    if (followed := recipes[0].plan_file) is not None:
+        raise UsageError(
+            f"{flag_of(name)}: a ladder begins with the whole model, not with the plan {followed}; give one value, or"
+            f" name the model that the plan was learned on, with --start-from {followed.parent}",
+            code=ErrorCode.CONTRADICTION,
+            fields=(name, "plan"),
+        )
     rungs = [recipe.updated(out=recipe.output.out / rung_name(name, recipe.value(name))) for recipe in recipes]
     if len({recipe.output.out for recipe in rungs}) < len(rungs):
         raise UsageError(

@@ -68,7 +68,7 @@ class RecipeSections(Sections):
     @property
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
-        return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)
+        return self.prunes or (self.plan_file is None and (self.selects_heads or self.blocks.drops_any))
 
     @property
     def prunes(self) -> bool:

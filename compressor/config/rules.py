@@ -174,10 +174,12 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     for earlier, later in itertools.combinations(steps, 2):
         at_fault, fields = [later], (later.flag, "plan")
         match earlier, later:
-            case Follow(plan=plan), Units():
+            case Follow(plan=plan), Units() if later.start_from is not None:
+                reason = f"units are removed from what the plan {plan} keeps; omit one of them (<start_from>)"
+            case Follow(plan=plan), Units() if later.is_unbounded or later.learns:
                 reason = (
-                    f"the plan {plan} already says what is kept; follow it without a budget, or remove more units of"
-                    f" the whole model than its run did, from its output folder (<start_from> {plan.parent})"
+                    f"this removes units of the whole model, and the plan {plan} already says what is kept; omit the"
+                    " plan, or set a budget alone (<speedup>)"
                 )
             case Follow(plan=plan), Heads():
                 reason = f"the heads are those of the plan {plan}; omit one of them"

@@ -6,7 +6,7 @@ all sections, so a recipe can be written flat: `Recipe(model="model", data="trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,8 @@ from compressor.errors import ErrorCode, UsageError
 __all__ = ["BUDGETS", "BUILD_FIELDS", "FIELDS", "SECTIONS", "SECTION_OF", "Recipe", "definite_fields"]
 
 PLAIN_MAX_DROP, PLAIN_MINUTES = 0.01, 20.0
-"""Loss of the metric, and minutes of the training, of a recipe that has rows and says nothing else."""
+"""Loss of the metric, and minutes of the run, of a recipe that has rows and says nothing else. When the rows are read,
+the loss becomes a point of the metric of their task (`compressor.run.load.with_point`)."""
 
 
 class Recipe(RecipeSections):
@@ -70,6 +71,9 @@ class Recipe(RecipeSections):
             super().__init__(**{**fields, **_settings_of(steps or (), fields), "steps": steps})
         except pydantic.ValidationError as error:
             raise usage_error(error, FIELDS, name_in_message) from error
+        named = {name for section in SECTIONS for name in _names_of(fields.get(section))} | fields.keys()
+        if steps is None and "max_drop" not in named:
+            self.selection.model_fields_set.discard("max_drop")
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -97,6 +101,11 @@ class Recipe(RecipeSections):
         check(self)
         return self
 
+    @property
+    def allows_a_point(self) -> bool:
+        """Whether a loss of the metric is allowed that no field sets: a point."""
+        return self.selection.max_drop is not None and "max_drop" not in self.fields_set
+
     def updated(self, **fields: Any) -> Recipe:
         """A copy with other values for some fields, which are not validated.
 
@@ -114,6 +123,11 @@ class Recipe(RecipeSections):
             sections.setdefault(SECTION_OF[name], {})[name] = value
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
+
+
+def _names_of(section: Any) -> Collection[str]:
+    """The names of the fields that a section sets, which may be missing."""
+    return section.model_fields_set if isinstance(section, Config) else section or ()
 
 
 def _settings_of(steps: Sequence[Step], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +150,8 @@ def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:
     implied: dict[str, Any] = {}
     if _says_nothing(fields):
         engine = {name: AUTO for name in ("target", "precision") if name not in fields}
-        implied = {"max_drop": PLAIN_MAX_DROP, "distill": True, "minutes": PLAIN_MINUTES, **engine}
+        implied = {"max_drop": PLAIN_MAX_DROP, "distill": True, "minutes": fields.get("minutes", PLAIN_MINUTES)}
+        implied |= engine
     is_set = {name for name, value in {**fields, **implied}.items() if value is not None}
     bounded = "max_drop" in is_set and "plan" not in is_set and not fields.keys() & BlocksConfig.model_fields.keys()
     if not is_set & {"method", "keep"} and (bounded or is_set & set(BUDGETS)):
@@ -144,8 +159,8 @@ def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:
     return implied
 
 
-_NO_REQUEST = {"seed", "batch_size", "match_dense"}
-"""Fields of steps that do not say what to do with the model."""
+_NO_REQUEST = {"seed", "batch_size", "match_dense", "minutes"}
+"""Fields of steps that do not say what to do with the model. The minutes are those of the plain run."""
 
 
 def _says_nothing(fields: Mapping[str, Any]) -> bool:

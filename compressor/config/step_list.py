@@ -35,7 +35,8 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     """The steps of a recipe, in order: those that it writes out, or those of its flags; empty if nothing is learned.
 
     A plan is followed in place of learning one. Blocks are dropped from the heads that are selected, or from those of
-    the plan in the model folder. A budget removes units last, and whatever is left is distilled.
+    the plan in the model folder. A budget removes units last, of those that a plan keeps, and whatever is left is
+    distilled.
     """
     return tuple(_completed(recipe, requested_steps(recipe)))
 
@@ -73,9 +74,14 @@ def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSectio
 
 
 def _completed(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
-    """Steps with the seed and the batch size of the run where they set none, and with neurons as units after heads."""
+    """Steps with the seed and the batch size of the run where they set none, and with neurons as units after heads.
+
+    Units that the metric alone bounds are removed in attempts.
+    """
     follows_heads = False
     for step in steps:
+        if isinstance(step, Units) and step.is_unbounded:
+            step = Within(max_drop=step.max_drop, steps=(step,))
         yield _with_settings(recipe, step, follows_heads=follows_heads)
         follows_heads |= isinstance(step, Heads)
 
@@ -96,6 +102,15 @@ def follow_of(recipe: RecipeSections) -> Follow:
     plan = _followed_plan(recipe)
     assert plan is not None
     return Follow(plan=plan)
+
+
+def extended_plan(recipe: RecipeSections) -> Path | None:
+    """The plan in the model folder that a recipe follows and removes more units from; None: it does not."""
+    steps, stored = parts_of(steps_of(recipe)), recipe.stored_plan
+    if stored is None or not steps or not any(isinstance(step, Units) for step in steps):
+        return None
+    first = steps[0]
+    return stored if isinstance(first, Follow) and first.plan.resolve() == stored.resolve() else None
 
 
 def _followed_plan(recipe: RecipeSections) -> Path | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import AfterValidator, Field
 
-from compressor.config.fields import Config, FieldConflictError, InvalidValueError, Rule, one_of, usage_error
+from compressor.config.fields import Config, InvalidValueError, Rule, one_of, usage_error
 from compressor.config.methods import (
     BUDGET_METHODS,
     DEFAULT_BUDGET_METHOD,
@@ -44,6 +44,9 @@ from compressor.config.values import (
 )
 from compressor.errors import ErrorCode, UsageError, suggestion
 
+_OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
+_OF_ENGINES = ("target", "provider", "precision", "threads", "batch", "seq", "shapes", "kernel", *_OF_GRAPHS)
+"""Settings of the run that decide graphs, and the times of their engines."""
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
 192 rows allocated worse than curves from 768 (MiniLM on SST-2)."""
@@ -62,6 +65,7 @@ class Step(Config):
         prunes_groups: whether it may remove any unit, so that plans list neurons beside heads.
         needs_heads: whether the model must have attention heads.
         neutral: options that change how the result is computed, not what it is.
+        learning: what an interrupted run was doing in it, for readers.
     """
 
     name: ClassVar[str]
@@ -70,6 +74,32 @@ class Step(Config):
     prunes_groups: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False
     neutral: ClassVar[tuple[str, ...]] = ()
+    learning: ClassVar[str] = "learning"
+
+    @property
+    def follows(self) -> Path | None:
+        """The file of the plan that it follows; None: it learns."""
+        return None
+
+    @property
+    def units(self) -> Units | None:
+        """The options by which it removes units; None: it removes none."""
+        return None
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The options by which it masks blocks of attention maps; None: it masks none."""
+        return None
+
+    @property
+    def distill(self) -> Distill | None:
+        """The options by which it trains on the outputs of a teacher; None: it does not."""
+        return None
+
+    @property
+    def settings_read(self) -> tuple[str, ...]:
+        """The settings of the run by which it measures what its result costs."""
+        return ()
 
     def rows_drawn(self, processes: int) -> int:
         """The largest number of training rows that it reads without their labels, with this number of processes."""
@@ -161,6 +191,10 @@ class Follow(Step):
 
     name = "follow"
     plan: Path
+
+    @property
+    def follows(self) -> Path:
+        return self.plan
 
     @property
     def summary(self) -> str:
@@ -268,6 +302,7 @@ class Blocks(_Training):
     name = "blocks"
     reads_labels = True
     needs_heads = True
+    learning = "learning with masks"
     share: Share = 0.0
     share_by_kind: ShareByKind = Field(default_factory=dict)
     block_size: BlockSize = 64
@@ -312,6 +347,14 @@ class Blocks(_Training):
     def drops_none(self) -> bool:
         """Whether the shares of all kinds of attention are zero."""
         return not (self.share or any(self.share_by_kind.values()))
+
+    @property
+    def blocks(self) -> Blocks:
+        return self
+
+    @property
+    def settings_read(self) -> tuple[str, ...]:
+        return ("provider", "precision", "threads", "batch", "seq", "kernel")
 
     @property
     def contents(self) -> dict[str, Path | None]:
@@ -435,6 +478,16 @@ class Units(_Training):
         return self.learns
 
     @property
+    def units(self) -> Units:
+        return self
+
+    @property
+    def settings_read(self) -> tuple[str, ...]:
+        if self.learns:
+            return (*_OF_GRAPHS, "batch", "seq", "kernel")
+        return (*_OF_ENGINES, "calibration_rows", "allow_float_products")
+
+    @property
     def needs_heads(self) -> bool:  # type: ignore[override]
         return self.prune_units == "heads" or self.keep not in (None, "100%")
 
@@ -518,6 +571,7 @@ class Distill(Step):
 
     name = "distill"
     neutral = ("teacher_outputs",)
+    learning = "distillation"
     teacher: Path | None = None
     training_steps: Count = 2000
     learning_rate: Positive = 2e-4
@@ -537,6 +591,14 @@ class Distill(Step):
         return f"train what is left on the outputs of {teacher}: at most {self.training_steps} training steps{limit}"
 
     @property
+    def distill(self) -> Distill:
+        return self
+
+    @property
+    def settings_read(self) -> tuple[str, ...]:
+        return ("target", "precision") if self.quantized_share else ()
+
+    @property
     def contents(self) -> dict[str, Path | None]:
         return {"teacher": self.teacher}
 
@@ -547,13 +609,13 @@ class Distill(Step):
 class Within(Step):
     """Carry steps out several times, and keep the fastest result that loses no more of the metric than is allowed.
 
-    Each attempt removes units for a speed and trains what is left. It goes on from the fastest attempt that holds the
-    metric, so that a plan that is reached in several attempts has been trained in each of them. The metric is that of
-    the trained model on evaluation rows, with a margin for their choice.
+    Each attempt removes units for a speed, and trains what is left if the steps do. A training goes on from the fastest
+    attempt that holds the metric, so that a plan that is reached in several attempts has been trained in each of them.
+    The metric is that of the model after the steps, on evaluation rows, with a margin for their choice.
 
     Attributes:
         max_drop: the loss of the metric that is allowed, in the metric's unit.
-        steps: units, without a budget of their own, and distill; by default both with their defaults.
+        steps: units, without a budget of their own, and distill or nothing else; by default both with their defaults.
         minutes: time that the whole run may take; the trainings then take what the rest leaves of it.
         attempts: maximum number of attempts.
     """
@@ -564,6 +626,30 @@ class Within(Step):
     steps: tuple[Step, ...] = ()
     minutes: Positive | None = None
     attempts: Count = 5
+
+    facts: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("has_other_steps", "has_other_bounds", "limits_each_training", "trains"), "steps"
+    )
+    rules = (
+        Rule(
+            "has_other_steps",
+            "an attempt removes units, and trains what is left or does not; write the steps units and distill, or units"
+            " alone",
+            excludes=("has_other_steps",),
+        ),
+        Rule(
+            "has_other_bounds",
+            "the loss that within allows decides how many units are removed; omit budgets, gates, and with distill"
+            " certificates, or use the step units outside of within",
+            excludes=("has_other_bounds",),
+        ),
+        Rule(
+            "minutes",
+            "the time of the whole run decides that of each training; omit it, or the minutes of distill",
+            excludes=("limits_each_training",),
+        ),
+        Rule("minutes", "nothing is trained; omit it, or add the step distill", needs=("trains",)),
+    )
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -583,32 +669,6 @@ class Within(Step):
             steps.append(step_of(step))
         return {**values, "steps": tuple(steps)}
 
-    @pydantic.model_validator(mode="after")
-    def _trains_what_it_prunes(self) -> Self:
-        if [step.name for step in self.steps] != [Units.name, Distill.name]:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"within.steps {', '.join(step.name for step in self.steps) or 'none'}: an attempt removes units and"
-                " trains what is left; write the steps units and distill, or the step units with max_drop alone",
-                "steps",
-            )
-        units = self.units
-        if not units.is_unbounded or units.learns or units.max_drop != self.max_drop or units.certify is not None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"within.steps {units}: the loss that within allows, {self.max_drop:g}, decides how many units are"
-                f" removed; omit budgets, certificates and gates, or use the step units outside of within",
-                "steps",
-            )
-        if self.minutes is not None and self.distill.minutes is not None:
-            raise FieldConflictError(
-                ErrorCode.CONTRADICTION,
-                f"within.minutes {self.minutes:g}, distill.minutes {self.distill.minutes:g}: the time of the whole run"
-                " decides that of each training; omit one of them",
-                "minutes",
-            )
-        return self
-
     @property
     def parts(self) -> tuple[Step, ...]:
         return self.steps
@@ -619,14 +679,42 @@ class Within(Step):
         return [{step.name: step.model_dump(mode="json", exclude_unset=True)} for step in steps]
 
     @property
-    def units(self) -> Units:
-        """The step that removes units in each attempt."""
-        return next(step for step in self.steps if isinstance(step, Units))
+    def has_other_steps(self) -> bool:
+        """Whether an attempt would do something else than to remove units and to train what is left."""
+        return [step.name for step in self.steps] not in ([Units.name], [Units.name, Distill.name])
 
     @property
-    def distill(self) -> Distill:
-        """The step that trains in each attempt."""
-        return next(step for step in self.steps if isinstance(step, Distill))
+    def has_other_bounds(self) -> bool:
+        """Whether something else than the loss that is allowed decides how many units are removed."""
+        return any(
+            not units.is_unbounded
+            or units.learns
+            or units.max_drop != self.max_drop
+            or (units.certify is not None and self.trains)
+            for units in filter(None, (step.units for step in self.steps))
+        )
+
+    @property
+    def limits_each_training(self) -> bool:
+        """Whether the time of each training is set."""
+        return self.distill is not None and self.distill.minutes is not None
+
+    @property
+    def trains(self) -> bool:
+        """Whether an attempt trains what is left."""
+        return self.distill is not None
+
+    @property
+    def units(self) -> Units:
+        return next(filter(None, (step.units for step in self.steps)))
+
+    @property
+    def distill(self) -> Distill | None:
+        return next(filter(None, (step.distill for step in self.steps)), None)
+
+    @property
+    def settings_read(self) -> tuple[str, ...]:
+        return tuple(name for step in self.steps for name in step.settings_read)
 
     @property
     def flag(self) -> str:
@@ -639,9 +727,12 @@ class Within(Step):
     @property
     def summary(self) -> str:
         limit = "" if self.minutes is None else f"; the run takes about {self.minutes:g} minutes"
+        attempt = (
+            "each from the fastest that holds, remove units and train what is left" if self.trains else "remove units"
+        )
         return (
-            f"in at most {self.attempts} attempts, each from the fastest that holds, remove units and train what is"
-            f" left, until no faster plan keeps the loss of the metric within {self.max_drop:g}{limit}"
+            f"in at most {self.attempts} attempts, {attempt}, until no faster plan keeps the loss of the metric within"
+            f" {self.max_drop:g}{limit}"
         )
 
     @property

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from compressor.config.fields import flag_of
-from compressor.config.methods import METHODS
+from compressor.config.methods import BUDGET_METHODS, METHODS
 from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
@@ -62,7 +62,8 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[N
     if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
         reason = f"{recipe.pruner} orders units by weights and reads no rows"
         yield from _unused(_changed(_ROW_FIELDS, recipe), recipe, reason)
-    if recipe.plan_file is not None:
+    prunes_further = recipe.prunes and recipe.selection.method in BUDGET_METHODS
+    if recipe.plan_file is not None and not prunes_further:
         yield from _unused(_LEARNING_FIELDS, recipe, "a plan is followed")
     yield from _unused_training_notes(recipe, learns=learns)
 

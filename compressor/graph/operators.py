@@ -49,6 +49,8 @@ class Operator:
         host: positions of the inputs that are read as numbers (sizes, axes, bounds) and stay on their device.
         limits: values that are supported of attributes that have others too.
         ignored: attributes that have no effect here.
+        absent: positions of the inputs that a node must omit, such as keys of earlier positions; their annotation is
+            None.
     """
 
     function: Function
@@ -58,6 +60,7 @@ class Operator:
     host: tuple[int, ...] = ()
     limits: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
@@ -128,7 +131,7 @@ def _keywords(node: ir.Node, operator: Operator, opset: int) -> dict[str, Any]:
         if default is inspect.Parameter.empty and name not in keywords:
             raise _unsupported(node, f"attribute {name} is missing")
     for index, value in enumerate(node.inputs):
-        if value is not None and index >= operator.inputs:
+        if value is not None and (index >= operator.inputs or index in operator.absent):
             raise _unsupported(node, f"input {index} is not supported")
     for index in range(len(used)):
         if used[index] and operator.outputs is not None and index not in operator.outputs:
@@ -158,7 +161,8 @@ def operator(name: str, domain: str = "", **fields: Any) -> Callable[[Function],
         variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
         attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         inputs = math.inf if variadic else len(parameters) - len(attributes)
-        OPERATORS[domain, name] = Operator(function, inputs, attributes, **fields)
+        absent = tuple(index for index, p in enumerate(parameters) if p.annotation == "None")
+        OPERATORS[domain, name] = Operator(function, inputs, attributes, absent=absent, **fields)
         return function
 
     return enter

@@ -1,40 +1,27 @@
-"""Remove as many units as the metric allows: bisection over the time of the engine.
+"""Bisection over the speed of plans, by what each is expected to lose of the metric.
 
-How much of the metric the plans of a bisection lose is estimated from all of them together.
+How much the plans of a bisection lose is estimated from all of them together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable
-from compressor.progress import RunLog
-from compressor.pruning.allocate import Allocation, choose_counts
-from compressor.pruning.constraints import Constraint
-from compressor.pruning.model import PrunableModel, ResampledScore, Scorer, Weights
-from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
-from compressor.selection.allocation import Curve
-from compressor.selection.certified_rows import record_certificate
-from compressor.selection.certify import certify, split_rows
-from compressor.store import Json, Store, digest
-from compressor.tasks import Data, Task
+from compressor.pruning.constraints import SHARE
+from compressor.pruning.score import ResampledScore
+from compressor.tasks import Task
 from compressor.tasks.scoring import uninformed_text
 
-_BISECTIONS = 5
-LEAST_SHARE = 0.08
+_LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
-MARGIN_ABOVE_LEAST = 1.02
+_MARGIN_ABOVE_LEAST = 1.02
 """Ratio of the smallest share that is tried to the cost of a plan that keeps nothing; no plan costs less."""
-_CLOSE = 1.01
-"""Ratio of two shares between which no further plan is tried."""
 _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
@@ -56,262 +43,49 @@ class LossEstimate(NamedTuple):
     error: float
 
 
-_NONE_LOST = LossEstimate(0.0, 0.0)
-_Numbers = tuple[float, list[float], float]
-_SCORE = Json[_Numbers](_Numbers)
-"""Metric, draws and divergence of a `ResampledScore` in the store."""
+def next_speed(
+    holding: Sequence[float], failed: Sequence[float], bounds: tuple[float, float], close: float
+) -> float | None:
+    """The speed between the fastest that holds and the slowest above it that does not; None if they are close.
 
-
-@dataclass(frozen=True)
-class LossBound:
-    """What plans may lose, and the rows on which that is measured.
-
-    Attributes:
-        data: the rows; the evaluation rows are scored.
-        max_drop: the loss of the metric that is allowed, in its unit.
-        seed: seed of the draws.
-        store: keeps the scores of plans that were tried, from which an interrupted search goes on, under keys of what
-            the weights of a plan depend on.
-        quantization_drop: what the whole model loses by the precision of the engine, in the unit of the metric.
-        certify: confidence of a certificate of the loss; None: none is requested.
-        key: what identifies the search among those that certified a loss on these rows.
-    """
-
-    data: Data
-    max_drop: float
-    seed: int
-    store: Store
-    quantization_drop: float = 0.0
-    certify: float | None = None
-    key: str = ""
-
-
-def bisect_metric(
-    model: PrunableModel,
-    losses: Mapping[str, Curve],
-    tables: Sequence[CostTable],
-    bound: LossBound,
-    log: RunLog,
-) -> tuple[Allocation, CertifiedLoss | None]:
-    """The fastest plan whose metric on the evaluation rows falls by no more than the loss allowed, by bisection.
-
-    The model has the weights of the plan afterwards.
+    Each plan tells more about the earlier ones, so that both bounds may move either way.
 
     Args:
-        model: the model, with its units ranked.
-        losses: name of the group -> loss at every number of units.
-        tables: times at each size.
-        bound: the rows and the loss allowed.
-        log: receives stages and notes.
-
-    Returns:
-        The numbers of units, with their cost as a share of the whole model's time; and the loss that is certified, if a
-        certificate was requested.
-
-    Raises:
-        InputError: the whole model is no better than the same answer for every row, so that no loss would show.
+        holding: speeds of the plans that keep the metric.
+        failed: speeds that the other plans were chosen for.
+        bounds: the speed of the whole model, and the highest that is tried.
+        close: ratio of two speeds between which no further plan is tried.
     """
-    searched, unseen = _divided_rows(bound)
-    plans, count = _bisect(model, losses, _overall(tables), bound, searched, log)
-    log.add_notes([_note(plans, count, model.task)])
-    certified = None
-    if unseen is not None:
-        certified, plans = _certify(model, plans, bound, unseen, len(searched), log)
-    return _load_weights(model, plans[-1], log), certified
+    low = max(holding, default=bounds[0])
+    high = min((speed for speed in failed if speed > low), default=bounds[1])
+    return math.sqrt(low * high) if high > close * low else None
 
 
-@dataclass(frozen=True)
-class _FittedPlan:
-    """Numbers of units, the weights of the model that keeps them, and how much of the metric it is expected to lose.
-
-    A plan that an interrupted run scored has the weights of the whole model, from which it is fitted when needed.
-    """
-
-    allocation: Allocation
-    weights: Weights
-    is_fitted: bool = True
-    loss: LossEstimate = _NONE_LOST
-
-    @property
-    def cost(self) -> float:
-        """Share of the whole model's time, by the cost table."""
-        return self.allocation.predicted[0]
-
-    @property
-    def units(self) -> int:
-        return sum(self.allocation.counts.values())
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """A plan, the largest share of the whole model's time for which it was chosen, and how the model scores with it."""
-
-    share: float
-    plan: _FittedPlan
-    score: ResampledScore
-
-
-def _bisect(
-    model: PrunableModel,
-    losses: Mapping[str, Curve],
-    table: CostTable,
-    bound: LossBound,
-    rows: Dataset,
-    log: RunLog,
-) -> tuple[list[_FittedPlan], int]:
-    """The whole model and the plans that keep the metric, each faster than the one before it; and how many were tried.
-
-    The table is of shares of the whole model's time; the metric is that of the rows.
-    """
-    groups, task = model.groups, model.task
-    scorer = model.scorer(rows, bound.seed, log)
-    dense, original = scorer.score_whole(), scorer.whole_weights
-    require_informed(dense, task)
-    least = max(LEAST_SHARE, MARGIN_ABOVE_LEAST * table.cost({group.name: 0 for group in groups}))
-    attempts: list[_Attempt] = []
-    while len(attempts) < _BISECTIONS:
-        share = _next_share(attempts, _holding(bound, task, dense, attempts), least)
-        if share is None:
-            break
-        counts = choose_counts(groups, losses, [Constraint(table, share)])
-        if (earlier := _attempt_at(attempts, counts)) is not None:
-            earlier.share = share
-            continue
-        plan, score = _try(model, scorer, counts, table.cost(counts), f"trial {len(attempts) + 1}", bound.store, log)
-        attempts.append(_Attempt(share, plan, score))
-    if resumed := sum(not attempt.plan.is_fitted for attempt in attempts):
-        text = f"{resumed} of the {len(attempts)} plans that --max-drop tried were scored by the interrupted run"
-        log.add_notes([Note(code=NoteCode.RESUMED, text=text)])
-    all_units = {group.name: group.counts[-1] for group in groups}
-    holding, scores = _holding(bound, task, dense, attempts), [attempt.score for attempt in attempts]
-    expected = estimate_losses(dense, scores, higher_is_better=task.higher_is_better)
-    plans = [
-        replace(attempt.plan, loss=loss)
-        for attempt, loss in zip(attempts, expected, strict=True)
-        if attempt in holding and attempt.plan.allocation.counts != all_units
-    ]
-    whole = _FittedPlan(Allocation(all_units, (1.0,), (1.0,)), original)
-    return [whole, *sorted(plans, key=lambda plan: plan.cost, reverse=True)], len(attempts)
-
-
-def _try(
-    model: PrunableModel, scorer: Scorer, counts: dict[str, int], cost: float, label: str, store: Store, log: RunLog
-) -> tuple[_FittedPlan, ResampledScore]:
-    """A plan and its score, which an interrupted run may have stored; its weights are then not fitted."""
-    original = scorer.whole_weights
-    plan = _FittedPlan(Allocation(counts, (cost,), (cost,)), original, is_fitted=False)
-
-    def fit_and_score(_: Path) -> _Numbers:
-        nonlocal plan
-        model.load_weights(original)
-        with log.stage(f"refitting the remaining weights, {label}") as on_progress:
-            notes = model.fit(counts, on_progress)
-        plan = _FittedPlan(replace(plan.allocation, notes=notes), model.weights(original))
-        score = scorer.score(label)
-        return score.metric, score.draws.tolist(), score.divergence
-
-    metric, draws, divergence = store.memo(f"trial-{digest(counts)[:16]}", {"counts": counts}, fit_and_score, _SCORE)
-    return plan, ResampledScore(metric, np.array(draws), divergence)
-
-
-def _next_share(attempts: Sequence[_Attempt], holding: Sequence[_Attempt], least: float) -> float | None:
-    """The share between the smallest that holds and the largest below it that does not; None if they are close.
-
-    Each attempt tells more about the earlier ones, so that both bounds may move either way.
+def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[float, float]:
+    """How many times as fast as dense the whole model is, and the highest such speed that is tried.
 
     Args:
-        attempts: the attempts.
-        holding: those that keep the metric.
-        least: the smallest share that is tried.
+        tables: times at each size, of which the one of the slowest counts.
+        groups: names of the groups whose units may be removed.
     """
-    high = min((attempt.plan.cost for attempt in holding), default=1.0)
-    low = max((attempt.share for attempt in attempts if attempt not in holding and attempt.share < high), default=least)
-    return math.sqrt(low * high) if high > _CLOSE * low else None
-
-
-def _attempt_at(attempts: Sequence[_Attempt], counts: Mapping[str, int]) -> _Attempt | None:
-    """The attempt of a plan, if there is one."""
-    return next((attempt for attempt in attempts if attempt.plan.allocation.counts == counts), None)
-
-
-def _load_weights(model: PrunableModel, plan: _FittedPlan, log: RunLog) -> Allocation:
-    """Give the model the weights of a plan; the numbers of units, with the notes on these weights."""
-    model.load_weights(plan.weights)
-    if plan.is_fitted:
-        return plan.allocation
-    with log.stage("refitting the remaining weights") as on_progress:
-        return replace(plan.allocation, notes=model.fit(plan.allocation.counts, on_progress))
-
-
-def _holding(bound: LossBound, task: Task, dense: ResampledScore, attempts: Sequence[_Attempt]) -> list[_Attempt]:
-    """The attempts that keep the metric, with margins for the choice of rows and for the precision of the engine."""
-    upper = upper_losses(dense, [attempt.score for attempt in attempts], higher_is_better=task.higher_is_better)
-    allowed = bound.max_drop - max(0.0, bound.quantization_drop)
-    return [attempt for attempt, loss in zip(attempts, upper, strict=True) if is_within(loss, allowed)]
-
-
-def _note(plans: Sequence[_FittedPlan], count: int, task: Task) -> Note:
-    """What the bisection came to: how fast the last plan is by the cost table, and what it is expected to lose."""
-    if len(plans) == 1:
-        text = (
-            f"no unit is removed: none of {count} plans is expected to keep the metric within --max-drop, with a"
-            " margin; raise --max-drop, or add evaluation rows (--eval-data)"
-        )
-        return Note(code=NoteCode.NOTHING_REMOVED, text=text)
-    plan, unit = plans[-1], task.metric_unit
-    loss, error = (f"{unit.scale * value:.2g}" for value in plan.loss)
-    points = " points" if unit is MetricUnit.POINTS else ""
-    text = (
-        f"of {count} plans, the fastest that is expected to keep the metric within --max-drop, with a margin, is"
-        f" {1 / plan.cost:.3g} times as fast as the whole model by the cost table; expected loss of {task.metric}:"
-        f" {loss}{points}, standard error {error}"
+    whole = speed_of(tables, {})
+    least = [(table.dense, table.cost(dict.fromkeys(groups, 0))) for table in tables]
+    return whole, min(
+        [whole / _LEAST_SHARE, *(dense / (_MARGIN_ABOVE_LEAST * cost) for dense, cost in least if cost > 0)]
     )
-    return Note(code=NoteCode.BUDGET_MET, text=text)
 
 
-def _divided_rows(bound: LossBound) -> tuple[Dataset, Dataset | None]:
-    """The evaluation rows that the bisection sees, and those of the certificate, if one is requested.
-
-    Raises:
-        UsageError: the metric cannot be certified.
-        InputError: there are too few rows for a certificate.
-    """
-    data = bound.data
-    if bound.certify is None:
-        return data.eval, None
-    return split_rows(data.eval, data.task, bound.max_drop, bound.certify, bound.seed)
-
-
-def _certify(
-    model: PrunableModel, plans: list[_FittedPlan], bound: LossBound, rows: Dataset, searched: int, log: RunLog
-) -> tuple[CertifiedLoss, list[_FittedPlan]]:
-    """The certificate of the loss of plans on rows kept from the search, and the plans that it covers.
+def speed_of(tables: Sequence[CostTable], counts: Mapping[str, int]) -> float:
+    """How many times as fast as dense a plan is by cost tables, at the size where that is least.
 
     Args:
-        model: the model.
-        plans: the plans, the first of which is the whole model.
-        bound: the loss allowed, and the confidence that is requested.
-        rows: the rows.
-        searched: number of rows that the bisection saw.
-        log: receives stages and notes.
+        tables: times at each size.
+        counts: name of the group -> number of units that the plan keeps; others keep all.
     """
-    assert bound.certify is not None
-
-    def losses(plan: _FittedPlan) -> np.ndarray:
-        _load_weights(model, plan, log)
-        predicted, labels = model.metric_sums(rows, "a plan for the certificate", log).T
-        return (predicted != labels).astype(np.float64)
-
-    certificate = certify(plans, losses, bound.max_drop, bound.certify, searched)
-    earlier = record_certificate(bound.data.eval, {"run": bound.key})
-    scope = CertificateScope(rows=bound.data.eval_hash or "", seed=bound.seed, earlier=earlier)
-    kept = [plan.units for plan in plans]
-    units = " and ".join(sorted({group.type for group in model.groups}))
-    log.add_notes([certificate.note(kept, scope, units)])
-    return certificate.result(kept, scope, units), plans[: certificate.certified]
+    return min(table.dense / table.cost(counts) for table in tables)
 
 
-def _overall(tables: Sequence[CostTable]) -> CostTable:
+def mean_table(tables: Sequence[CostTable]) -> CostTable:
     """One table of shares of the whole model's time, averaged over sizes."""
     rows = tuple(
         row.with_savings(
@@ -324,7 +98,7 @@ def _overall(tables: Sequence[CostTable]) -> CostTable:
     )
     points = [[(total / table.whole, cost / table.whole) for total, cost in table.curve] for table in tables]
     curve = tuple(tuple(point) for point in np.mean(points, axis=0).tolist())
-    return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows, "curve": curve})
+    return tables[0].model_copy(update={"unit": SHARE, "dense": 1.0, "whole": 1.0, "rows": rows, "curve": curve})
 
 
 def require_informed(dense: ResampledScore, task: Task) -> None:

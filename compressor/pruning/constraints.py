@@ -11,6 +11,8 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.report.budgets import UNIT_NAMES
 from compressor.units import PrunableGroup
 
+SHARE = "share"
+"""Unit of a table of shares of the whole model's time."""
 _PARTS = {
     "heads": "heads that may not be removed",
     "neurons": "neurons that may not be removed",
@@ -88,7 +90,7 @@ class Budgets:
     """The bounds on the cost of a plan; None: none of this kind.
 
     Attributes:
-        speedup: how many times as fast as the dense engine a call is, at each size.
+        speedup: how many times as fast as dense a call is, at each size.
         milliseconds: time of a call, at each size.
         macs: share of the multiply-accumulates of the whole model.
         parameters: share of its parameters.
@@ -121,7 +123,7 @@ class Budgets:
         return [Constraint(table, bound) for table, bound in bounds if bound is not None]
 
     def _bound(self, table: CostTable) -> float | None:
-        if table.unit == "ms":
+        if table.unit in ("ms", SHARE):
             return table.dense / self.speedup if self.speedup is not None else self.milliseconds
         if table.unit == "heads":
             return self.heads

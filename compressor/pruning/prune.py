@@ -1,9 +1,10 @@
-"""Remove heads and neurons until budgets are met, or as many as the metric allows."""
+"""Remove heads and neurons until budgets are met."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from compressor.measure.costs import CostTable
 from compressor.progress import RunLog
@@ -14,13 +15,12 @@ from compressor.pruning.allocate import (
     allocate_until_met,
     keep_all_within,
 )
-from compressor.pruning.bisect import LossBound, bisect_metric
 from compressor.pruning.constraints import Budgets, Constraint, macs_of, require_reachable
 from compressor.pruning.measure import KeptTimes
-from compressor.pruning.model import PrunableModel
 from compressor.report.budgets import cost, quantity
-from compressor.results import CertifiedLoss, Note, NoteCode
+from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve
+from compressor.selection.pruners.base import Pruner
 from compressor.units import PrunableGroup
 
 
@@ -32,13 +32,14 @@ class PlanCosts:
         times: measures the times of plans.
         counted: tables of parameters and multiply-accumulates.
         timed: tables of times at each size; empty where nothing depends on times.
-        times_plans: whether engines of plans are timed until one meets a budget of time; else the tables decide.
+        deciding: tables by which alone a plan meets a budget of time; empty: engines of plans are timed until one
+            meets it.
     """
 
     times: KeptTimes
     counted: Sequence[CostTable]
     timed: Sequence[CostTable] = ()
-    times_plans: bool = True
+    deciding: Sequence[CostTable] = ()
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,12 @@ class Pruned:
     Attributes:
         allocation: the numbers of units.
         tables: tables of the whole model that show where the cost goes.
-        constraints: the budgets; empty where the metric alone bounds the plan.
-        certificate: the loss that is certified; None where no certificate was requested.
+        constraints: the budgets.
     """
 
     allocation: Allocation
     tables: tuple[CostTable, ...]
-    constraints: tuple[Constraint, ...] = ()
-    certificate: CertifiedLoss | None = None
+    constraints: tuple[Constraint, ...]
 
 
 def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budgets, *, is_timed: bool) -> PlanCosts:
@@ -81,41 +80,32 @@ def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budge
     return PlanCosts(times, counted, timed)
 
 
-def prune(
-    model: PrunableModel,
-    costs: PlanCosts,
-    budgets: Budgets,
-    log: RunLog,
-    bound: LossBound | None = None,
-) -> Pruned:
+def prune(pruner: Pruner[Any], costs: PlanCosts, budgets: Budgets, log: RunLog) -> Pruned:
     """Remove units, and give the model the remaining weights.
 
     Args:
-        model: the model, with the weights of the whole model.
+        pruner: the method, whose model has the weights of the whole model.
         costs: what plans cost.
         budgets: the budgets that the plan meets.
         log: receives stages and notes.
-        bound: the loss of the metric that alone bounds the plan; None: the budgets bound it.
 
     Raises:
-        InputError: a loss or a measured cost is not finite, or no loss of the metric would show.
+        InputError: a loss or a measured cost is not finite.
         BudgetError: no plan meets the budgets.
     """
 
     def losses() -> dict[str, Curve]:
         with log.stage("gathering statistics of the rows") as on_progress:
-            model.rank(on_progress)
+            pruner.rank(on_progress)
         with log.stage("measuring what each group contributes") as on_progress:
-            return model.losses(on_progress)
+            return pruner.losses(on_progress)
 
-    if bound is not None:
-        bisected, certificate = bisect_metric(model, losses(), costs.timed, bound, log)
-        return Pruned(bisected, tuple(costs.timed), certificate=certificate)
-    groups, constraints = model.groups, budgets.constraints([*costs.counted, *costs.timed])
+    groups = pruner.inputs.groups
+    constraints = budgets.constraints([*costs.counted, *(costs.deciding or costs.timed)])
 
     def measure(counts: Mapping[str, int]) -> list[float]:
         """The cost under each constraint: by its table, or timed beside the dense engine."""
-        is_timed = costs.times_plans and bool(costs.timed)
+        is_timed = bool(costs.timed and not costs.deciding)
         times = iter(costs.times.time_plan({**budgets.fixed, **counts}, costs.timed) if is_timed else ())
         return [
             next(times) if is_timed and part.table.unit == "ms" else part.table.cost(counts) for part in constraints
@@ -124,11 +114,13 @@ def prune(
     allocation = keep_all_within(groups, constraints, measure)
     if allocation is None:  # losses are measured only if units have to be removed
         allocation = allocate_until_met(groups, losses(), constraints, measure)
-    log.add_notes(budget_notes(constraints, allocation))
     costs.times.costs.release()
+    if not costs.deciding:
+        log.add_notes(budget_notes(constraints, allocation))
     if removes_any(groups, allocation):
         with log.stage("refitting the remaining weights") as on_progress:
-            allocation = replace(allocation, notes=model.fit(allocation.counts, on_progress))
+            pruner.finish(allocation.counts, on_progress)
+        allocation = replace(allocation, notes=pruner.notes)
     shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
     return Pruned(allocation, shown, tuple(constraints))
 

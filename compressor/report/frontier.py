@@ -29,7 +29,8 @@ class Rung(BaseModel):
     """A rung of a ladder.
 
     Attributes:
-        name: name of its folder.
+        name: what it is called.
+        folder: its folder, beside the page.
         heads: number of heads that are kept.
         neurons: number of neurons that are kept.
         macs: kept share of the multiply-accumulates of the whole model, the largest of all sizes; None: the report does
@@ -45,6 +46,7 @@ class Rung(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
+    folder: str = ""
     heads: int
     neurons: int
     macs: float | None = None
@@ -148,17 +150,19 @@ class Frontier(BaseModel):
         return "" if self.ended is None else f"the ladder ends before {self.ended}"
 
 
-def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
+def rung_of(name: str, report: Report, max_drop: float | None, folder: str = "") -> Rung:
     """The rung of a finished run.
 
     Args:
-        name: name of its folder.
+        name: what it is called.
         report: its report.
         max_drop: the loss of the metric that is allowed; None: no bound.
+        folder: its folder, beside the page; empty: that of its name.
     """
     deciding = deciding_scores(report.scores)
     return Rung(
         name=name,
+        folder=folder or name,
         heads=report.plan.heads_kept,
         neurons=report.plan.neurons_kept,
         macs=_kept_macs(report),
@@ -183,7 +187,7 @@ def _kept_macs(report: Report) -> float | None:
 
 
 def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headings and rows of the table of rungs, a row each; the first cell is the name of its folder."""
+    """The headings and rows of the table of rungs, a row each; the first cell is its name."""
     # A rung whose engine was built again may have been measured at other sizes, or not at all.
     sizes = list(dict.fromkeys(speed.size_label for rung in frontier.rungs for speed in rung.speeds))
     scores = {_metric_heading(score): score for rung in frontier.rungs for score in rung.scores}

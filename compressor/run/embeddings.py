@@ -13,8 +13,8 @@ from compressor.model_folder import ModelFolder
 from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
 from compressor.results import EmbeddingAgreement, Note, NoteCode
 from compressor.tasks import Data, batches
-from compressor.tasks.data import draw_rows
 from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.scoring import draw_rows
 from compressor.tasks.sentence_similarity import Judgements, nearest, pair_embeddings, ranking_scores
 
 _DOCUMENTS = 1024
@@ -60,11 +60,12 @@ def agreement_of(
         data: the rows, and a task that embeds texts.
     """
     task, test_batches = data.task, batches(data.task, data.test)
-    pairs = np.concatenate([batch[task.label_name].numpy() for _, batch in test_batches])
+    pairs = np.concatenate([batch[task.label_name].numpy()[:, :3] for _, batch in test_batches])
     if not task.retrieves:
         pairs[:, 0] = 1.0  # every first text is a query
     texts = [np.concatenate(list(parts)) for parts in (dense_batches, compressed_batches)]
     dense, compressed = (pair_embeddings(embeddings, pairs) for embeddings in texts)
+    pairs[:, 2] = np.where(pairs[:, 2] < 0, pairs[:, 1], pairs[:, 2])  # single texts are documents too
     # A small change of an embedding changes its cosine in the second order, which float32 rounds to one.
     wide = [rows.astype(np.float64) for rows in texts]
     norms = np.linalg.norm(wide[0], axis=1) * np.linalg.norm(wide[1], axis=1)

@@ -17,7 +17,7 @@ from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.tasks.sentence_similarity import pair_embeddings, unit_rows
+from compressor.tasks.sentence_similarity import cosines_of, pair_embeddings, unit_rows
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def embedded_rows(
         pairs = batch[data.task.label_name].numpy()
         both = (unit_rows(dense) * unit_rows(compressed)).sum(1, keepdims=True)
         lowest = np.minimum(*pair_embeddings(both, pairs))[:, 0]
-        before, after = (_pair_cosines(embeddings, pairs) for embeddings in (dense, compressed))
+        before, after = (_cosines(embeddings, pairs, data) for embeddings in (dense, compressed))
         rows.extend(zip(lowest.tolist(), indices, before.tolist(), after.tolist(), strict=True))
     return tuple(
         AnsweredRow(
@@ -157,7 +157,8 @@ def embedded_rows(
     )
 
 
-def _pair_cosines(embeddings: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """The cosine of both texts of each pair, `[pairs]`."""
-    first, second = (unit_rows(texts) for texts in pair_embeddings(embeddings, pairs))
-    return np.asarray((first * second).sum(1))
+def _cosines(embeddings: np.ndarray, pairs: np.ndarray, data: Data) -> np.ndarray:
+    """The cosine of both texts of each pair, or of each single text with the embedding that is its label, `[pairs]`."""
+    if data.task.retrieves:
+        return cosines_of(*pair_embeddings(embeddings, pairs))
+    return data.task.per_example(embeddings, pairs)[:, 0]

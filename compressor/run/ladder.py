@@ -14,7 +14,6 @@ from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Distill
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import source_folders
 from compressor.progress import Listener, NullListener
@@ -142,7 +141,7 @@ def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator
     """
     for number, recipe in enumerate(recipes, 1):
         name = _rung_name(recipe, out)
-        distill = next((step for step in steps_of(recipe) if isinstance(step, Distill)), None)
+        distill = next((step.distill for step in steps_of(recipe) if step.distill is not None), None)
         shares_outputs = distill is not None and distill.teacher_outputs is None
         rung = recipe.updated(teacher_outputs=out / _TEACHER_OUTPUTS) if shares_outputs else recipe
         try:

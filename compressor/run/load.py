@@ -14,29 +14,31 @@ from compressor import model_folder
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
-from compressor.config.steps import Step, Units, parts_of
+from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
-from compressor.results import MissingTarget
+from compressor.results import MissingTarget, Note, NoteCode
 from compressor.run.embeddings import rank_documents
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
 from compressor.targets import target
-from compressor.tasks import Data, open_data
+from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.array_files import names_arrays, read_arrays
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
-from compressor.tasks.scoring import with_answers
+from compressor.tasks.scoring import forward_of, sample_of
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.find import find_units, no_heads_error
 
 _LAYOUT_ROWS = 32
 """Rows whose layout is read."""
+_POINT_ROWS = 200
+"""Evaluation rows on which the whole model is scored to know a point of a metric without a maximum."""
 _TOKENS = "input_ids"
 """Column of the tokens of encoded rows."""
 
@@ -99,7 +101,7 @@ def load_named_folder(recipe: Recipe, field: str, path: Path) -> ModelFolder:
 
 def _check_work_folders(steps: Sequence[Step]) -> None:
     """Raise UsageError for a folder in which a step keeps work for further runs, and which cannot be made."""
-    for field, folder in ((name, getattr(step, name)) for step in steps for name in step.neutral):
+    for field, folder in ((name, getattr(step, name)) for step in parts_of(steps) for name in step.neutral):
         if isinstance(folder, Path) and (reason := _folder_obstacle(folder.absolute())) is not None:
             raise UsageError(
                 f"{flag_of(field)} {folder}: {reason}; name another folder",
@@ -164,7 +166,7 @@ def _find_units(
 
 def _grouping(steps: Sequence[Step]) -> GroupBy:
     """How query heads that share key/value heads are grouped."""
-    return next((step.group_by for step in parts_of(steps) if isinstance(step, Units)), "kv")
+    return next((step.units.group_by for step in steps if step.units is not None), "kv")
 
 
 def _check_calibration(recipe: Recipe) -> None:
@@ -199,17 +201,39 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
     """
     drawn = drawn_rows(recipe, steps)
     bounds_loss = recipe.selection.max_drop is not None and drawn is not None
-    answer = (lambda task, rows: with_answers(task, rows, model.folder.model)) if bounds_loss else None
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn, answer=answer)
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
     max_drop = recipe.selection.max_drop
     if max_drop is not None:
         _require_labels(max_drop, recipe, steps, data)
-        check_max_drop(max_drop, data.task)
+        for task in (data.task, data.eval_task):
+            check_max_drop(max_drop, task)
     if recipe.budget.match_dense:
         rank_documents(model.folder, data, recipe.selection.seed)
     return data
+
+
+def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, tuple[Note, ...]]:
+    """The recipe with a point of the task's metric as the loss that is allowed, if it allows one; and a note on it.
+
+    Args:
+        recipe: the settings of the run.
+        data: its rows.
+        model: the whole model.
+    """
+    if not recipe.allows_a_point:
+        return recipe, ()
+    task, rows = (data.eval_task, data.eval) if len(data.eval) else (data.task, data.test)
+
+    def whole() -> float:
+        drawn = sample_of(task, rows, _POINT_ROWS, recipe.selection.seed)
+        return task.score(statistics(task, drawn, forward_of(task, model.folder.model)))
+
+    # An interrupted run has to allow the same loss, of which few digits are certain.
+    point = float(f"{task.point_of(whole):.2g}")
+    text = f"the {task.metric} may change for the worse by {point:g}, about a point; --max-drop sets another loss"
+    return recipe.updated(max_drop=point), (Note(code=NoteCode.LOSS_ALLOWED, text=text),)
 
 
 def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
@@ -228,7 +252,7 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
-    is_bounded = any(isinstance(step, Units) and step.is_unbounded for step in parts_of(steps))
+    is_bounded = any(step.units is not None and step.units.is_unbounded for step in steps)
     selects_by_metric = recipe.engine.chooses or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"

@@ -10,15 +10,14 @@ from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.model_folder import example_feeds_by_size, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import RunLog
 from compressor.run import run_notes
-from compressor.run.load import load_model, read_rows, with_row_layout
-from compressor.run.plan_source import load_plan
+from compressor.run.load import load_model, read_rows, with_point, with_row_layout
+from compressor.run.plan_source import load_plan, on_first_model
 from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
 from compressor.run.steps.registry import functions_of
@@ -42,15 +41,15 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     Raises:
         CompressorError: the model, the rows, the plan or a step cannot be used.
     """
-    steps = steps_of(recipe)
     with log.stage("loading the model"):
+        recipe, first_notes = on_first_model(recipe)
+        steps = steps_of(recipe)
         check_every_option(steps)
         for step in steps:
             functions_of(step).check_options(step)
         model = load_model(recipe, steps)
         if state.is_main_process:
             work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
-    built = recipe if model.missing is None else cpu_fallback(recipe)
     if model.missing is not None:
         log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
@@ -58,9 +57,13 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         with log.stage("reading the rows"):
             data = read_rows(recipe, steps, model)
             model = with_row_layout(model, data)
+            recipe, notes = with_point(recipe, data, model)
+        log.add_notes(notes)
+    steps, built = steps_of(recipe), recipe if model.missing is None else cpu_fallback(recipe)
     inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
     for number, step in enumerate(steps):
         functions_of(step).check(step, inputs, steps[:number])
+    log.add_notes(first_notes)
     log.add_notes(model.folder.notes)
     log.add_notes(data.notes if data else ())
     log.add_notes(unused_field_notes(recipe, token_limit(model.folder.model)))
@@ -84,8 +87,7 @@ def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
     # Single attentions are timed with ONNX Runtime alone.
     timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
     lengths = [seq for seq in sizes.lengths if seq is not None]
-    blocks = next((step for step in inputs.steps if isinstance(step, Blocks)), None)
-    return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=blocks)
+    return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=inputs.blocks)
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:

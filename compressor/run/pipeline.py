@@ -7,7 +7,9 @@ module alone knows their order; `walk` carries out the steps.
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,27 +21,30 @@ from compressor.config.recipe_fields import FIELDS
 from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks, parts_of
+from compressor.config.steps import Units, parts_of
 from compressor.engines.build import ExportedGraph, rehearse, require_complete
 from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_for_target
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener, RunLog
-from compressor.results import Report
+from compressor.report import frontier_page
+from compressor.report.frontier import Frontier, Rung, rung_of
+from compressor.results import Note, NoteCode, Report
 from compressor.run import run_notes
 from compressor.run.budget_rows import delivered_rows
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
 from compressor.run.evaluate import evaluate
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
+from compressor.run.plan_source import compared_plan
 from compressor.run.run_context import RunContext, SelectedPlan
-from compressor.run.steps.base import Graphs
+from compressor.run.steps.base import Graphs, Rungs, State
 from compressor.run.walk import run_worker, walk
 from compressor.run.write_report import make_report, write_output
 from compressor.training.processes import process_state
 from compressor.units import keep_all
-from compressor.workdir import WorkDir, open_workdir
-from graph_passes import Refusal
+from compressor.workdir import LADDER, WorkDir, open_workdir
+from graph_passes import GraphPassError, Refusal
 
 
 def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
@@ -101,13 +106,27 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         state: the processes of the run.
     """
     run = load_context(recipe, work, log, state)
+    recipe = run.recipe
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
-    dense = run.build(run.shrink(reference), run.built.engine.reference)
+    compared = compared_plan(recipe, run.model, run.followed)
+    start = reference if compared is None else run.export("dense", compared, template=reference)
+    dense = run.build(run.shrink(start), run.built.engine.reference)
     refused = _rehearse(run, reference)
-    learned = walk(run, Graphs(reference, dense, refused))
+    graphs = Graphs(reference, dense, refused)
+    learned = walk(run, graphs)
+    began = time.perf_counter()
+    report = _deliver(run, learned, graphs)
+    if learned.rungs is not None:
+        _deliver_rungs(run, learned.rungs, graphs, report, time.perf_counter() - began)
+    return report
+
+
+def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
+    """Export, build, prove, score and measure a plan, whose weights the model has, and write its folder."""
+    recipe, work, log, dense = run.recipe, run.work, run.log, graphs.dense
     _note_plan(run, learned.selected)
-    graph = compress_graph(run, reference, learned.selected)
-    rewritten = build_rewritten(run, reference, graph, learned.selected)
+    graph = compress_graph(run, graphs.reference, learned.selected)
+    rewritten = build_rewritten(run, graphs.reference, graph, learned.selected)
     if run.model.missing is not None:
         quantize_for_target(graph, recipe.engine, run.data, recipe.selection.seed, log)
     scorer = learned.scorer or run.scorer(dense)
@@ -123,8 +142,38 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    report = make_report(run, selected, dense, chosen, evaluated, measured, refused)
+    report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused)
     return write_output(report, run, selected, dense)
+
+
+def _deliver_rungs(run: RunContext, rungs: Rungs, graphs: Graphs, report: Report, seconds: float) -> None:
+    """Deliver slower plans that hold the metric like that of the run, each in a folder, with the page of all.
+
+    Args:
+        run: the run, whose output is written.
+        rungs: the plans.
+        graphs: the graph of the whole model.
+        report: the report of the run, whose engine is the last rung.
+        seconds: how long the delivery of that engine took.
+    """
+    max_drop, listed, ended = run.recipe.selection.max_drop, list[Rung](), None
+    for name, load in rungs.milder.items():
+        if time.perf_counter() + seconds > rungs.deadline:
+            ended = f"{name}: no time is left to build it"
+            break
+        try:
+            rung = replace(run, work=run.work.rung(name), log=run.log.separate())
+            listed.append(rung_of(name, delivered := _deliver(rung, load(), graphs), max_drop))
+            run.log.add_notes([Note(code=NoteCode.RUNG_FINISHED, text=f"rung {name}: {delivered.verdict}")])
+        except (CompressorError, GraphPassError) as error:
+            shutil.rmtree(run.work.result / LADDER / name, ignore_errors=True)
+            ended = f"{name}: {error}"
+            break
+    listed.append(rung_of(rungs.name, report, max_drop, folder=".."))
+    frontier = Frontier(model=report.model, max_drop=max_drop, rungs=tuple(listed), ended=ended)
+    frontier_page.write(frontier, run.work.result / LADDER)
+    if ended is not None:
+        run.log.add_notes([Note(code=NoteCode.LADDER_ENDED, text=frontier.ending)])
 
 
 def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
@@ -133,7 +182,7 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     Raises:
         SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
     """
-    if run.followed is not None:
+    if run.followed is not None and not any(isinstance(step, Units) for step in run.steps):
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):
@@ -145,5 +194,5 @@ def _note_plan(run: RunContext, selected: SelectedPlan) -> None:
     """Note how the plan was selected, and how long its masks are."""
     run.log.add_notes(selected.notes)
     run.log.add_notes(run_notes.selection_notes(run.model.folder, selected, run.data))
-    learned_row = run.sizes.longest_row if any(isinstance(step, Blocks) for step in run.steps) else None
+    learned_row = None if run.blocks is None else run.sizes.longest_row
     run.log.add_notes(run_notes.mask_notes(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))

@@ -17,18 +17,15 @@ from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
-from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
 from compressor.progress import RunLog
-from compressor.pruning.bisect import LossBound
-from compressor.pruning.constraints import Budgets, macs_of, require_reachable
+from compressor.pruning.constraints import Budgets, require_reachable
 from compressor.pruning.costs import Size
 from compressor.pruning.measure import CostSource, KeptTimes
-from compressor.pruning.model import PrunableModel, TorchModel
-from compressor.pruning.prune import Pruned, plan_costs, prune, removes_any
+from compressor.pruning.prune import PlanCosts, Pruned, plan_costs, prune, removes_any
 from compressor.results import Candidate, size_label
 from compressor.run.budget_rows import budget_rows, cost_shares, predicted_rows
-from compressor.run.plan_source import load_start
+from compressor.run.plan_source import check_bundles, load_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.selection.options import read_options
@@ -60,12 +57,10 @@ class BudgetRun:
         selected: the plan of an earlier step; None: there is none.
         costs: gives cost tables.
         refused: groups that cannot be removed from the graph.
-        quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
-        store: keeps the scores of plans until the plan is known.
-        times: keeps the times of units and plans.
+        store: keeps the times of units and plans.
         statistics: folder of statistics and losses, which hold for other budgets too.
         log: receives stages and notes.
-        times_plans: whether engines of plans are timed until one meets a budget of time; else cost tables decide.
+        measured: what plans cost, where that is known; None: it is measured.
     """
 
     step: Units
@@ -75,12 +70,10 @@ class BudgetRun:
     selected: SelectedPlan | None
     costs: CostSource
     refused: Sequence[Refusal]
-    quantization_drop: float
     store: Store
-    times: Store
     statistics: Path
     log: RunLog
-    times_plans: bool = True
+    measured: PlanCosts | None = None
 
     @property
     def budgets(self) -> Budgets:
@@ -90,7 +83,7 @@ class BudgetRun:
 
 
 def prune_units(run: BudgetRun) -> SelectedPlan:
-    """Remove units until a budget is met, or as many as the metric allows, and give the model the remaining weights.
+    """Remove units until a budget is met, and give the model the remaining weights.
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
@@ -103,42 +96,31 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
     run.log.add_notes(notes)
     earlier = None if run.selected is None else run.selected.plan
     if step.start_from is not None:
-        earlier = load_start(step, run.recipe, run.model, groups)
+        earlier = load_start(step, run.recipe, run.model)
     if earlier is not None:
+        check_bundles(step, earlier, groups, str(step.start_from or "the plan before"))
         kept = {plan.name: len(plan.kept) for plan in earlier.groups if len(plan.kept) < plan.units}
         groups = [replace(group, limit=kept.get(group.name)) for group in groups]
         fold_gates(network, run.model.groups, earlier)
     pruner, budgets = pruner_of(run, groups), _budgets(run, groups, earlier)
-    is_timed = budgets.bounds_time or step.is_unbounded
-    costs = plan_costs(KeptTimes(run.costs, run.times), groups, budgets, is_timed=is_timed)
-    costs = replace(costs, times_plans=run.times_plans)
-    model = TorchModel(network, pruner, run.data.task)
-    # Trials of a bisection are compared with a third copy.
-    with on_accelerator(network, copies=3 if step.is_unbounded else 2):
-        pruned = prune(model, costs, budgets, run.log, _bound(run, pruner))
+    costs = run.measured or plan_costs(KeptTimes(run.costs, run.store), groups, budgets, is_timed=budgets.bounds_time)
+    with on_accelerator(network):
+        pruned = prune(pruner, costs, budgets, run.log)
     run.log.add_notes(pruned.allocation.notes)
-    plan = _plan(run, model, pruner, pruned, earlier)
+    plan = _plan(run, pruner, pruned, earlier)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(network)}),
         curves=() if run.selected is None else run.selected.curves,
         trained=earlier is not None or removes_any(groups, pruned.allocation),
         notes=() if run.selected is None else run.selected.notes,
-        budget=predicted_rows(pruned.tables, pruned.allocation.counts)
-        if step.is_unbounded
-        else budget_rows(pruned.constraints, pruned.allocation),
+        budget=budget_rows(pruned.constraints, pruned.allocation)
+        if run.measured is None
+        else predicted_rows(costs.timed, pruned.allocation.counts),
         costs=cost_shares(pruned.tables, plan),
-        certificate=pruned.certificate,
         engine=run.costs.engines.choice.label,
     )
     # A run that resumes after this has the notes of the plan alone.
     return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
-
-
-def time_tables(run: BudgetRun) -> list[CostTable]:
-    """Tables of the times of units at each size, measured once for a model, an engine and a machine."""
-    tables = KeptTimes(run.costs, run.times).time_tables(macs_of(run.costs.count_tables()))
-    run.costs.release()
-    return tables
 
 
 def _budgets(run: BudgetRun, groups: Sequence[PrunableGroup], earlier: Plan | None) -> Budgets:
@@ -149,22 +131,6 @@ def _budgets(run: BudgetRun, groups: Sequence[PrunableGroup], earlier: Plan | No
         heads=None if step.keep is None else heads_to_keep(step.keep, sum(site.heads for site in run.model.sites)),
         groups=run.model.groups,
         fixed={plan.name: len(plan.kept) for plan in (earlier.groups if earlier else ()) if plan.name not in names},
-    )
-
-
-def _bound(run: BudgetRun, pruner: Pruner[Any]) -> LossBound | None:
-    """The loss of the metric, if it alone bounds the plan."""
-    step, key = run.step, {**run.store.inputs, "statistics": pruner.inputs.store.name}
-    if not step.is_unbounded:
-        return None
-    return LossBound(
-        data=run.data,
-        max_drop=float(step.max_drop or 0.0),
-        seed=step.seed,
-        store=replace(run.store, inputs=key),
-        quantization_drop=run.quantization_drop,
-        certify=step.certify,
-        key=run.store.inputs.get("step", ""),
     )
 
 
@@ -238,15 +204,15 @@ def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     return run.statistics / digest(key)[:16]
 
 
-def _plan(run: BudgetRun, model: PrunableModel, pruner: Pruner[Any], pruned: Pruned, earlier: Plan | None) -> Plan:
+def _plan(run: BudgetRun, pruner: Pruner[Any], pruned: Pruned, earlier: Plan | None) -> Plan:
     """The plan of all groups of the model; those that are not pruned now keep what an earlier plan keeps."""
     whole = keep_all(run.model.groups)
     if earlier is not None:
         # Scales are folded into the weights already.
         whole = whole.replace_groups(replace(plan, scale=()) for plan in earlier.groups)
-    groups, counts = model.groups, pruned.allocation.counts
+    groups, counts = pruner.inputs.groups, pruned.allocation.counts
     removes = removes_any(groups, pruned.allocation)  # units may not have been ranked if it does not
-    kept = [group.plan(model.kept(group, counts[group.name])) for group in groups if removes]
+    kept = [group.plan(pruner.kept(group, counts[group.name])) for group in groups if removes]
     before = None if run.selected is None else run.selected.plan.method
     methods = dict.fromkeys([*(before or "").split("+"), run.step.method])
     record = {

@@ -20,7 +20,6 @@ from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks, Follow
 from compressor.engines.build import ShrunkGraph, Variant, build_variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, Choice
 from compressor.engines.matmul_times import MatmulTimes
@@ -104,7 +103,12 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         if run.report.recipe.get("max_drop") is not None:
             selection = run.recipe.selection
             scorer = EvaluationScorer(
-                compared[0], data, log, selection.seed, selection.batch_size, max_drop=selection.max_drop
+                compared[0],
+                data and data.with_task(data.eval_task),
+                log,
+                selection.seed,
+                selection.batch_size,
+                max_drop=selection.max_drop,
             )
             evaluated = evaluated.with_scores(scorer.scores(compared[-1]))
         for variant in variants.values():
@@ -151,10 +155,9 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
             source, pools = recipe.source, recipe.export.pool_in_graph
             folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             drawn = drawn_rows(recipe, steps)
-            data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn)
-        follows = any(isinstance(step, Follow) for step in steps) and not any(
-            isinstance(step, Blocks) for step in steps
-        )
+            bounds_loss = recipe.selection.max_drop is not None and drawn is not None
+            data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
+        follows = any(step.follows for step in steps) and not any(step.blocks for step in steps)
         if follows or run.report.plan.data in (None, data.train_hash):
             return data
         _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)

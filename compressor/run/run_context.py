@@ -11,7 +11,7 @@ from accelerate import PartialState
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
-from compressor.config.steps import Step
+from compressor.config.steps import Blocks, Step
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, export_graph, shrink_graph
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
@@ -123,6 +123,11 @@ class RunInputs:
     followed: SelectedPlan | None
 
     @property
+    def blocks(self) -> Blocks | None:
+        """The options by which a step masks blocks of attention maps; None: no step masks any."""
+        return next(filter(None, (step.blocks for step in self.steps)), None)
+
+    @property
     def rows(self) -> Data:
         """The rows, which every step but `Follow` needs."""
         assert self.data is not None
@@ -165,7 +170,8 @@ class RunContext(RunInputs):
     def export(self, name: VariantName, plan: Plan, *, template: ExportedGraph | None = None) -> ExportedGraph:
         """Export one variant as a reference graph into the scratch folder."""
         with self.log.stage(f"{name}: exporting the graph"):
-            file = self.work.scratch / f"{name}.reference.onnx"
+            parts = "" if template is None or template.name != name else ".pruned"  # beside that of every unit
+            file = self.work.scratch / f"{name}{parts}.reference.onnx"
             folder, sizes, config = self.model.folder, self.sizes, self.built.export
             exported = export_graph(name, folder, plan, config, sizes.cases, file, template=template)
             if name == "dense" and sizes.beyond:
@@ -203,9 +209,10 @@ class RunContext(RunInputs):
 
     def scorer(self, dense: Variant) -> EvaluationScorer:
         """Scores engines in comparison with the dense one."""
-        selection = self.built.selection
+        selection, data = self.built.selection, self.data
+        data = None if data is None else data.with_task(data.eval_task)
         return EvaluationScorer(
-            dense, self.data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
+            dense, data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
         )
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:

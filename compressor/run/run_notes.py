@@ -39,7 +39,7 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
             text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
-            " the model folder with every unit",
+            " the model folder as it was",
         )
     distils = bool(codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN})
     trains = bool(selected.plan.masks) or (methods[0].trains_model if methods else not distils)

@@ -9,7 +9,6 @@ from torch import Tensor
 from compressor.block_masks.attention_maps import mask_length
 from compressor.block_masks.collect_maps import load_maps
 from compressor.config.sections import MeasureConfig
-from compressor.config.steps import Blocks
 from compressor.engines.prove import Case, make_cases
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
@@ -38,9 +37,8 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
     """
     recipe, model, data, folder = run.recipe, run.model, run.data, run.model.folder
     mask_reach = _mask_reach(run)
-    for step in run.steps:
-        if isinstance(step, Blocks) and step.maps is not None and mask_reach is not None:
-            load_maps(step.maps, folder.model, model.sites, mask_reach)
+    if run.blocks is not None and run.blocks.maps is not None and mask_reach is not None:
+        load_maps(run.blocks.maps, folder.model, model.sites, mask_reach)
     longest_row = mask_reach
     if mask_reach is not None and data is not None:
         row = min(mask_length(folder.model, data, recipe.rows.max_length), _longest(data))
@@ -126,7 +124,7 @@ def timed_lengths(
 def _mask_reach(run: RunInputs) -> int | None:
     """Positions that the masks of the plan cover, or will cover; None without masks."""
     model = run.model.folder.model
-    if any(isinstance(step, Blocks) for step in run.steps):
+    if run.blocks is not None:
         return mask_length(model, run.rows, run.recipe.rows.max_length)
     masks = run.followed.plan.masks.values() if run.followed is not None else ()
     limits = [token_limit(model), *(size for mask in masks for size in (mask.queries, mask.keys))]

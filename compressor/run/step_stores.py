@@ -16,7 +16,7 @@ from compressor.block_masks.train_masked import MAPS
 from compressor.config.fields import fields_with
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig, SourceConfig
-from compressor.config.steps import Blocks, Distill, Step, Units
+from compressor.config.steps import Step
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.run.run_context import LoadedModel
@@ -28,10 +28,6 @@ from compressor.workdir import ATTEMPTS, read_json, write_json
 
 _KEY = "key.json"
 _DECIDES = "decides_plan"
-_OF_ENGINES = ("target", "provider", "precision", "threads", "batch", "seq", "shapes")
-_OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
-_OF_BLOCKS = ("provider", "precision", "threads", "batch", "seq")
-"""Settings of the run that decide the times of engines, their graphs, and whether a mask pays."""
 
 
 def open_stores(
@@ -93,34 +89,19 @@ def step_keys(steps: Sequence[Step], recipe: Recipe, hashes: Mapping[str, Any]) 
     """
     names = {*fields_with(SourceConfig.model_fields, _DECIDES), *fields_with(RowsConfig.model_fields, _DECIDES)}
     names.add("match_dense")
-    content: dict[str, Any] = {
-        **{name: value for name, value in recipe.flat().items() if name in names},
-        **hashes,
-    }
+    values = recipe.flat()
+    content: dict[str, Any] = {**{name: value for name, value in values.items() if name in names}, **hashes}
     keys: dict[str, str] = {}
     for step in steps:
-        read = {name for part in step.parts for name in _settings_read(part)}
-        settings = {name: value for name, value in recipe.flat().items() if name in read}
+        settings = {name: values[name] for name in step.settings_read if name != "kernel"}
         files = {name: _content_hash(path) for name, path in step.contents.items()}
-        uses_kernel = any(isinstance(part, Blocks | Units) for part in step.parts)
-        kernel = _content_hash(recipe.engine.kernel) if uses_kernel else ""
+        kernel = _content_hash(recipe.engine.kernel) if "kernel" in step.settings_read else ""
         versions = [version_of(functions_of(part).run) for part in (step, *step.parts)]
         content = {"before": content, "step": step.name, **step.settings, **settings, "files": files, "kernel": kernel}
         content = {"key": digest({**content, "versions": versions})}
         count = sum(earlier.name == step.name for earlier in steps[: len(keys)])
         keys[f"{step.name}-{count + 1}" if count else step.name] = content["key"]
     return keys
-
-
-def _settings_read(step: Step) -> tuple[str, ...]:
-    """Settings of the run by which a step measures what its result costs."""
-    if isinstance(step, Units) and not step.learns:
-        return (*_OF_ENGINES, *_OF_GRAPHS, "calibration_rows", "allow_float_products")
-    if isinstance(step, Units):
-        return (*_OF_GRAPHS, "batch", "seq")
-    if isinstance(step, Distill) and step.quantized_share:
-        return ("target", "precision")
-    return _OF_BLOCKS if isinstance(step, Blocks) else ()
 
 
 def _content_hash(path: Path | None) -> str:
@@ -171,19 +152,17 @@ def _resumed(stores: Sequence[Store], steps: Sequence[Step]) -> Iterator[Note]:
             text = f"the plan was learned by an interrupted run and is taken from {store.path}"
             yield Note(code=NoteCode.RESUMED, text=text)
             continue
-        learning = {Blocks: "learning with masks", Distill: "distillation"}.get(type(step), "learning")
-        for name, stage in ((PLAN, learning), (MAPS, "learning with entmax")):
+        for name, stage in ((PLAN, step.learning), (MAPS, "learning with entmax")):
             if training_step := _last_step(store.unfinished(name)):
                 text = f"{stage} resumes from {training_step} of an interrupted run"
                 yield Note(code=NoteCode.RESUMED, text=text)
-        if isinstance(step, Blocks) and step.maps is None and store.has(MAPS):
+        if store.has(MAPS):
             yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
         if (attempts := store.path / ATTEMPTS).is_file():
             count = len(json.loads(attempts.read_text()))
             text = f"{step.name} goes on with the {count} attempts of an interrupted run"
             yield Note(code=NoteCode.RESUMED, text=text)
-        prunes = any(isinstance(part, Units) for part in step.parts)
-        if prunes and any((store.path.parent / STATISTICS).glob("*/*")):
+        if step.units is not None and any((store.path.parent / STATISTICS).glob("*/*")):
             yield Note(code=NoteCode.RESUMED, text="pruning resumes with the statistics of an interrupted run")
         if _is_searched(store):
             yield Note(code=NoteCode.RESUMED, text="the search resumes with the evaluations of an interrupted run")

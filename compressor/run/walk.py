@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from accelerate import PartialState
 
 from compressor.config.run import Recipe
-from compressor.config.steps import Follow
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, RunLog
 from compressor.run.load_context import load_context
@@ -33,7 +33,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
         CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
     """
     context = StepContext(run, whole)
-    learning = [step for step in run.steps if not isinstance(step, Follow)]
+    learning = [step for step in run.steps if step.follows is None]
     if whole is not None:
         for number, step in enumerate(run.steps):
             functions_of(step).rehearse(step, context, run.steps[:number])
@@ -47,14 +47,23 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
     for step, store in zip(run.steps, stores, strict=True):
         takes_part = step.is_parallel or run.state.is_main_process
         if takes_part:
-            state = functions_of(step).run(step, state, context, store)
+            state = functions_of(step).run(step, replace(state, rungs=None), context, store)
         run.state.wait_for_everyone()
         if not takes_part:
             state = stored_state(store, network)
-    selected = state.selected
-    if selected.trained and learning:
-        selected = replace(selected, plan=record_weights(selected.plan, original, network))
-    return replace(state, selected=selected)
+
+    def recorded(state: State) -> State:
+        """The state with a record of the weights of the model, if they were trained."""
+        selected = state.selected
+        if not (selected.trained and learning):
+            return state
+        return replace(state, selected=replace(selected, plan=record_weights(selected.plan, original, network)))
+
+    state = recorded(state)
+    if (rungs := state.rungs) is not None:
+        milder = {name: partial(lambda load: recorded(load()), load) for name, load in rungs.milder.items()}
+        state = replace(state, rungs=replace(rungs, milder=milder))
+    return state
 
 
 def run_worker(recipe: Recipe, state: PartialState) -> None:

@@ -13,7 +13,6 @@ from compressor import report as reports
 from compressor.block_masks.attention_maps import MAPS_FILE, shares_by_kind
 from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
-from compressor.config.steps import Blocks
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.environment import machine
@@ -231,10 +230,7 @@ def _evidence(scores: Sequence[Score]) -> Mapping[str, Any]:
 
 def _site_blocks(run: RunContext, plan: Plan, compressed: Variant) -> tuple[SiteBlocks, ...]:
     """The blocks of every site from which some were to be dropped."""
-    requested: set[str] = set()
-    for step in run.steps:
-        if isinstance(step, Blocks):
-            share = shares_by_kind(step, plan.sites)
-            requested |= {site.name for site in plan.sites if share[site.kind] > 0}
+    share = {} if run.blocks is None else shares_by_kind(run.blocks, plan.sites)
+    requested = {site.name for site in plan.sites if share.get(site.kind, 0) > 0}
     dense = {name: str(refusal) for refusal in compressed.graph.dense for name in refusal.sites}
     return run.selector.site_blocks(plan, requested, compressed.graph.lowered, dense, compressed.graph.unused)

@@ -52,7 +52,7 @@ def learn(
     method = METHODS[selection.method]
     heads = sum(site.heads for site in pool_of(sites, selection.options))
     keep = None if selection.keep is None else heads_to_keep(selection.keep, heads)
-    reported = data.task
+    reported = data.eval_task
     if selection.searches or not reported.reads_streams:  # training on streams uses the reported metric
         data = data.of_chooser()
     if method.kind == "gate":

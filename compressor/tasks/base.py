@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
@@ -47,7 +48,8 @@ class Task(ABC):
         label_name: the key of the labels in a collated batch, `[examples, ...]`.
         model_task: for a custom task, the value of `--task` with which a model folder is loaded; None: it is loaded as
             the class that it was saved as.
-        scores_agreement: whether labels are what the whole model answers, so that the metric is the agreement with it.
+        scores_agreement: whether labels are what the whole model answers, so that the metric is the agreement with it
+            (`agreement_on`).
         notes: how rows are read and scored; complete after all rows are encoded.
         set_aside_by: column of the examples; examples with equal values there are set aside together for another
             split. None: examples are set aside independently.
@@ -98,6 +100,10 @@ class Task(ABC):
         """The largest possible value of the metric; may be infinite."""
         return self._metric.maximum
 
+    def point_of(self, whole: Callable[[], float]) -> float:
+        """A loss that is as large as a point of accuracy; see `Metric.point_of`."""
+        return self._metric.point_of(whole)
+
     @property
     def higher_is_better(self) -> bool:
         """False for a loss or a perplexity."""
@@ -107,6 +113,12 @@ class Task(ABC):
     def chooser(self) -> Task:
         """The task whose metric selects heads and checkpoints: this task, if its metric needs a single forward."""
         return self
+
+    def agreement_on(self, examples: Dataset) -> Task:
+        """This task for examples whose labels are what the whole model answers; see `labels_by`."""
+        task = copy.copy(self)
+        task.scores_agreement = True
+        return task
 
     @property
     def special_ids(self) -> frozenset[int] | None:
@@ -292,12 +304,37 @@ class Task(ABC):
         """
         return None
 
+    def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]] | None:
+        """The columns of examples for which a model answers every example rightly; None: the task has none.
+
+        Args:
+            forward: runs the model.
+            examples: encoded rows, whose labels are placeholders.
+        """
+        batch = self.collate(examples)
+        self.pop_labels(batch, len(examples))
+        labels = self.labels_of(forward(batch), examples)
+        return None if labels is None else {LABELS: labels}
+
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
         """The labels for which a model with these logits answers every example rightly; None: the task has none.
 
         Args:
             logits: the logits of a batch.
             examples: its encoded rows, whose labels are placeholders.
+        """
+        return None
+
+    def targets_by(
+        self, model: PreTrainedModel, examples: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Sequence[Any]] | None:
+        """The columns of examples without targets that a decoder reads, as the model generates them.
+
+        None if examples have targets, or the model reads none.
+
+        Args:
+            model: the whole model.
+            examples: encoded training rows.
         """
         return None
 

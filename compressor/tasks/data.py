@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from compressor.tasks.id_tables import IdTables
 from compressor.tasks.labels import are_withheld
 from compressor.tasks.registry import make_task
 from compressor.tasks.row_origin import RowOrigin, SplitRows
+from compressor.tasks.scoring import draw_indices, draw_rows, with_answers, with_targets
 from compressor.tasks.splits import Split, named_splits, pick
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,14 @@ _TEST_SHARE = 0.5
 """Share of the evaluation rows that become test rows if the recipe names none."""
 
 
+class Labels(Enum):
+    """Where the labels of a split are from."""
+
+    ROWS = "rows"
+    ANSWERS = "answers"
+    NONE = "none"
+
+
 @dataclass(frozen=True)
 class Data:
     """Encoded examples of a run, ready for `Task.collate`.
@@ -50,12 +60,14 @@ class Data:
         train: examples to learn from; empty if the run follows a plan.
         eval: examples that select heads and checkpoints; empty if the recipe names only test rows.
         test: examples whose metric is reported, and which select nothing; empty if no rows have labels.
-        task: the task that encoded them.
+        task: the task that encoded them, with the metric of the test examples.
         notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
         train_hash: `sha256:...` of the training examples, independent of their file; None without examples.
         eval_hash: `sha256:...` of the evaluation examples; None without examples.
         tokenizer: the tokenizer of the folder, which decodes examples for a reader; None if the folder has none.
         scores_eval: whether the evaluation examples have labels, so that the metric can be computed on them.
+        separate_eval_task: the task with the metric of the evaluation examples; None: it is that of the test examples.
+            They differ where only one of both splits has labels of its own (`Task.agreement_on`).
     """
 
     train: Dataset
@@ -67,6 +79,16 @@ class Data:
     eval_hash: str | None
     tokenizer: Any = None
     scores_eval: bool = True
+    separate_eval_task: Task | None = None
+
+    @property
+    def eval_task(self) -> Task:
+        """The task with the metric of the evaluation examples."""
+        return self.separate_eval_task or self.task
+
+    def with_task(self, task: Task) -> Data:
+        """The same examples with another metric for all of them, such as `eval_task`."""
+        return replace(self, task=task, separate_eval_task=None)
 
     def of_chooser(self) -> Data:
         """The same examples with the task that selects units (`Task.chooser`).
@@ -74,11 +96,11 @@ class Data:
         Raises:
             InputError: its metric is not defined on the training or evaluation examples.
         """
-        task = self.task.chooser
+        task = self.eval_task.chooser
         rows: dict[Split, Dataset] = {"train": self.train, "eval": self.eval}
-        if task is not self.task:
+        if task is not self.eval_task:
             _require_metric(task, {split: part for split, part in rows.items() if len(part)})
-        return replace(self, task=task)
+        return self.with_task(task)
 
 
 def open_data(
@@ -87,7 +109,7 @@ def open_data(
     seed: int = 0,
     *,
     drawn_rows: int | None = None,
-    answer: Callable[[Task, Dataset], Dataset | None] | None = None,
+    scores_answers: bool = False,
 ) -> Data:
     """Read, check, encode and divide the rows of a run.
 
@@ -100,8 +122,8 @@ def open_data(
         drawn_rows: maximum number of training rows that the run draws. It does not read their labels, which these rows
             and further splits of the same data may lack; only some of many rows are encoded, and the caller checks
             files that rows refer to (`Task.check_files`). None: the run reads all training rows, with labels.
-        answer: gives evaluation and test rows without labels those that a model answers, see `scoring.with_answers`;
-            None: they have none.
+        scores_answers: whether evaluation and test rows without labels get those that the model of the folder answers,
+            see `scoring.with_answers`.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -112,42 +134,37 @@ def open_data(
     if drawn_rows is not None and "train" in splits:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
-    unlabelled = _learn_labels(
-        task, splits, request, allows_unlabelled=drawn_rows is not None, answers_missing=answer is not None
-    )
+    labels = _learn_labels(task, splits, request, allows_none=drawn_rows is not None, scores_answers=scores_answers)
     tables = IdTables.of(folder.model, folder.processor)
     encoded = {
-        name: encode_rows(task, split, tables, is_labelled=name not in unlabelled)
+        name: encode_rows(task, split, tables, is_labelled=labels[name] is Labels.ROWS)
         for name, split in splits.items()
-        if name != "test" or name not in unlabelled or answer  # nothing but the metric is computed on test rows
+        if name != "test" or labels[name] is not Labels.NONE  # nothing but the metric is computed on test rows
     }
     further = None
     if request.unlabelled_data is not None:
         further, further_notes = _open_further(request, splits.get("train"), drawn_rows, seed, task, tables)
         notes += further_notes
     notes += task.notes
-    if unlabelled:
+    if unlabelled := [split.source for name, split in splits.items() if labels[name] is not Labels.ROWS]:
         text = (
-            f"{', '.join(splits[name].source for name in unlabelled)}: the rows have no labels, and none are needed to"
-            " choose units, to refit weights, to learn a teacher's outputs or to quantize"
+            f"{', '.join(unlabelled)}: the rows have no labels, and none are needed to choose units, to refit weights,"
+            " to learn a teacher's outputs or to quantize"
         )
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
-    if "train" in unlabelled and "eval" not in splits:
-        unlabelled += ("eval",)
-    if "eval" in unlabelled and "test" not in splits:
-        unlabelled += ("test",)
-    notes += _fill_splits(encoded, splits, () if answer else unlabelled, seed, task)
-    if answer is not None:
-        answered, answer_notes = _answer(encoded, unlabelled, answer, task)
-        task.scores_agreement = bool(answered) and not {"eval", "test"} & (encoded.keys() - {*answered})
-        unlabelled = tuple(split for split in unlabelled if split not in answered)
-        notes += answer_notes
-    if further is not None:
+    notes += _fill_splits(encoded, splits, labels, seed, task)
+    notes += _answer(encoded, labels, folder, task)
+    if drawn_rows is not None and "train" in encoded:
+        encoded["train"] = _with_targets(encoded["train"], drawn_rows, seed, folder, task)
+    if further is not None and drawn_rows is not None:
+        further = _with_targets(further, drawn_rows, seed, folder, task)
         encoded["train"] = join_rows(encoded["train"], further, str(request.unlabelled_data))
-    scored: dict[Split, Dataset] = {
-        split: rows for split, rows in encoded.items() if split != "train" and split not in unlabelled
+    tasks = {
+        split: task.agreement_on(rows) if labels[split] is Labels.ANSWERS else task for split, rows in encoded.items()
     }
-    _require_metric(task, scored)
+    scored = [split for split in encoded if split != "train" and labels[split] is not Labels.NONE]
+    for name in scored:
+        _require_metric(tasks[name], {name: encoded[name]})
     for split, rows in encoded.items():
         if split != "train" or drawn_rows is None:
             task.check_files(rows)
@@ -160,35 +177,39 @@ def open_data(
     sizes = tuple(map(len, (train, evaluation, test)))
     logger.debug("%s: %d training, %d evaluation and %d test rows, scored by %s", task.name, *sizes, task.metric)
     train_hash, eval_hash = (contents[name][0] if name in contents else None for name in ("train", "eval"))
-    return Data(train, evaluation, test, task, tuple(notes), train_hash, eval_hash, folder.processor, "eval" in scored)
+    return Data(
+        *(train, evaluation, test, tasks.get("test", task), tuple(notes)),
+        *(train_hash, eval_hash, folder.processor, "eval" in scored, tasks.get("eval")),
+    )
 
 
 def _answer(
-    encoded: dict[Split, Dataset],
-    unlabelled: Sequence[Split],
-    answer: Callable[[Task, Dataset], Dataset | None],
-    task: Task,
-) -> tuple[list[Split], list[Note]]:
-    """Label evaluation and test examples that have no labels, or drop test examples that cannot be labelled.
+    encoded: dict[Split, Dataset], labels: dict[Split, Labels], folder: ModelFolder, task: Task
+) -> Iterator[Note]:
+    """Label the examples whose labels are to be the model's answers, with notes; drop test examples that cannot be.
 
-    Returns:
-        The splits that are labelled, and notes on them.
+    `labels` gets `NONE` for splits that cannot be labelled.
     """
-    answered: list[Split] = []
-    notes = []
-    for name in (name for name in ("eval", "test") if name in unlabelled):
-        labelled = answer(task, encoded[name])
+    for name in [name for name in encoded if labels[name] is Labels.ANSWERS]:
+        labelled = with_answers(task, encoded[name], folder.model)
         if labelled is not None:
             encoded[name] = labelled
-            answered.append(name)
+            metric = task.agreement_on(labelled).metric
             text = (
                 f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
-                " right, and the metric is the agreement with it; if a column holds labels, name it (--label-column)"
+                f" right, and the metric is the {metric}; if a column holds labels, name it (--label-column)"
             )
-            notes.append(Note(text=text, code=NoteCode.ANSWERS_AS_LABELS))
-        elif name == "test":
+            yield Note(text=text, code=NoteCode.ANSWERS_AS_LABELS)
+            continue
+        labels[name] = Labels.NONE
+        if name == "test":
             del encoded[name]
-    return answered, notes
+
+
+def _with_targets(examples: Dataset, drawn_rows: int, seed: int, folder: ModelFolder, task: Task) -> Dataset:
+    """Training examples with the targets that the model generates, of as many as the run draws, if they need any."""
+    drawn = with_targets(task, draw_rows(examples, drawn_rows, seed), folder.model)
+    return examples if drawn is None else drawn
 
 
 def _open_further(
@@ -229,10 +250,13 @@ def _learn_labels(
     splits: Mapping[Split, SourceRows],
     request: RowsConfig,
     *,
-    allows_unlabelled: bool,
-    answers_missing: bool = False,
-) -> tuple[Split, ...]:
-    """Learn the labels of the first split that has some; returns the splits before it.
+    allows_none: bool,
+    scores_answers: bool,
+) -> dict[Split, Labels]:
+    """Learn the labels of the first split that has some; those before it have none of their own.
+
+    A split that is set aside from another has labels as that has. Evaluation and test rows without labels of their own
+    have the answers of the model if `scores_answers`.
 
     Raises:
         InputError: labels are missing in training rows that need them, in rows that the recipe names for scores, or in
@@ -247,12 +271,18 @@ def _learn_labels(
             break
         except InputError as error:
             is_last = len(unlabelled) == len(splits) - 1
-            is_scored = named.get(name) is not None and not answers_missing
-            needs_labels = not allows_unlabelled or is_scored
+            is_scored = named.get(name) is not None and not scores_answers
+            needs_labels = not allows_none or is_scored
             if error.code is not ErrorCode.COLUMN_MISSING or needs_labels or (is_last and request.label_column):
                 raise
             unlabelled.append(name)
-    return tuple(unlabelled)
+    labels: dict[Split, Labels] = {}
+    lacks_labels = False
+    for name in PURPOSES:
+        lacks_labels = name in unlabelled if name in splits else lacks_labels
+        without = Labels.ANSWERS if scores_answers and name != "train" else Labels.NONE
+        labels[name] = without if lacks_labels else Labels.ROWS
+    return labels
 
 
 def training_texts(request: RowsConfig) -> list[str]:
@@ -266,26 +296,6 @@ def training_texts(request: RowsConfig) -> list[str]:
     with train.origin.located():
         (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
     return train.rows[name][:]
-
-
-def draw_rows(rows: Dataset, count: int, seed: int) -> Dataset:
-    """Draw examples at random, and keep their order; all examples if they are at most `count`."""
-    return rows if len(rows) <= count else rows.select(draw_indices(len(rows), count, seed))
-
-
-def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndarray:
-    """Draw indices of rows at random, and sort them.
-
-    Args:
-        rows: number of rows, more than `count`.
-        count: number of rows to draw, rounded up to whole groups.
-        seed: seed of the draw.
-        together: number of consecutive rows in a group.
-    """
-    groups, drawn = -(-rows // together), -(-count // together)
-    firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
-    numbers = (firsts[:, None] + np.arange(together)).ravel()
-    return numbers[numbers < rows]
 
 
 def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
@@ -525,23 +535,23 @@ def encode_rows(task: Task, split: SourceRows, tables: IdTables, *, is_labelled:
 def _fill_splits(
     encoded: dict[Split, Dataset],
     splits: Mapping[Split, SourceRows],
-    unlabelled: Sequence[Split],
+    labels: Mapping[Split, Labels],
     seed: int,
     task: Task,
 ) -> list[Note]:
     """Set evaluation examples aside from training examples, and test examples from those, where the recipe names none.
 
-    `encoded` gets the missing splits; `unlabelled` includes those of them that are without labels.
+    `encoded` gets the missing splits; without labels no test examples are needed.
     """
     notes = []
     if "eval" not in encoded and "train" in encoded:
-        least = 1 if "test" in encoded or "eval" in unlabelled else 2  # half of them become test examples
+        least = 1 if "test" in encoded or labels["eval"] is Labels.NONE else 2  # half of them become test examples
         source = splits["train"].source
         encoded["train"], encoded["eval"] = _set_aside(
             encoded["train"], source, _EVAL_SHARE, seed, "train", task, least
         )
         notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
-    if "test" not in encoded and "eval" not in unlabelled:
+    if "test" not in encoded and labels["eval"] is not Labels.NONE:
         source = splits["eval" if "eval" in splits else "train"].source
         encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], source, _TEST_SHARE, seed, "eval", task)
         notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))

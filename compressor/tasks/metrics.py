@@ -28,6 +28,8 @@ class Metric:
         unit: unit in which values are shown.
         higher_is_better: False for a loss.
         maximum: the largest possible value, e.g. 1 for a share or a correlation.
+        point: a loss that is as large as a point of accuracy; None: a hundredth of `maximum`, or of the value of the
+            whole model if `maximum` is infinite.
     """
 
     name: str
@@ -35,11 +37,22 @@ class Metric:
     unit: MetricUnit = MetricUnit.RAW
     higher_is_better: bool = True
     maximum: float = math.inf
+    point: float | None = None
 
     @property
     def heading(self) -> str:
         """The name with the unit, for the heading of a column: `accuracy, %`."""
         return f"{self.name}, %" if self.unit is MetricUnit.POINTS else self.name
+
+    def point_of(self, whole: Callable[[], float]) -> float:
+        """The loss that is allowed where none is set, such as a point of accuracy, 1 BLEU, or 1% of a perplexity.
+
+        Args:
+            whole: computes the value of the whole model; it is called only if the loss depends on it.
+        """
+        if self.point is not None:
+            return self.point
+        return (self.maximum if math.isfinite(self.maximum) else abs(whole())) / 100
 
     def value(self, statistics: np.ndarray) -> float:
         """The value for statistics `[examples, k]`.

@@ -10,7 +10,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,10 +23,10 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import RowError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note, NoteCode
-from compressor.tasks.base import Task
+from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import TextTokenizer, encode_chunks, pad, require_fast_tokenizer
-from compressor.tasks.forwards import SPAN_ENDS
+from compressor.tasks.forwards import LABELS, SPAN_ENDS
 from compressor.tasks.metrics import Metric, column_mean
 
 _LEAST_TOKENS = 4
@@ -35,6 +35,8 @@ _LONGEST_QUESTION = 64
 """Maximum tokens of a question, as in BERT (Devlin et al. 2019)."""
 _NO_WINDOW = -100
 """Padding of `spans` of questions with fewer windows than others in the batch."""
+_NO_SPAN = (0, 0)
+"""Label of a window that does not contain the whole answer."""
 LONGEST_ANSWER = 30
 """Maximum tokens of a predicted answer, as is usual for SQuAD."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -84,7 +86,6 @@ class QuestionAnswering(Task):
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Determine the columns of all splits, and note how they are read."""
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
-        self._answers = self.label_column.find(rows, self._request.label_column, source)
         question, context = self._columns
         text = (
             f"each {question!r} is answered by a span of its {context!r} of at most {LONGEST_ANSWER} tokens; rows"
@@ -92,6 +93,7 @@ class QuestionAnswering(Task):
             f" {context!r}, and a {question!r} is truncated after {self._longest_question}"
         )
         self.notes = (Note(text=text, code=NoteCode.TEXT_COLUMNS),)
+        self._answers = self.label_column.find(rows, self._request.label_column, source)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode questions as windows.
@@ -99,8 +101,24 @@ class QuestionAnswering(Task):
         Columns: `input_ids`, the tokens of each window; `labels`, the positions of the answer in each window;
         `reference`, the accepted answers; `number`, the index in `questions`; `length`, the tokens of all windows.
         """
+        _, context = self.text_columns.find(rows, self._columns, source)
+        column = self.label_column.find(rows, self._answers, source)
+        encoded, lost = self._encode(rows, _answers_of(rows, column, rows[context][:], source), source)
+        if lost:
+            text = (
+                f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so that no model can"
+                " give them; raise --max-length or --stride"
+            )
+            self.notes = (*self.notes, Note(text=text, code=NoteCode.ANSWERS_CUT))
+        return encoded
+
+    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Encode questions without answers; every label is (0, 0), as of an answer that lies in no window."""
+        return self._encode(rows, [[]] * len(rows), source)[0]
+
+    def _encode(self, rows: Dataset, answers: Sequence[Sequence[Answer]], source: str) -> tuple[Dataset, int]:
+        """The encoded questions, and the number of them whose answers lie in no window."""
         question, context = self.text_columns.find(rows, self._columns, source)
-        answers = _answers_of(rows, self.label_column.find(rows, self._answers, source), rows[context][:], source)
 
         def encode_chunk(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
@@ -115,14 +133,7 @@ class QuestionAnswering(Task):
             self.questions += map(Question, contexts, map(tuple, columns["reference"]), map(tuple, windows))
             return columns, sum(not any(map(any, spans)) for spans in columns["labels"])
 
-        encoded, lost = encode_chunks(rows, encode_chunk)
-        if lost:
-            text = (
-                f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so that no model can"
-                " give them; raise --max-length or --stride"
-            )
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.ANSWERS_CUT))
-        return encoded
+        return encode_chunks(rows, encode_chunk)
 
     def _columns_of(
         self, encoding: Any, windows: Sequence[Sequence[Window]], answers: Sequence[Sequence[Answer]]
@@ -138,7 +149,7 @@ class QuestionAnswering(Task):
             **columns,
             "length": [sum(map(len, ids)) for ids in columns["input_ids"]],
             "labels": [
-                [window.token_span(accepted[0]) for window in of_row]
+                [window.token_span(accepted[0]) if accepted else _NO_SPAN for window in of_row]
                 for of_row, accepted in zip(windows, answers, strict=True)
             ],
             "reference": [[answer.text for answer in accepted] for accepted in answers],
@@ -183,16 +194,27 @@ class QuestionAnswering(Task):
         """F1 and exact match of each question, `[questions, 2]`, from logits `[windows, tokens, 2]`."""
         return np.array(
             [
-                (f1(prediction, question.answers), exact_match(prediction, question.answers))
+                (f1(prediction.text, question.answers), exact_match(prediction.text, question.answers))
                 for question, prediction in self._predictions(logits, labels)
             ]
         )
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The predicted answer to each question."""
-        return [prediction for _, prediction in self._predictions(logits, labels)]
+        return [prediction.text for _, prediction in self._predictions(logits, labels)]
 
-    def _predictions(self, logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Question, str]]:
+    def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
+        """The predicted span of each question, which becomes its only accepted answer."""
+        batch = self.collate(examples)
+        labels = self.pop_labels(batch, len(examples))
+        columns: dict[str, list[Any]] = {LABELS: [], "reference": []}
+        for example, (question, answer) in zip(examples, self._predictions(forward(batch), labels), strict=True):
+            self.questions[example["number"]] = replace(question, answers=(answer.text,))
+            columns[LABELS].append([window.token_span(answer) for window in question.windows])
+            columns["reference"].append([answer.text])
+        return columns
+
+    def _predictions(self, logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Question, Answer]]:
         """Each question of a batch with its predicted answer."""
         counts = _window_counts(labels)
         for number, windows in zip(labels[:, 0, 2], np.split(logits, np.cumsum(counts)[:-1]), strict=True):
@@ -244,7 +266,7 @@ class Window:
         first = int(np.searchsorted(ends, answer.start, side="right"))
         last = int(np.searchsorted(starts, end, side="left")) - 1
         if starts[0] > answer.start or ends[-1] < end or first > last:
-            return 0, 0
+            return _NO_SPAN
         return self.first + first, self.first + last
 
 
@@ -256,15 +278,15 @@ class Question:
     answers: tuple[str, ...]
     windows: tuple[Window, ...]
 
-    def predict(self, logits: np.ndarray) -> str:
-        """The text of the best span in all windows, from logits `[windows, tokens, 2]`."""
+    def predict(self, logits: np.ndarray) -> Answer:
+        """The best span in all windows, from logits `[windows, tokens, 2]`."""
         spans = []
         for window, scores in zip(self.windows, logits, strict=True):
             inside = scores[window.first : window.first + len(window.characters)]
             score, first, last = best_span(inside[:, 0], inside[:, 1])
             spans.append((score, window.characters[first, 0], window.characters[last, 1]))
         _, start, end = max(spans, key=lambda span: span[0])
-        return self.context[start:end]
+        return Answer(self.context[start:end], int(start))
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER) -> tuple[float, int, int]:

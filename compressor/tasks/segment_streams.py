@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -133,7 +134,8 @@ class CharacterStreams(Streams):
     """Streams whose tokens are characters: bits per character, or perplexity."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("bits-per-character", bits_per_token, higher_is_better=False),
+        # 1% of a perplexity.
+        Metric("bits-per-character", bits_per_token, higher_is_better=False, point=math.log2(1.01)),
         PERPLEXITY,
     )
     _unit = "characters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,10 @@ from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.models.sentence_encoder import EMBEDDING, RANKING, STATES, SentenceEncoder
 from compressor.results import MetricUnit
-from compressor.tasks.base import Task
+from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks
+from compressor.tasks.forwards import LABELS
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
 
@@ -38,6 +40,8 @@ _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 _RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
 _NDCG = Metric("ndcg@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
 _SPEARMAN = Metric("spearman", spearman, maximum=1.0)
+_COSINE = Metric("cosine", partial(column_mean, 0), maximum=1.0)
+"""Of single texts without labels: the mean cosine of an embedding and that of the whole model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +130,17 @@ def unit_rows(embeddings: np.ndarray) -> np.ndarray:
     return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
+def cosines_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The cosine of each pair of embeddings, `[pairs]` float64, from `[pairs, width]` each."""
+    return np.asarray((unit_rows(first) * unit_rows(second)).sum(1, dtype=np.float64))
+
+
 class SentenceSimilarity(Task):
     """Embeddings of texts, scored by the correlation of cosines with labels, or by retrieval.
 
     A row holds two texts and a number: how similar both are, or how relevant the second is to the first. For retrieval,
-    the documents are the second texts of all rows. Rows without labels may hold a single text.
+    the documents are the second texts of all rows. Rows without labels may hold a single text, of which the embedding
+    of the whole model is the label: the metric is then the mean cosine with it.
 
     Raises:
         InputError: the model has no pooling, or the maximum length leaves no room for text.
@@ -203,8 +213,18 @@ class SentenceSimilarity(Task):
             text = f"{source}: every row has the label {numbers[0]:g}; give rows with values of {column!r} {wanted}"
             raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column, value=numbers[0])
 
+    def agreement_on(self, examples: Dataset) -> SentenceSimilarity:
+        """The task whose metric is the mean cosine with the embeddings of single texts, else that of the pairs."""
+        task = copy.copy(self)
+        task.scores_agreement = True
+        if EMBEDDING in examples.column_names:
+            task._metric = _COSINE
+        return task
+
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """A correlation needs different labels; retrieval needs a relevant document."""
+        if self._metric == _COSINE:
+            return None
         labels = examples["labels"][:]
         if self.retrieves:
             return None if max(labels) > 0 else "no document is relevant to any query"
@@ -235,13 +255,16 @@ class SentenceSimilarity(Task):
         return len(texts), sum(map(len, texts))
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Texts `[texts, longest]`, padded on the right, and `pairs` `[examples, 3]`.
+        """Texts `[texts, longest]`, padded on the right, and `pairs` `[examples, 3]` or `[examples, 3 + width]`.
 
         The texts of an example are consecutive. A pair holds the label and the numbers of both texts, float64; -1 for a
-        missing second text.
+        missing second text; and the embedding of the whole model if it is the label.
         """
         batch = self._texts.collate([ids for example in examples for ids in example["input_ids"]])
-        pairs = [(example["labels"], *(*example["numbers"], _ABSENT)[:2]) for example in examples]
+        pairs = [
+            (example["labels"], *(*example["numbers"], _ABSENT)[:2], *example.get(EMBEDDING, ()))
+            for example in examples
+        ]
         return {**batch, self.label_name: torch.tensor(pairs, dtype=torch.float64)}
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -263,24 +286,30 @@ class SentenceSimilarity(Task):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Cosine and label of each example, `[examples, 2]`, from embeddings `[texts, width]`.
 
-        For retrieval, the pair and the embeddings of its texts, `[examples, 3 + 2 width]`.
+        For retrieval, the pair and the embeddings of its texts, `[examples, 3 + 2 width]`; for single texts, the cosine
+        with the embedding that is the label, `[examples, 1]`.
         """
         first, second = pair_embeddings(logits, labels)
+        if self._metric == _COSINE:
+            return cosines_of(first, labels[:, 3:])[:, None]
         if self.retrieves:
             return np.concatenate([labels, first, second], axis=1, dtype=np.float64)
-        cosines = (unit_rows(first) * unit_rows(second)).sum(1, dtype=np.float64)
-        return np.stack([cosines, labels[:, 0]], axis=-1)
+        return np.stack([cosines_of(first, second), labels[:, 0]], axis=-1)
 
-    def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[float] | None:
-        """The cosine of each pair; None for single texts, and for retrieval, which compares all texts."""
-        labels = self.collate(examples)[self.label_name].numpy()
-        if self.retrieves or (labels[:, 2] == _ABSENT).any():
+    def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]] | None:
+        """The cosine of each pair, or the embedding of each text; None for retrieval, which compares all texts."""
+        if self.retrieves:
             return None
-        return [float(cosine) for cosine in self.per_example(logits, labels)[:, 0]]
+        batch = self.collate(examples)
+        labels = self.pop_labels(batch, len(examples))
+        embeddings = forward(batch)
+        if (labels[:, 2] == _ABSENT).all():
+            return {EMBEDDING: embeddings.astype(np.float32).tolist()}
+        return {LABELS: cosines_of(*pair_embeddings(embeddings, labels)).tolist()}
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The label of a pair."""
-        return f"{example['labels']:.4g}"
+        """The label of a pair; empty for a single text."""
+        return f"{example['labels']:.4g}" if len(example["input_ids"]) == 2 else ""
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
         """For retrieval, recall and nDCG of each query, `[queries, 2]`, from pairs and embeddings of all examples."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import sacrebleu
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from compressor.config.sections import RowsConfig
@@ -23,6 +24,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import TextColumns, is_text
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad
+from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
 
 BEAMS = 5
@@ -31,8 +33,8 @@ BEAMS = 5
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
 """Name of a column that is a language: `de`, `pt_BR`."""
 
-_BLEU = Metric("bleu", bleu)
-_LOSS = Metric("loss", mean_loss, higher_is_better=False)
+_BLEU = Metric("bleu", bleu, maximum=100.0)
+_LOSS = Metric("loss", mean_loss, higher_is_better=False, point=math.log(1.01))  # 1% of a perplexity
 
 
 class TranslationColumns(TextColumns):
@@ -44,13 +46,22 @@ class TranslationColumns(TextColumns):
         return super().find_usual(rows) or (languages if len(languages) == 2 else ())
 
 
+class SourceColumns(TextColumns):
+    """The column of sources of rows without targets: one with a usual name, else the only column of text."""
+
+    def find_usual(self, rows: Dataset) -> tuple[str, ...]:
+        """The first usual name that is present, else the only column of text."""
+        texts = tuple(name for name in rows.column_names if is_text(rows, name))
+        return super().find_usual(rows) or (texts if len(texts) == 1 else ())
+
+
 class Translation(Task):
     """Translation by an encoder-decoder, scored by BLEU of beam search or by the loss with teacher forcing.
 
     BLEU is sacrebleu's, cased, against the target texts as they are. The search has five beams; length penalty and
     special tokens are those of the model's generation configuration. The maximum length limits sources, targets and
-    generated texts. Rows must contain prefixes that the model expects
-    in every source, such as T5's.
+    generated texts. Rows must contain prefixes that the model expects in every source, such as T5's. Rows without
+    targets get those that the whole model generates.
 
     Raises:
         InputError: the model is not an encoder-decoder of text, its configuration lacks the token that starts a target,
@@ -64,6 +75,13 @@ class Translation(Task):
         counts=(2,),
         description="pair of source and target",
         example="de,en",
+        allows_empty=False,
+    )
+    source_columns: ClassVar[TextColumns] = SourceColumns(
+        usual=(("source",), ("src",), ("source_text",), *TextColumns().usual),
+        counts=(1,),
+        description="source text",
+        example="de",
         allows_empty=False,
     )
 
@@ -91,30 +109,39 @@ class Translation(Task):
     @property
     def chooser(self) -> Task:
         """This task with the metric loss; beam search for every checkpoint or subset of heads would take too long."""
-        return self if self.metric == _LOSS.name else Translation(self._folder, self._request, _LOSS)
+        return self if self._metric == _LOSS else Translation(self._folder, self._request, _LOSS)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Determine the columns of source and target of all splits, and note them."""
-        self._columns = self.text_columns.find(rows, self._request.text_columns, source)
-        first, second = self._columns
-        notes = [
-            Note(text=f"each row is translated from its {first!r} to its {second!r}", code=NoteCode.TEXT_COLUMNS),
-        ]
-        if self.metric == _BLEU.name:
+        if self._metric == _BLEU:
             settings = (
                 f"BLEU is that of beam search ({BEAMS} beams, at most {self._texts.longest} tokens), by sacrebleu"
                 f" {sacrebleu.__version__} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen by the"
                 " loss on the evaluation rows, not by BLEU"
             )
-            notes.append(Note(text=settings, code=NoteCode.METRIC_SETTINGS))
-        self.notes = tuple(notes)
+            self.notes = (Note(text=settings, code=NoteCode.METRIC_SETTINGS),)
+        self._columns = self.text_columns.find(rows, self._request.text_columns, source)
+        first, second = self._columns
+        text = f"each row is translated from its {first!r} to its {second!r}"
+        self.notes = (Note(text=text, code=NoteCode.TEXT_COLUMNS), *self.notes)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
-        names = self.text_columns.find(rows, self._columns, source)
+        return self._encode(rows, self.text_columns.find(rows, self._columns, source), source)
+
+    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Encode sources with their targets if there are any, else with empty targets (`targets_by`)."""
+        columns = self._columns or self._request.text_columns
+        if set(columns) <= set(rows.column_names) and (columns or self.text_columns.find_usual(rows)):
+            return self._encode(rows, self.text_columns.find(rows, columns, source), source)
+        return self._encode(rows, self.source_columns.find(rows, columns[:1], source), source)
+
+    def _encode(self, rows: Dataset, names: Sequence[str], source: str) -> Dataset:
+        """The examples of rows, from the column of sources and, if there is one, that of targets."""
 
         def encode_chunk(chunk: Dataset, _: int) -> tuple[dict[str, Any], int]:
-            sources, targets = (list(chunk[name]) for name in names)
+            sources, *second = (list(chunk[name]) for name in names)
+            (targets,) = second or [[""] * len(chunk)]
             encodings = self._texts(sources, return_attention_mask=True), self._texts(text_target=targets)
             ids, labels = (encoding["input_ids"] for encoding in encodings)
             columns = {
@@ -127,7 +154,7 @@ class Translation(Task):
             return columns, sum(map(count_cut, encodings))
 
         encoded, cut = encode_chunks(rows, encode_chunk)
-        self.notes = (*self.notes, *self._texts.cut_notes(source, cut, 2 * len(rows), "texts"))
+        self.notes = (*self.notes, *self._texts.cut_notes(source, cut, len(names) * len(rows), "texts"))
         return encoded
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -142,21 +169,50 @@ class Translation(Task):
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """`bleu_counts` `[examples, 10]` of the texts that beam search generates, or losses `[examples, 2]`."""
-        if self.metric == _LOSS.name:
+        if self._metric == _LOSS:
             return super().measure(forward, examples)
         texts = self._translate(forward, examples)
         return np.stack([bleu_counts(text, row["reference"]) for text, row in zip(texts, examples, strict=True)])
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         """The translations of beam search; none if the metric is the loss, which generates nothing."""
-        return () if self.metric == _LOSS.name else self._translate(forward, examples)
+        return () if self._metric == _LOSS else self._translate(forward, examples)
+
+    def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
+        """The translations of beam search as targets, as engines generate them."""
+        return self._with_targets(examples, self._translate(forward, examples))
+
+    def targets_by(
+        self, model: PreTrainedModel, examples: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Sequence[Any]] | None:
+        """The most likely token after each token as targets, where there are none, generated with a cache.
+
+        A beam search without one, as engines need, takes too long for the many rows of a training.
+        """
+        if any(example["reference"] for example in examples):
+            return None
+        settings = generation_settings(model, beams=1, longest=self._texts.longest)
+        settings.use_cache = True
+        with torch.no_grad(), quiet_transformers():
+            ids = model.generate(**self._sources(examples), generation_config=settings)  # type: ignore[operator]
+        return self._with_targets(examples, self._tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+    def _with_targets(
+        self, examples: Sequence[Mapping[str, Any]], targets: Sequence[str]
+    ) -> Mapping[str, Sequence[Any]]:
+        """The columns of examples that follow from their targets."""
+        labels = self._texts(text_target=targets)["input_ids"]
+        lengths = [max(len(example["input_ids"]), len(ids)) for example, ids in zip(examples, labels, strict=True)]
+        return {LABELS: labels, "reference": targets, "length": lengths}
 
     def _translate(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> list[str]:
-        batch = self.collate(examples)
-        sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        ids = beam_search(self._folder.model, forward, sources, BEAMS, self._texts.longest)
+        ids = beam_search(self._folder.model, forward, self._sources(examples), BEAMS, self._texts.longest)
         texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts
+
+    def _sources(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        batch = self.collate(examples)
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and tokens of each target, from logits `[batch, target, vocabulary]`; not for BLEU."""
@@ -178,16 +234,27 @@ def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tenso
         beams: hypotheses kept per source.
         longest: maximum number of tokens of a target.
     """
+    generator: Any = _Generator(model, forward)
+    with torch.no_grad(), quiet_transformers():
+        ids: Tensor = generator.generate(**batch, generation_config=generation_settings(model, beams, longest))
+    return ids
+
+
+def generation_settings(model: PreTrainedModel, beams: int, longest: int) -> GenerationConfig:
+    """The generation configuration of a model for a search without sampling and without a cache.
+
+    Args:
+        model: has special tokens, length penalty and the like.
+        beams: hypotheses kept per source.
+        longest: maximum number of tokens of a target.
+    """
     settings = copy.deepcopy(model.generation_config)
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
         if getattr(settings, name) is None:  # an old generation_config.json may lack them
             setattr(settings, name, getattr(model.config, name, None))
     settings.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
     settings.update(use_cache=False, num_return_sequences=1, return_dict_in_generate=False)
-    generator: Any = _Generator(model, forward)
-    with torch.no_grad(), quiet_transformers():
-        ids: Tensor = generator.generate(**batch, generation_config=settings)
-    return ids
+    return settings
 
 
 class _Generator(GenerationMixin):

@@ -16,8 +16,6 @@ NOT_ADVICE: dict[str, str] = {
     "report.verdict _drop text": "part of a sentence of the report",
     "tasks.several_classes SeveralClasses.learn_labels text": "a fact",
     "run.ladder _climb text": "the name of a stage",
-    "pruning.bisect _bisect text": "a fact",
-    "pruning.bisect _note text #2": "a fact",
     "serving.kserve constant text": "a comment in a written file",
     "engines.choose _choice text #2": "a fact, which other text continues",
     "engines.choose _choice text #3": "a fact, which other text continues",

@@ -13,7 +13,7 @@ from compressor.cli.run import run
 from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line, recipe_of, steps_text
 from compressor.config.run import Recipe
-from compressor.config.step_list import steps_of
+from compressor.config.step_list import extended_plan, steps_of
 from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within, step_of, steps_from
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
@@ -49,7 +49,7 @@ KINDS: list[tuple[dict[str, Any], list[type[Step]]]] = [
     ({"data": "x", "drop_blocks": 0.5}, [Blocks]),
     ({"data": "x", "keep": 3, "drop_blocks": 0.5}, [Heads, Blocks]),
     ({"data": "x", "macs": 0.5}, [Units]),
-    ({"data": "x", "max_drop": 0.1}, [Units]),
+    ({"data": "x", "max_drop": 0.1}, [Within]),
     ({"data": "x", "max_drop": 0.1, "distill": True}, [Within]),
     ({"data": "x", "max_drop": 0.1, "keep": 3, "distill": True}, [Heads, Distill]),
     ({"data": "x", "max_drop": 0.1, "macs": 0.5, "distill": True}, [Units, Distill]),
@@ -107,7 +107,8 @@ def test_a_flag_that_no_single_step_reads_is_refused(flags: dict[str, Any], tmp_
     ("steps", "code", "field"),
     [
         ([within(steps=[])], ErrorCode.CONTRADICTION, "steps"),
-        ([within(steps=[{"units": {}}])], ErrorCode.CONTRADICTION, "steps"),
+        ([within(steps=[{"distill": {}}])], ErrorCode.CONTRADICTION, "steps"),
+        ([within(steps=[{"units": {}}], minutes=3)], ErrorCode.CONTRADICTION, "minutes"),
         ([within(steps=[{"unit": {}}])], ErrorCode.UNKNOWN_NAME, "steps"),
         ([within(units={"macs": 0.5})], ErrorCode.CONTRADICTION, "steps"),
         ([within(units={"certify": 0.9})], ErrorCode.CONTRADICTION, "steps"),
@@ -178,11 +179,33 @@ def test_rows_alone_mean_as_fast_as_a_point_permits(fields: dict[str, Any]) -> N
     recipe = Recipe(model="m", data="x", **fields)
     (within,) = steps_of(recipe)
     assert isinstance(within, Within)
+    assert within.distill is not None
     assert (within.max_drop, within.units.is_unbounded, recipe.selection.max_drop) == (0.01, True, 0.01)
     assert (within.minutes, within.distill.minutes) == (20, None)
     assert within.distill.seed == recipe.selection.seed
     assert (recipe.engine.target, recipe.engine.precision) == (fields.get("target", "auto"), "auto")
     assert Recipe(**recipe.flat()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, 20)),
+        ({"minutes": 4}, (True, 4)),
+        ({"max_drop": 0.01, "distill": True, "minutes": 4}, (False, 4)),
+        ({"max_drop": 0.01, "distill": True}, (False, None)),
+        ({"selection": {"max_drop": 0.01}, "distill": True}, (False, None)),
+        ({"steps": [within()]}, (False, None)),
+    ],
+)
+def test_a_loss_that_no_field_sets_is_a_point(fields: dict[str, Any], expected: tuple[bool, int | None]) -> None:
+    recipe = Recipe(model="m", data="x", **fields)
+    (step,) = steps_of(recipe)
+    assert isinstance(step, Within)
+    assert (recipe.allows_a_point, step.minutes) == expected
+    changed = recipe.updated(max_drop=2.0)
+    assert not changed.allows_a_point
+    assert not Recipe(**recipe.flat()).allows_a_point
 
 
 @pytest.mark.parametrize("fields", [{"target": "auto"}, {"precision": "int8"}, {"precision": "auto"}])
@@ -194,6 +217,19 @@ def test_rows_with_an_engine_alone_remove_nothing(fields: dict[str, Any]) -> Non
 def test_rows_beside_a_finished_plan_follow_it(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     assert [step.name for step in steps_of(Recipe(model=tmp_path, data="x"))] == ["follow"]
+
+
+@pytest.mark.parametrize("flags", [{}, {"distill": True, "distill_steps": 4}, {"method": "fisher"}, {"keep": 3}])
+def test_a_budget_removes_more_than_the_plan_in_the_model_folder(flags: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    recipe = Recipe(model=tmp_path, data="x", speedup=6, **flags)
+    follow, units, *_ = steps_of(recipe)
+    assert isinstance(follow, Follow)
+    assert isinstance(units, Units)
+    assert (follow.plan, units.speedup, recipe.learns) == (tmp_path / "plan.json", 6, True)
+    assert extended_plan(recipe) == follow.plan
+    assert extended_plan(Recipe(model="m", data="x", speedup=6, plan=follow.plan)) is None
+    assert extended_plan(Recipe(model=tmp_path, data="x")) is None
 
 
 @pytest.mark.parametrize("step", STEPS.values())
@@ -223,7 +259,7 @@ def test_the_seed_and_the_batch_size_of_the_run_are_those_of_steps_that_set_none
 def test_a_loss_that_a_flag_allows_replaces_that_of_the_step(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text("data = 'd'\n[[steps]]\nunits = { max_drop = 0.01 }")
     recipe = recipe_of(str(tmp_path), None, {"max_drop": 0.5})
-    assert [str(step) for step in steps_of(recipe)] == ["units(max_drop=0.5)"]
+    assert [str(step.units) for step in steps_of(recipe)] == ["units(max_drop=0.5)"]
     assert recipe.selection.max_drop == 0.5
 
 
@@ -246,6 +282,7 @@ def test_flags_replace_options_of_the_steps_that_a_step_carries_out(tmp_path: Pa
     recipe = recipe_of(str(tmp_path), None, {"max_drop": 0.5, "minutes": 4, "distill_steps": 7, "prune_rows": 100})
     (step,) = steps_of(recipe)
     assert isinstance(step, Within)
+    assert step.distill is not None
     assert (step.max_drop, step.units.max_drop, recipe.selection.max_drop) == (0.5, 0.5, 0.5)
     assert (step.minutes, step.distill.training_steps, step.units.prune_rows) == (4, 7, 100)
     assert steps_of(Recipe(**recipe.flat())) == (step,)
@@ -253,3 +290,9 @@ def test_flags_replace_options_of_the_steps_that_a_step_carries_out(tmp_path: Pa
 
 def test_attempts_have_both_steps_by_default() -> None:
     assert step_of({"within": {"max_drop": 0.1}}) == step_of(within())
+
+
+def test_units_that_the_metric_alone_bounds_are_removed_in_attempts() -> None:
+    units, alone = Units(max_drop=0.1, certify=0.9), within(steps=[{"units": {"certify": 0.9}}])
+    for steps in ([units], [alone]):
+        assert steps_of(Recipe(model="m", data="d", steps=steps)) == (Within(max_drop=0.1, steps=[units]),)

@@ -1,71 +1,39 @@
-"""The bisection over shares of time: where it goes on, which plans hold, and what each is expected to lose."""
+"""The bisection over speeds: where it goes on, and what each plan is expected to lose."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.pruning.bisect import LossBound, _Attempt, _holding, _next_share, estimate_losses, upper_losses
-from compressor.pruning.model import ResampledScore
+from compressor.pruning.bisect import estimate_losses, next_speed, upper_losses
+from compressor.pruning.score import ResampledScore
 
-LEAST = 0.08
+BOUNDS = (1.0, 12.5)
 DRAWS = 200
 NAN = float("nan")
 
 
-def trial(share: float, cost: float | None = None, loss: float = 0.0, divergence: float = 0.01) -> Any:
-    """A plan that was chosen for a share of the time, and takes no more."""
-    metric = 0.9 - loss
-    plan: Any = SimpleNamespace(cost=share if cost is None else cost)
-    return _Attempt(share, plan, ResampledScore(metric, np.full(50, metric), divergence))
-
-
-@given(st.floats(LEAST, 1.0))
+@given(st.floats(*BOUNDS))
 def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float) -> None:
-    """Plans that cost less than one of them lose too much."""
-    trials: list[Any] = []
-    while share := _next_share(trials, holding := [part for part in trials if part.plan.cost >= fastest], LEAST):
-        assert LEAST <= share <= 1
-        assert all(share < part.plan.cost for part in holding)
-        assert all(share > part.share for part in trials if part not in holding)
-        trials.append(trial(share))
-        assert len(trials) < 40
-    held = min((part.plan.cost for part in trials if part.plan.cost >= fastest), default=1.0)
-    failed = max((part.share for part in trials if part.plan.cost < fastest), default=LEAST)
-    assert held <= 1.01 * failed
+    """Plans that are faster than one of them lose too much."""
+    holding: list[float] = []
+    failed: list[float] = []
+    while speed := next_speed(holding, failed, BOUNDS, 1.01):
+        assert BOUNDS[0] <= speed <= BOUNDS[1]
+        assert all(speed > slower for slower in holding)
+        assert all(speed < faster for faster in failed)
+        (holding if speed <= fastest else failed).append(speed)
+        assert len(holding) + len(failed) < 40
+    assert min(failed, default=BOUNDS[1]) <= 1.01 * max(holding, default=BOUNDS[0])
 
 
-def test_a_failure_above_a_plan_that_holds_bounds_nothing() -> None:
-    held, failed = trial(0.5), trial(0.7)
-    assert _next_share([failed, held], [held], LEAST) == pytest.approx(math.sqrt(LEAST * 0.5))
-
-
-@pytest.mark.parametrize(
-    ("max_drop", "quantization_drop", "expected"),
-    [
-        (0.03, 0.0, [0.01, 0.02, 0.03]),
-        (0.03, 0.015, [0.01]),
-        (0.03, -0.02, [0.01, 0.02, 0.03]),
-        (0.0, 0.0, []),
-        (0.1, 0.2, []),
-    ],
-)
-def test_plans_hold_whose_loss_is_allowed_beside_that_of_the_precision(
-    max_drop: float, quantization_drop: float, expected: Sequence[float]
-) -> None:
-    losses = [0.01, 0.02, 0.03, 0.04]
-    trials = [trial(0.5, loss=loss, divergence=loss) for loss in losses]
-    task: Any = SimpleNamespace(higher_is_better=True)
-    bound = LossBound(cast(Any, None), max_drop, 0, cast(Any, None), quantization_drop)
-    holding = _holding(bound, task, ResampledScore(0.9, np.full(50, 0.9), 0.0), trials)
-    assert [loss for loss, part in zip(losses, trials, strict=True) if part in holding] == expected
+def test_a_failure_below_a_plan_that_holds_bounds_nothing() -> None:
+    assert next_speed([2.0], [1.4], BOUNDS, 1.01) == pytest.approx(math.sqrt(2 * BOUNDS[1]))
 
 
 def scores(losses: Sequence[float], divergences: Sequence[float], noise: float, seed: int = 0) -> list[ResampledScore]:

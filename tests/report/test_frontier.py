@@ -35,6 +35,13 @@ def frontier(*rungs: Rung, max_drop: float | None = 0.02) -> Frontier:
 MILD, MIDDLE, STRICT = rung("macs-50", 0.0, 20.0), rung("macs-33", 0.005, 10.0), rung("macs-25", 0.015, 5.0)
 
 
+def test_rungs_link_to_the_reports_in_their_folders() -> None:
+    above = MIDDLE.model_copy(update={"folder": ".."})
+    page = render(frontier(MILD, above))
+    assert 'href="macs-50/report.html">macs-50</a>' in page
+    assert 'href="../report.html">macs-33</a>' in page
+
+
 def test_a_rung_holds_with_its_whole_interval_or_not_at_all() -> None:
     assert [rung.holds for rung in (MILD, MIDDLE, STRICT)] == [True, True, False]
     assert rung("macs-25", 0.015, 5.0, max_drop=None).holds is None

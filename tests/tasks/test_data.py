@@ -14,10 +14,11 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.results import NoteCode
-from compressor.tasks import Data, open_data, training_texts
+from compressor.tasks import Data, Task, open_data, training_texts
 from compressor.tasks import data as data_module
-from compressor.tasks.data import draw_indices, draw_rows, join_rows, rows_hash
-from compressor.tasks.question_answering import Answer
+from compressor.tasks.data import join_rows, rows_hash
+from compressor.tasks.question_answering import Answer, QuestionAnswering
+from compressor.tasks.scoring import draw_indices, draw_rows
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import WORDS, rows_config
@@ -378,7 +379,8 @@ def test_a_run_that_reads_labels_refuses_further_rows(classifier: ModelFolder, t
         open_data(rows_config(test_data=rows, unlabelled_data=further), classifier, drawn_rows=8)
 
 
-def test_a_task_that_needs_labels_is_named(tmp_path: Path) -> None:
+def test_a_task_that_needs_labels_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuestionAnswering, "encode_unlabelled", Task.encode_unlabelled)  # as in a custom task
     bert().save_pretrained(tmp_path / "model")
     wordpieces().save_pretrained(tmp_path / "model")
     folder = load(tmp_path / "model")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from compressor.tasks import Metric, task_classes
 from compressor.tasks.metrics import (
     accuracy,
     bits_per_token,
@@ -75,3 +76,11 @@ def test_counts_of_any_rows_give_the_bleu_of_sacrebleu(pairs: list[tuple[str, st
         translations, references = zip(*(pairs[index] for index in chosen), strict=True)
         expected = sacrebleu.corpus_bleu(list(translations), [list(references)]).score
         assert bleu(counts[chosen]) == expected
+
+
+@pytest.mark.parametrize("metric", [metric for task in task_classes() for metric in task.metrics], ids=lambda m: m.name)
+def test_every_metric_has_a_point(metric: Metric) -> None:
+    expected = {"bleu": 1.0, "loss": 0.00995, "bits-per-character": 0.01436}
+    expected |= {"perplexity": 0.3, "pseudo_perplexity": 0.3}  # 1% of the whole model's
+    assert metric.point_of(lambda: 30.0) == pytest.approx(expected.get(metric.name, 0.01), rel=1e-3)
+    assert metric.point_of(lambda: 30.0) < metric.maximum

@@ -262,7 +262,7 @@ def test_the_prediction_is_the_best_span_of_any_window(words: int, seed: int) ->
         for j in range(i, min(i + 30, len(characters)))
     ]
     _, begin, end = max(spans)
-    assert question.predict(logits) == context[begin:end]
+    assert question.predict(logits) == Answer(context[begin:end], begin)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from datasets import Dataset
 from compressor.errors import ErrorCode, RowError
 from compressor.model_folder import ModelFolder
 from compressor.tasks import open_data
-from compressor.tasks.data import draw_rows
 from compressor.tasks.images import read_pixels
 from compressor.tasks.raw_texts import read_texts
 from compressor.tasks.row_origin import RowOrigin
+from compressor.tasks.scoring import draw_rows
 from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
 from tests.folders import rows_config

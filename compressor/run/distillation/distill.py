@@ -53,7 +53,7 @@ def check_distillation(step: Distill, inputs: RunInputs) -> None:
         InputError: the teacher cannot teach this model, or its task cannot be distilled.
         UsageError: the rows of the task are not cut and joined.
     """
-    model, task = inputs.model.folder, inputs.rows.task.chooser
+    model, task = inputs.model.folder, inputs.rows.eval_task.chooser
     if task.reads_streams:
         raise InputError(
             f"--distill: {model.family} reads a text segment by segment, and its memory differs from the"
@@ -125,7 +125,7 @@ def distill(
     Raises:
         DivergedError: see `fit`.
     """
-    network, data = run.model.folder.model, replace(run.rows, task=run.rows.task.chooser)
+    network, data = run.model.folder.model, run.rows.with_task(run.rows.eval_task.chooser)
     precision = rounded_precision(step, run.recipe.engine, selected)
     path = run.recipe.source.model if step.teacher is None else step.teacher
     distillation = _loss(step, load_folder(run.recipe, path), data.task)

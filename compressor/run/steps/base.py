@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,21 @@ STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
+class Rungs:
+    """Slower plans that keep the metric too, beside that of a state.
+
+    Attributes:
+        name: what the plan of the state is called.
+        milder: name of each slower plan, the slowest first -> gives its state, whose weights the model then has.
+        deadline: when the run has to end, by `time.perf_counter`.
+    """
+
+    name: str
+    milder: Mapping[str, Callable[[], State]]
+    deadline: float = math.inf
+
+
+@dataclass(frozen=True)
 class State:
     """What the steps so far came to; the model has the weights of the plan.
 
@@ -35,11 +51,13 @@ class State:
         selected: the plan.
         engine: the engine that units were removed for; None: for none.
         scorer: scored the engines that it was chosen from; None: no engine was chosen.
+        rungs: slower plans that keep the metric too; None: none are known.
     """
 
     selected: SelectedPlan
     engine: ChosenEngine | None = None
     scorer: EvaluationScorer | None = None
+    rungs: Rungs | None = None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def _check(step: Heads, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     if step.keep is not None:
         heads_to_keep(step.keep, sum(site.heads for site in pool_of(inputs.model.sites, step.options)))
     if step.max_drop is not None:
-        check_max_drop(step.max_drop, data.task.chooser)
+        check_max_drop(step.max_drop, data.eval_task.chooser)
         check_certificate(step, data)
     check_task_options(step, data.task.name)
 

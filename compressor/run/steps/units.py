@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from compressor.config.steps import Follow, Step, Units
+from compressor.config.steps import Step, Units
 from compressor.engines.build import drops_unread
 from compressor.engines.choices import Choice
 from compressor.engines.choose import ChosenEngine, LaterPruning, choose_engine, fastest_of
@@ -20,6 +20,7 @@ from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder import example_feeds_by_size
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
+from compressor.pruning.prune import PlanCosts
 from compressor.results import Note, NoteCode
 from compressor.run.learn_units import learn_pool, make_pool, with_costs
 from compressor.run.plan_source import PlanFiles, check_start
@@ -68,17 +69,24 @@ def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
             rows=len(data.train),
         )
     if step.max_drop is not None:
-        check_max_drop(step.max_drop, data.task)
+        check_max_drop(step.max_drop, data.eval_task)
         check_certificate(step, data)
     if step.start_from is not None:
         check_start(step.start_from, inputs.model)
+    if inputs.followed is not None and inputs.followed.plan.masks:
+        raise InputError(
+            "the plan that is followed drops blocks by training, after which units would have to be refitted again;"
+            " follow it without a budget",
+            code=ErrorCode.PLAN_MISMATCH,
+            field="plan",
+        )
 
 
 def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> None:
     run = context.run
     timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
-    if any(not isinstance(before, Follow) for before in earlier):  # which may learn for hours
+    if any(before.follows is None for before in earlier):  # which may learn for hours
         check_reachable(budget_run(step, context, Store(run.work.learning / step.name)))
 
 
@@ -97,7 +105,9 @@ def _run(step: Units, state: State, context: StepContext, store: Store) -> State
     return removed
 
 
-def remove_units(step: Units, state: State, context: StepContext, store: Store, *, times: Store | None = None) -> State:
+def remove_units(
+    step: Units, state: State, context: StepContext, store: Store, *, measured: PlanCosts | None = None
+) -> State:
     """The units that meet the budget, without training; the model has their weights.
 
     Args:
@@ -105,26 +115,31 @@ def remove_units(step: Units, state: State, context: StepContext, store: Store, 
         state: the state before.
         context: the run.
         store: the store of the step.
-        times: has cost tables, which alone tell whether a plan meets a budget of time; None: engines of plans are timed
-            until one meets it.
+        measured: what plans cost, where that is known; None: it is measured.
 
     Raises:
         BudgetError: no plan meets the budget.
     """
     scorer, engine = with_engine(step, state, context, store)
-    earlier = None if state.selected.plan.method is None else state.selected
+    plan = state.selected.plan
+    earlier = None if plan.method is None and not plan.drops_any else state.selected
 
     def remove(work: Path) -> SelectedPlan:
         run = budget_run(step, context, store.within(work), engine, earlier)
-        if times is not None:  # whose notes are on the run that measured them
-            costs = replace(run.costs, log=run.log.without_notes())
-            run = replace(run, costs=costs, times=times, times_plans=False)
-        return prune_units(run)
+        return prune_units(replace(run, measured=measured))
 
     selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.model))
+    return with_last_engine(State(selected, engine, scorer), context, store)
+
+
+def with_last_engine(state: State, context: StepContext, store: Store) -> State:
+    """The state with the engine to deliver: that for which units were removed, or its runner-up if it is faster."""
+    engine = state.engine
+    assert engine is not None
+    assert state.scorer is not None
     if engine.runner_up is not None:
-        engine = _choose_last(context, scorer, engine, selected.plan, store)
-    return State(replace(selected, engine=engine.choice.label), engine, scorer)
+        engine = _choose_last(context, state.scorer, engine, state.selected.plan, store)
+    return State(replace(state.selected, engine=engine.choice.label), engine, state.scorer)
 
 
 def with_engine(step: Units, state: State, context: StepContext, store: Store) -> tuple[EvaluationScorer, ChosenEngine]:
@@ -164,10 +179,9 @@ def budget_run(
     inputs = example_feeds_by_size(run.model.folder, timed_sizes(step, run.recipe.measure, run.sizes.lengths))
     structure = structure_of(run.model.folder.model, run.model.groups)
     costs = CostSource(structure, run.model.groups, engines, dense.engine, inputs, run.log)
-    lost = 0.0 if engine is None else engine.lost(run.rows.task)
+    statistics = step.statistics or run.work.learning / STATISTICS
     refused = context.graphs.refused
-    parts = (store, store, step.statistics or run.work.learning / STATISTICS)
-    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, lost, *parts, run.log)
+    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, store, statistics, run.log)
 
 
 def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized: Path | None) -> PlanEngines:

@@ -1,4 +1,4 @@
-"""Remove units and train what is left in attempts, and keep the fastest result that holds the metric."""
+"""Remove units in attempts, train what is left, and keep the fastest result that holds the metric."""
 
 from __future__ import annotations
 
@@ -8,49 +8,48 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError, ErrorCode, UsageError
-from compressor.measure.costs import CostTable
 from compressor.pruning.bisect import (
-    LEAST_SHARE,
     MARGIN,
-    MARGIN_ABOVE_LEAST,
     LossEstimate,
     estimate_losses,
+    mean_table,
+    next_speed,
     require_informed,
+    speed_bounds,
+    speed_of,
     upper_losses,
 )
-from compressor.pruning.model import ResampledScore, TorchScorer
-from compressor.results import MetricUnit, Note, NoteCode, is_within
-from compressor.run.budget_rows import predicted_rows
-from compressor.run.prune_units import time_tables
-from compressor.run.run_context import RunInputs
+from compressor.pruning.constraints import Budgets
+from compressor.pruning.measure import KeptTimes
+from compressor.pruning.prune import PlanCosts, plan_costs
+from compressor.pruning.score import ResampledScore, TorchScorer, metric_sums
+from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
+from compressor.run.plan_source import PlanFiles
+from compressor.run.prunable_groups import prunable_groups
+from compressor.run.prune_units import fold_gates
+from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps import distill, units
-from compressor.run.steps.base import PLAN, STATISTICS, State, StepContext, StepFunctions, stored_state
+from compressor.run.steps.base import PLAN, STATISTICS, Rungs, State, StepContext, StepFunctions, stored_state
+from compressor.selection.certified_rows import record_certificate
+from compressor.selection.certify import certify, split_rows
 from compressor.store import Store, versioned
 from compressor.training.accelerator import on_accelerator
-from compressor.workdir import ATTEMPTS
-from graph_passes.files import write_text
+from compressor.units import PrunableGroup
+from compressor.workdir import ATTEMPTS, write_json
 
-_CLOSE = 1.05
-"""Ratio of two speeds between which no further attempt is made."""
+_CLOSE, _CLOSE_TRAINED = 1.01, 1.05
+"""Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
 _SHORTEST = 1.5
 """Ratio of the time that is left to that of an attempt without its training, below which no attempt is begun."""
-
-
-class _Score(BaseModel):
-    """The fields of a `ResampledScore`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
-    metric: float
-    draws: tuple[float, ...]
-    divergence: float
 
 
 class _Attempt(BaseModel):
@@ -59,27 +58,24 @@ class _Attempt(BaseModel):
     Attributes:
         speedup: the speed that its units are removed for.
         start: number of the attempt whose units and weights it goes on from; None: the model before the first.
+        counts: name of the group -> number of units that its plan keeps.
         minutes: time that its training may take; None: as long as its training steps take.
         seconds: time that it took; None before it is finished.
-        score: how the trained model scores.
-        failure: why no plan has the speed.
+        score: how the model scores after it.
+        failure: why it has no result.
+        holds: whether it keeps the metric; known when the last attempt is finished.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     speedup: float
     start: int | None = None
+    counts: dict[str, int] = {}
     minutes: float | None = None
     seconds: float | None = None
-    score: _Score | None = None
+    score: ResampledScore | None = None
     failure: str = ""
-
-    @property
-    def resampled(self) -> ResampledScore | None:
-        """Its score, where it has a plan."""
-        if self.score is None:
-            return None
-        return ResampledScore(self.score.metric, np.array(self.score.draws), self.score.divergence)
+    holds: bool = False
 
 
 _ATTEMPTS = TypeAdapter(tuple[_Attempt, ...])
@@ -91,49 +87,83 @@ def _check_options(step: Within) -> None:
 
 def _check(step: Within, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     units.FUNCTIONS.check(step.units, inputs, earlier)
-    distill.FUNCTIONS.check(step.distill, inputs, (*earlier, step.units))
+    if step.distill is not None:
+        distill.FUNCTIONS.check(step.distill, inputs, (*earlier, step.units))
 
 
 def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> None:
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(1)
+@versioned(2)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
     Every process of a distributed run calls this; the main process alone decides, and the others read its decisions.
     """
+    network, main_store = context.run.model.folder.model, replace(store, processes=None)
+    base = state
+    if context.run.state.is_main_process:
+        scorer, engine = units.with_engine(step.units, state, context, main_store)
+        base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
+    selected = store.memo(PLAN, {}, lambda _: _attempt(step, base, context, store), PlanFiles(network))
+    if base.engine is None:
+        return stored_state(store, network)
+    state = State(selected, base.engine, base.scorer)
+    state = _with_stored_engine(state, base) if step.trains else units.with_last_engine(state, context, main_store)
+    return replace(state, rungs=_rungs(step, base, context, main_store))
+
+
+def _rungs(step: Within, base: State, context: StepContext, store: Store) -> Rungs | None:
+    """The attempts that hold the metric besides the fastest; None: there are none."""
+    network, start = context.run.model.folder.model, context.run.log.start
+
+    def load(number: int) -> State:
+        return _with_stored_engine(stored_state(_stores(step, store, number)[-1], network), base)
+
+    holding = [(attempt.speedup, number) for number, attempt in enumerate(_stored(store)) if attempt.holds]
+    *milder, fastest = [(f"{speedup:.3g}x", number) for speedup, number in sorted(holding)] or [("", 0)]
+    if not milder:
+        return None
+    deadline = math.inf if step.minutes is None else start + 60 * step.minutes
+    return Rungs(fastest[0], {name: partial(load, number) for name, number in milder}, deadline)
+
+
+def _attempt(step: Within, base: State, context: StepContext, store: Store) -> SelectedPlan:
+    """The plan of the fastest attempt that holds the metric, whose weights the model of the main process has."""
     run, network = context.run, context.run.model.folder.model
-    weights = copy.deepcopy(network.state_dict())
-    search = _Search.begin(step, state, context, store) if run.state.is_main_process else None
-    base = state if search is None else search.base
+    weights, noted = copy.deepcopy(network.state_dict()), len(run.log.notes)
+    search = _Search.begin(step, base, context, store) if run.state.is_main_process else None
     quiet = replace(context, run=run.without_notes())
-    results: list[State | None] = []
+    number = 0
     while True:
-        if search is not None:
-            search.plan(len(results))
-        run.state.wait_for_everyone()
-        if len(attempts := _stored(store)) == len(results):
-            break
-        attempt, start = attempts[len(results)], base
         network.load_state_dict(weights)
-        if attempt.start is not None:
-            stored_state(_stores(step, store, attempt.start)[-1], network)
-            start = results[attempt.start] or base
-            start = replace(start, selected=replace(start.selected, notes=base.selected.notes))
-        results.append(_carry_out(step, len(results), start, quiet, store, search))
-    network.load_state_dict(weights)
+        if search is not None:
+            search.plan(number)
+        run.state.wait_for_everyone()
+        if len(attempts := _stored(store)) == number:
+            break
+        start = base
+        if (earlier := attempts[number].start) is not None:
+            state = stored_state(_stores(step, store, earlier)[-1], network)
+            notes = base.selected.notes
+            start = _with_stored_engine(replace(state, selected=replace(state.selected, notes=notes)), base)
+        _carry_out(step, number, start, quiet, store, search)
+        number += 1
     if search is None:
-        return state
+        return base.selected
     shutil.rmtree(run.work.learning / STATISTICS, ignore_errors=True)
-    return search.result(results)
+    selected = search.result()
+    # A run that resumes after this has the notes of the plan alone.
+    return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
 
 
 def _stores(step: Within, store: Store, number: int) -> tuple[Store, Store]:
-    """The stores of an attempt: of its units, which the main process alone removes, and of its training."""
+    """The store of the units of an attempt, which the main process alone removes; and that of its result."""
     path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
     pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
+    if step.distill is None:
+        return pruned, pruned
     return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
 
@@ -145,54 +175,61 @@ def _stored(store: Store) -> tuple[_Attempt, ...]:
 
 def _scores(attempts: Sequence[_Attempt]) -> dict[int, ResampledScore]:
     """Number of each attempt that has a score -> the score."""
-    return {number: score for number, attempt in enumerate(attempts) if (score := attempt.resampled)}
+    return {number: attempt.score for number, attempt in enumerate(attempts) if attempt.score is not None}
+
+
+def _with_stored_engine(state: State, base: State) -> State:
+    """The state with the engine that its units were removed for, of which stores have the label."""
+    if base.engine is None:
+        return state
+    candidates = filter(None, (base.engine, base.engine.runner_up))
+    engine = next((chosen for chosen in candidates if chosen.choice.label == state.selected.engine), base.engine)
+    return State(state.selected, replace(engine, runner_up=None), base.scorer)
 
 
 def _carry_out(
     step: Within, number: int, start: State, context: StepContext, store: Store, search: _Search | None
-) -> State | None:
-    """The state after an attempt, or None where no plan has its speed; the model has the weights of the attempt."""
+) -> None:
+    """Remove the units of an attempt, train what is left and score it, as far as no interrupted run did."""
     run, network = context.run, context.run.model.folder.model
-    pruned, trained = _stores(step, store, number)
-    attempt, state, began = _stored(store)[number], start, time.perf_counter()
-    if attempt.failure:
-        return None
-    if not trained.has(PLAN):
+    pruned, final = _stores(step, store, number)
+    attempt, began = _stored(store)[number], time.perf_counter()
+    if attempt.failure or attempt.score is not None:
+        return
+    if final.has(PLAN):
+        state = stored_state(final, network)
+    else:
+        state = start
         if search is not None:
-            budget = step.units.model_copy(update={"speedup": attempt.speedup, "max_drop": None})
-            try:  # the same engine has the same times
-                state = units.remove_units(budget, start, context, pruned, times=search.store)
-                search.allot(number, time.perf_counter() - began)
-            except BudgetError as error:
-                search.update(number, failure=str(error), seconds=time.perf_counter() - began)
+            state = search.remove_units(number, start, context, pruned)
         run.state.wait_for_everyone()
-        attempt = _stored(store)[number]
-        if attempt.failure:
-            return None
+        if _stored(store)[number].failure:
+            return
         if search is None:
             state = stored_state(pruned, network)
-        outputs = step.distill.teacher_outputs or store.path / "teacher"
-        limits = {"minutes": step.distill.minutes if attempt.minutes is None else attempt.minutes}
-        training = step.distill.model_copy(update={**limits, "teacher_outputs": outputs})
-        try:
-            state = distill.FUNCTIONS.run(training, state, context, trained)
-        except UsageError as error:
-            if step.minutes is None or error.details.get("field") != "minutes":
-                raise
-            text = f"--minutes {step.minutes:g} leaves too few for the training of attempt {number + 1}: {error}"
-            raise UsageError(text, code=error.code, **{**error.details, "value": step.minutes}) from error
-        run.state.wait_for_everyone()
-        if search is not None:
-            shutil.rmtree(pruned.path)  # the weights before the training are as large
-    else:
-        state = stored_state(trained, network)
-    if search is None:
-        return state
-    if attempt.score is None:
-        score = search.score(f"attempt {number + 1}")
-        fields = {"metric": score.metric, "draws": tuple(score.draws.tolist()), "divergence": score.divergence}
-        search.update(number, score=_Score(**fields), seconds=time.perf_counter() - began)
-    return search.with_engine(state)
+        if step.distill is not None:
+            _train(step, number, state, context, store)
+            run.state.wait_for_everyone()
+            if search is not None:
+                shutil.rmtree(pruned.path)  # the weights before the training are as large
+    if search is not None:
+        search.score(number, state.selected.plan.counts, began)
+
+
+def _train(step: Within, number: int, state: State, context: StepContext, store: Store) -> None:
+    """Train what is left, for as long as the attempt allows."""
+    assert step.distill is not None
+    minutes = _stored(store)[number].minutes
+    outputs = step.distill.teacher_outputs or store.path / "teacher"
+    limits = {"minutes": step.distill.minutes if minutes is None else minutes, "teacher_outputs": outputs}
+    try:
+        training = step.distill.model_copy(update=limits)
+        distill.FUNCTIONS.run(training, state, context, _stores(step, store, number)[-1])
+    except UsageError as error:
+        if step.minutes is None or error.details.get("field") != "minutes":
+            raise
+        text = f"--minutes {step.minutes:g} leaves too few for the training of attempt {number + 1}: {error}"
+        raise UsageError(text, code=error.code, **{**error.details, "value": step.minutes}) from error
 
 
 @dataclass
@@ -204,8 +241,11 @@ class _Search:
         context: the run.
         store: holds the attempts.
         base: the state before the first attempt, with the engine that units are removed for.
-        tables: times of units with that engine, by size.
-        scorer: scores models on the evaluation rows.
+        groups: the groups whose units may be removed.
+        costs: what plans cost; its tables decide which units an attempt removes.
+        scorer: scores models on the evaluation rows, or on some of them if a certificate needs the others.
+        searched: the number of these rows.
+        unseen: the rows of the certificate; None: none is requested.
         whole: the score of the model before the first attempt.
         deadline: when the last attempt has to end, by `time.perf_counter`; infinite without a limit.
     """
@@ -214,38 +254,50 @@ class _Search:
     context: StepContext
     store: Store
     base: State
-    tables: Sequence[CostTable]
+    groups: Sequence[PrunableGroup]
+    costs: PlanCosts
     scorer: TorchScorer
+    searched: int
+    unseen: Dataset | None
     whole: ResampledScore
     deadline: float
     _score_seconds: float
     _pruning_seconds: float = 0.0
 
     @classmethod
-    def begin(cls, step: Within, state: State, context: StepContext, store: Store) -> _Search:
-        """Choose the engine, measure the times of units, and score the model as it is.
+    def begin(cls, step: Within, base: State, context: StepContext, store: Store) -> _Search:
+        """Measure the times of units, and score the model as it is.
 
         Raises:
-            InputError: the model is no better than the same answer for every row, so that no loss would show.
+            UsageError: the metric cannot be certified.
+            InputError: the model is no better than the same answer for every row, so that no loss would show, or there
+                are too few rows for a certificate.
         """
-        run, began = context.run, time.perf_counter()
-        store = replace(store, processes=None)
-        scorer, engine = units.with_engine(step.units, state, context, store)
-        # The last stages of the run export, choose and build once more, for a smaller model.
-        last = time.perf_counter() - run.log.start
+        run, store, engine = context.run, replace(store, processes=None), base.engine
+        # The last stages of the run export and build once more, for smaller models: the fastest, and others that hold.
+        last = 2 * (time.perf_counter() - run.log.start)
         deadline = math.inf
         if step.minutes is not None:
             spent = sum(attempt.seconds or 0.0 for attempt in _stored(store))
             deadline = run.log.start + 60 * step.minutes - last - spent
-        tables = time_tables(units.budget_run(step.units, context, store, engine))
-        model = run.model.folder.model
-        began = time.perf_counter()
+        if engine is not None and not step.trains:  # the runner-up is compared by the delivered plan alone
+            base = replace(base, engine=replace(engine, runner_up=None))
+        groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
+        budget = units.budget_run(step.units, context, store, engine)
+        costs = plan_costs(KeptTimes(budget.costs, store), groups, Budgets(), is_timed=True)
+        costs = replace(costs, deciding=costs.timed if step.trains else [mean_table(costs.timed)])
+        searched, unseen, confidence = run.rows.eval, None, step.units.certify
+        if confidence is not None:
+            searched, unseen = split_rows(searched, run.rows.eval_task, step.max_drop, confidence, step.units.seed)
+        model, began = run.model.folder.model, time.perf_counter()
+        if base.selected.plan.method is not None:
+            fold_gates(model, run.model.groups, base.selected.plan)
         with on_accelerator(model, copies=3):
-            trials = TorchScorer(model, run.rows.task, run.rows.eval, step.units.seed, run.log)
-            whole = trials.score_whole()
-        require_informed(whole, run.rows.task)
-        base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
-        return cls(step, context, store, base, tables, trials, whole, deadline, time.perf_counter() - began)
+            scorer = TorchScorer(model, run.rows.eval_task, searched, step.units.seed, run.log)
+            whole = scorer.score_whole()
+        require_informed(whole, run.rows.eval_task)
+        parts = (scorer, len(searched), unseen, whole, deadline, time.perf_counter() - began)
+        return cls(step, context, store, base, groups, costs, *parts)
 
     def plan(self, number: int) -> None:
         """Store the next attempt, unless it is stored or none is worth its time."""
@@ -257,25 +309,41 @@ class _Search:
         """The attempt between the fastest that holds and the slowest above it that does not; None: there is none."""
         untrained = self._pruning_seconds + self._score_seconds
         is_late = bool(attempts) and self.deadline - time.perf_counter() < _SHORTEST * untrained
-        if len(attempts) >= self.step.attempts or is_late:
+        if sum(not attempt.failure for attempt in attempts) >= self.step.attempts or is_late:
             return None
         holding = self._holding(attempts)
-        start = max(holding, key=lambda number: attempts[number].speedup, default=None)
-        low = self._speed_of_whole if start is None else attempts[start].speedup
         failed = [attempt.speedup for number, attempt in enumerate(attempts) if number not in holding]
-        high = min((speed for speed in failed if speed > low), default=self._highest_speed)
-        return _Attempt(speedup=math.sqrt(low * high), start=start) if high > _CLOSE * low else None
+        bounds = speed_bounds(self.costs.deciding, [group.name for group in self.groups])
+        speeds = [self._speed(attempts[number]) for number in holding]
+        speed = next_speed(speeds, failed, bounds, _CLOSE_TRAINED if self.step.trains else _CLOSE)
+        start = holding[-1] if holding and self.step.trains else None
+        return None if speed is None else _Attempt(speedup=speed, start=start)
 
-    @property
-    def _speed_of_whole(self) -> float:
-        """How many times as fast as dense the engine is with every unit, at the size where that is least."""
-        return min(table.dense / table.whole for table in self.tables)
+    def _speed(self, attempt: _Attempt) -> float:
+        """How many times as fast as dense an attempt is."""
+        # A plan that is not trained may be faster than it has to be, which bounds the next attempt.
+        return attempt.speedup if self.step.trains else speed_of(self.costs.deciding, attempt.counts)
 
-    @property
-    def _highest_speed(self) -> float:
-        """The highest speed that is tried."""
-        least = (table.dense / (MARGIN_ABOVE_LEAST * table.least) for table in self.tables if table.least > 0)
-        return min([self._speed_of_whole / LEAST_SHARE, *least])
+    def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State:
+        """The state without the units of an attempt, which fails where no plan has its speed, or an earlier one did.
+
+        Raises:
+            UsageError: no time is left for the training of the first attempt.
+        """
+        attempts, began = _stored(self.store), time.perf_counter()
+        budget = {"speedup": attempts[number].speedup, "max_drop": None, "certify": None}
+        try:
+            step = self.step.units.model_copy(update=budget)
+            state = units.remove_units(step, start, context, store, measured=self.costs)
+        except BudgetError as error:
+            self.update(number, failure=str(error), seconds=time.perf_counter() - began)
+            return start
+        counts, seconds = state.selected.plan.counts, time.perf_counter() - began
+        if not self.step.trains and counts in [attempt.counts for attempt in attempts[:number]]:
+            self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
+        else:
+            self.allot(number, seconds)
+        return state
 
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
@@ -304,80 +372,112 @@ class _Search:
                 value=self.step.minutes,
             )
 
-    def score(self, label: str) -> ResampledScore:
-        """The score of the model as it is."""
+    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
+        """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
         with on_accelerator(self.context.run.model.folder.model, copies=3):
-            return self.scorer.score(label)
+            score = self.scorer.score(f"attempt {number + 1}")
+        self.update(number, counts=counts, score=score, seconds=time.perf_counter() - began)
 
-    def with_engine(self, state: State) -> State:
-        """The state of an attempt with the engine that its units were removed for, which an interrupted run stored."""
-        if state.engine is not None or self.base.engine is None:
-            return state
-        candidates = (self.base.engine, self.base.engine.runner_up)
-        label = state.selected.engine
-        engine = next((chosen for chosen in candidates if chosen and chosen.choice.label == label), self.base.engine)
-        return State(state.selected, replace(engine, runner_up=None), self.base.scorer)
-
-    def result(self, results: Sequence[State | None]) -> State:
-        """The state of the fastest attempt that holds, with its weights; that before the first where none does."""
-        run, attempts = self.context.run, _stored(self.store)
-        losses = self._losses(attempts)
+    def result(self) -> SelectedPlan:
+        """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
+        attempts, base = _stored(self.store), self.base.selected
         holding = self._holding(attempts)
-        best = max(holding, key=lambda number: attempts[number].speedup, default=None)
-        state = self.base if best is None else results[best]
-        assert state is not None
-        if best is None:
-            return replace(state, selected=replace(state.selected, notes=(self._nothing_holds(losses),)))
-        stored_state(_stores(self.step, self.store, best)[-1], run.model.folder.model)
-        unit, loss = run.rows.task.metric_unit, losses[best]
-        numbers = [f"{unit.scale * value:.2g}" for value in loss]
-        text = (
-            f"of {len(attempts)} attempts, the fastest that is expected to keep the metric within a loss of"
-            f" {self.step.max_drop:g}, with a margin, was to be {attempts[best].speedup:.3g} times as fast as the whole"
-            f" model; expected loss of {run.rows.task.metric} after its training: {numbers[0]}"
-            f"{' points' if unit is MetricUnit.POINTS else ''}, standard error {numbers[1]}"
-        )
-        selected = state.selected
-        rows = predicted_rows(self.tables, selected.plan.counts)
-        notes = (Note(code=NoteCode.BUDGET_MET, text=text), *selected.notes)
-        return replace(state, selected=replace(selected, budget=rows, notes=notes))
+        notes, certificate = (self._note(attempts, holding),), base.certificate
+        if self.unseen is not None:
+            certificate, holding = self._certify(attempts, holding, self.unseen)
+        for number in holding:
+            self.update(number, holds=True)
+        if not holding:
+            return replace(base, notes=(*base.notes, *notes), certificate=certificate)
+        selected = self._load(holding[-1])
+        return replace(selected, notes=(*notes, *selected.notes), certificate=certificate)
 
-    def _nothing_holds(self, losses: Mapping[int, LossEstimate]) -> Note:
-        """That no attempt holds the metric, and which came closest."""
-        attempts, metric = _stored(self.store), self.context.run.rows.task.metric
-        text = f"no unit is removed: none of {len(attempts)} attempts is expected to keep the metric within"
-        text += f" a loss of {self.step.max_drop:g}, with a margin"
+    def _load(self, number: int) -> SelectedPlan:
+        """The plan of an attempt, whose weights the model gets."""
+        return stored_state(_stores(self.step, self.store, number)[-1], self.context.run.model.folder.model).selected
+
+    def _note(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Note:
+        """How fast the fastest attempt is that holds and what it is expected to lose, or which came closest."""
+        losses, count = self._losses(attempts), sum(not attempt.failure for attempt in attempts)
+        bound = f"is expected to keep the metric within a loss of {self.step.max_drop:g}, with a margin"
+        if holding:
+            best = holding[-1]
+            speed = self._as_fast(attempts[best])
+            text = f"of {count} attempts, the fastest that {bound}, is {speed} by the cost table"
+            return Note(code=NoteCode.BUDGET_MET, text=f"{text}; expected loss of {self._shown(losses[best])}")
+        code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
+        text = f"no unit is removed: none of {count} attempts {bound}"
         advice = "allow more loss (--max-drop)"
         if losses:
             closest = min(losses, key=lambda number: losses[number].loss)
             loss, error = losses[closest]
             text += (
-                f"; the closest, {attempts[closest].speedup:.3g} times as fast as the whole model, loses about"
-                f" {loss:.2g} of {metric}, standard error {error:.2g}"
+                f"; the closest is {self._as_fast(attempts[closest])}: expected loss of {self._shown(losses[closest])}"
             )
             if loss < self._allowed and math.isfinite(error):
-                rows = len(self.context.run.rows.eval) * (MARGIN * error / (self._allowed - loss)) ** 2
+                rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2
                 advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
-        return Note(code=NoteCode.NOTHING_HOLDS, text=f"{text}; {advice}")
+        return Note(code=code, text=f"{text}; {advice}")
+
+    def _as_fast(self, attempt: _Attempt) -> str:
+        return f"{speed_of(self.costs.deciding, attempt.counts):.3g} times as fast as the whole model"
+
+    def _shown(self, estimate: LossEstimate) -> str:
+        """An expected loss for readers: `accuracy: 0.4 points, standard error 0.2`."""
+        task = self.context.run.rows.eval_task
+        loss, error = (f"{task.metric_unit.scale * value:.2g}" for value in estimate)
+        return (
+            f"{task.metric}: {loss}{' points' if task.metric_unit is MetricUnit.POINTS else ''}, standard error {error}"
+        )
+
+    def _certify(
+        self, attempts: Sequence[_Attempt], holding: list[int], rows: Dataset
+    ) -> tuple[CertifiedLoss, list[int]]:
+        """The certificate of the loss on rows kept from the attempts, and the attempts that it covers."""
+        run, units_step = self.context.run, self.step.units
+        network, confidence = run.model.folder.model, units_step.certify
+        assert confidence is not None
+
+        def losses(number: int | None) -> np.ndarray:
+            if number is None:
+                network.load_state_dict(self.scorer.whole_weights)
+            else:
+                self._load(number)
+            predicted, labels = metric_sums(network, run.rows.eval_task, rows, "a plan for the certificate", run.log).T
+            return (predicted != labels).astype(np.float64)
+
+        before = {name: weight.clone() for name, weight in network.state_dict().items()}
+        with on_accelerator(network):
+            certificate = certify([None, *holding], losses, self.step.max_drop, confidence, self.searched)
+        network.load_state_dict(before)
+        earlier = record_certificate(run.rows.eval, {"run": self.store.inputs.get("step", "")})
+        scope = CertificateScope(rows=run.rows.eval_hash or "", seed=units_step.seed, earlier=earlier)
+        whole = sum(group.counts[-1] for group in self.groups)
+        kept = [whole, *(sum(attempts[number].counts[group.name] for group in self.groups) for number in holding)]
+        types = " and ".join(sorted({group.type for group in self.groups}))
+        run.log.add_notes([certificate.note(kept, scope, types)])
+        return certificate.result(kept, scope, types), holding[: certificate.certified - 1]
 
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
         scores = _scores(attempts)
-        higher = self.context.run.rows.task.higher_is_better
-        estimates = estimate_losses(self.whole, list(scores.values()), higher_is_better=higher)
-        return dict(zip(scores, estimates, strict=True))
+        higher = self.context.run.rows.eval_task.higher_is_better
+        return dict(
+            zip(scores, estimate_losses(self.whole, list(scores.values()), higher_is_better=higher), strict=True)
+        )
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
-        """Numbers of the attempts that hold, with a margin for the choice of the rows."""
-        task = self.context.run.rows.task
+        """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
         scores = _scores(attempts)
-        upper = upper_losses(self.whole, list(scores.values()), higher_is_better=task.higher_is_better)
-        return [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
+        higher = self.context.run.rows.eval_task.higher_is_better
+        upper = upper_losses(self.whole, list(scores.values()), higher_is_better=higher)
+        holding = [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
+        return sorted(holding, key=lambda number: self._speed(attempts[number]))
 
     @property
     def _allowed(self) -> float:
         """What the model may lose, beside what the precision of the engine costs."""
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.task)
+        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.eval_task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:
@@ -387,7 +487,7 @@ class _Search:
         self._write(attempts)
 
     def _write(self, attempts: Sequence[_Attempt]) -> None:
-        write_text(self.store.path / ATTEMPTS, _ATTEMPTS.dump_json(tuple(attempts)).decode())
+        write_json(self.store.path / ATTEMPTS, _ATTEMPTS.dump_python(tuple(attempts), mode="json"))
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check, _rehearse)

@@ -41,19 +41,29 @@ def conflict(key: str, failing: str, *right: str) -> None:
 NAMED = "named -o out --data rows.tsv "
 RULES = "config.rules "
 ORDER = RULES + "_check_order contradiction"
-conflict(RULES + "_check_order text", NAMED + "--macs 50%", ROWS + "--macs 50% --start-from named")
 conflict(
     RULES + "_check_order text",
-    ROWS + "--macs 50% --plan plan.json",
-    ROWS + "--macs 50%",
-    ROWS + "--plan plan.json",
+    NAMED + "--macs 50% --start-from named",
+    NAMED + "--macs 50%",
     ROWS + "--macs 50% --start-from named",
 )
 conflict(
+    RULES + "_check_order text #2",
+    ROWS + "--macs 50% --method dsp --plan plan.json",
+    ROWS + "--macs 50% --method dsp",
+    ROWS + "--speedup 2 --plan plan.json",
+)
+conflict(
     ORDER,
+    ROWS + "--macs 50% --start-from named --plan plan.json",
+    ROWS + "--macs 50% --start-from named",
     ROWS + "--macs 50% --plan plan.json",
-    ROWS + "--macs 50%",
-    ROWS + "--plan plan.json",
+)
+conflict(
+    "config.ladder recipes_of contradiction #3",
+    NAMED + "--macs 50%,40%",
+    NAMED + "--macs 50%",
+    ROWS + "--macs 50%,40% --start-from named",
 )
 conflict(RULES + "_check_training_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
 UNITS = "config.steps Units."
@@ -376,6 +386,34 @@ conflict(
     ROWS + "--steps \"[{ units = { method = 'dsp', speedup = 2 } }]\"",
     ROWS + "--steps \"[{ units = { method = 'dsp', macs = 0.5 } }]\"",
     ROWS + "--steps \"[{ units = { method = 'reconstruct', speedup = 2 } }]\"",
+)
+WITHIN = "config.steps Within."
+ATTEMPTS = ROWS + "--steps '[{ within = { max_drop = 0.1, steps = [%s] } }]'"
+IN_TIME = ROWS + "--steps '[{ within = { max_drop = 0.1, minutes = 9, steps = [%s] } }]'"
+conflict(
+    WITHIN + "has_other_steps rule",
+    ATTEMPTS % "{ distill = {} }",
+    ATTEMPTS % "{ units = {} }, { distill = {} }",
+    ATTEMPTS % "{ units = {} }",
+)
+conflict(
+    WITHIN + "has_other_bounds rule",
+    ATTEMPTS % "{ units = { certify = 0.9 } }, { distill = {} }",
+    ATTEMPTS % "{ units = {} }, { distill = {} }",
+    ATTEMPTS % "{ units = { certify = 0.9 } }",
+    ROWS + "--steps '[{ units = { max_drop = 0.1, certify = 0.9 } }]'",
+)
+conflict(
+    WITHIN + "minutes rule",
+    IN_TIME % "{ units = {} }, { distill = { minutes = 3 } }",
+    IN_TIME % "{ units = {} }, { distill = {} }",
+    ATTEMPTS % "{ units = {} }, { distill = { minutes = 3 } }",
+)
+conflict(
+    WITHIN + "minutes rule #2",
+    IN_TIME % "{ units = {} }",
+    ATTEMPTS % "{ units = {} }",
+    IN_TIME % "{ units = {} }, { distill = {} }",
 )
 CERTIFICATE = RULES + "_check_certificate "
 conflict(

@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compressor.config.sections import MeasureConfig
@@ -188,6 +189,13 @@ def _(w: World) -> None:
     w.right(*command, "enough.tsv")
 
 
+@advice("run.load with_point text")
+def _(w: World) -> None:
+    command = ("model", "--data", "rows.tsv", "-o", "out")
+    w.notes(*command)
+    w.right(*command, "--max-drop", "0.02")
+
+
 @advice("run.load _require_labels column-missing")
 def _(w: World) -> None:
     words = folders.WORDS
@@ -195,7 +203,7 @@ def _(w: World) -> None:
     w.rows("texts.tsv", "text", *texts)
     w.rows("pairs.tsv", "score\tsentence1\tsentence2", *(f"{n % 7}\t{texts[n]}\t{texts[-n]}" for n in range(40)))
     folders.save_sentence_encoder(w.file("encoder"))
-    command = ("encoder", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "-o", "out")
+    command = ("encoder", "--data", "texts.tsv", "--macs", "60%", "--max-drop", "0.1", "--metric", "recall@10")
     w.fails(*command)
     w.right(*command, "--test-data", "pairs.tsv")
 
@@ -237,7 +245,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
 
 
-@advice("run.plan_source load_start file-mismatch", zoo=True)
+@advice("run.plan_source check_bundles file-mismatch", zoo=True)
 def _(w: World) -> None:
     import transformers as hf
 
@@ -592,17 +600,6 @@ def _(w: World) -> None:
     w.right("sites", "model")
 
 
-@advice("pruning.bisect _note text")
-def _(w: World) -> None:
-    from compressor.pruning.bisect import _note
-    from compressor.results import MetricUnit
-
-    task: Any = SimpleNamespace(metric_unit=MetricUnit.POINTS, metric="accuracy")
-    plan: Any = SimpleNamespace(loss=(0.1, 0.1), cost=0.5)
-    w.notes(_note, [plan], 4, task)
-    w.right(_note, [plan, plan], 4, task)
-
-
 @advice("engines.choose _notes text")
 def _(w: World) -> None:
     notes_of_choice(w, rows=(8, 4096))
@@ -727,30 +724,40 @@ def _(w: World) -> None:
 
 def _attempts(w: World, **attributes: Any) -> Any:
     """What decides on attempts, of which one is stored, with the deadline in the past."""
+    from compressor.pruning.score import ResampledScore
+    from compressor.results import MetricUnit
     from compressor.run.steps import within
     from compressor.store import Store
 
-    rows = SimpleNamespace(task=SimpleNamespace(metric="accuracy"), eval=range(10))
+    task = SimpleNamespace(metric="accuracy", metric_unit=MetricUnit.POINTS, higher_is_better=True)
     search = object.__new__(within._Search)
     search.step = Within(max_drop=0.01, minutes=1, steps=[{"units": {}}, {"distill": {}}])
-    search.context = SimpleNamespace(run=SimpleNamespace(rows=rows, log=SimpleNamespace(start=0.0)))  # type: ignore[assignment]
+    run = SimpleNamespace(rows=SimpleNamespace(task=task, eval=range(10)), log=SimpleNamespace(start=0.0))
+    search.context = SimpleNamespace(run=run)  # type: ignore[assignment]
     search.store, search.base = Store(w.path, version=1), SimpleNamespace(engine=None)  # type: ignore[assignment]
-    search.deadline, search._score_seconds = 0.0, 0.0
-    search._write([within._Attempt(speedup=2.0)])
+    search.costs = SimpleNamespace(deciding=[SimpleNamespace(dense=1.0, cost=lambda counts: 0.5)])  # type: ignore[assignment]
+    search.deadline, search._score_seconds, search.searched = 0.0, 0.0, 10
+    search.whole = ResampledScore(0.9, np.array([0.8, 1.0]), 0.0)
+    search._write([within._Attempt(speedup=2.0, **attributes)])
     return search
 
 
-@advice("run.steps.within _Search._nothing_holds text")
+@advice("run.steps.within _Search._note text")
 def _(w: World) -> None:
-    w.notes(_attempts(w)._nothing_holds, {})
+    from compressor.run.steps import within
+
+    search = _attempts(w)
+    w.notes(search._note, within._stored(search.store), [])
     w.right(*w.run("--distill", "--max-drop", "0.5"))
 
 
-@advice("run.steps.within _Search._nothing_holds text #2")
+@advice("run.steps.within _Search._note text #2")
 def _(w: World) -> None:
-    from compressor.pruning.bisect import LossEstimate
+    from compressor.pruning.score import ResampledScore
+    from compressor.run.steps import within
 
-    w.notes(_attempts(w)._nothing_holds, {0: LossEstimate(0.0, 0.1)})
+    search = _attempts(w, score=ResampledScore(0.9, np.array([0.9, 0.7]), 0.1))
+    w.notes(search._note, within._stored(search.store), [])
     w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
 
 
@@ -760,7 +767,7 @@ def _(w: World) -> None:
     w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))
 
 
-@advice("run.steps.within _carry_out text")
+@advice("run.steps.within _train text")
 def _(w: World) -> None:
     from compressor.run.steps import within
 
@@ -768,11 +775,7 @@ def _(w: World) -> None:
         raise UsageError("one step takes longer", code=ErrorCode.OUT_OF_RANGE, field="minutes", value=0.1)
 
     search = _attempts(w)
-    search.context.run.model = SimpleNamespace(folder=SimpleNamespace(model=None))
-    search.context.run.state = SimpleNamespace(wait_for_everyone=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(within.units, "remove_units", lambda *arguments, **settings: None)
-        patch.setattr(within._Search, "allot", lambda *arguments: None)
         patch.setattr(within.distill, "FUNCTIONS", SimpleNamespace(run=fail))
-        w.fails(within._carry_out, search.step, 0, search.base, search.context, search.store, search)
+        w.fails(within._train, search.step, 0, search.base, search.context, search.store)
     w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))

@@ -25,7 +25,7 @@ def test_statistics_of_other_rows_are_not_read(inputs: Path, tmp_path: Path) -> 
     store = Store(tmp_path / "learning" / "units")
     data = read_rows(recipe, steps, model)
     log = RunLog(NullListener())
-    run = BudgetRun(step, recipe, model, data, None, costs, (), 0.0, store, store, tmp_path / "statistics", log)
+    run = BudgetRun(step, recipe, model, data, None, costs, (), store, tmp_path / "statistics", log)
 
     def folder(**fields: Any) -> Path:
         return prune_units.statistics_folder(replace(run, step=step.model_copy(update=fields)), model.groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import compressor
 from compressor.errors import ErrorCode, InputError
 from compressor.results import DropStatus, NoteCode
+from tests import folders
 from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe, codes, run
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learn, learning_recipe
+from tests.tasks.test_answers_as_labels import QUESTIONS, SOURCES, TEXTS, save_reader, save_translator
 
 
 @pytest.fixture
@@ -77,6 +80,27 @@ def test_a_loss_is_bounded_by_the_agreement_with_the_whole_model(inputs: Path, t
     assert {score.split for score in report.scores} == {"eval", "test"}
     assert {score.dense for score in report.scores} == {1.0}
     assert {score.metric for score in report.scores} == {"agreement (accuracy)"}
+
+
+@pytest.mark.parametrize(
+    ("save", "task", "header", "rows", "metric"),
+    [
+        (folders.save_sentence_encoder, None, "text", TEXTS, "agreement (cosine)"),
+        (save_translator, "translation", "de", SOURCES, "agreement (bleu)"),
+        pytest.param(save_reader, None, "question\tcontext", QUESTIONS, "agreement (f1)", marks=pytest.mark.zoo),
+    ],
+)
+def test_every_task_has_an_agreement_with_the_whole_model(
+    save: Callable[[Path], Path], task: str | None, header: str, rows: Sequence[str], metric: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.tsv").write_text("\n".join([header, *rows, ""]))
+    fields = {"model": save(tmp_path / "model"), "task": task, "max_length": 24}
+    report = run(tmp_path, tmp_path / "out", macs="60%", max_drop=0.99, **fields)
+    assert {score.metric for score in report.scores} == {metric}
+    assert {score.split for score in report.scores} == {"eval", "test"}
+    assert all(score.dense == pytest.approx(100.0 if task else 1.0, rel=1e-3) for score in report.scores)
+    assert all(proof.holds for proof in report.proofs)
+    assert report.plan.neurons_kept + report.plan.heads_kept < report.plan.neurons + report.plan.heads
 
 
 def test_test_rows_with_labels_are_no_evaluation_rows(inputs: Path, tmp_path: Path, unlabelled: str) -> None:

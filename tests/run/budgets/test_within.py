@@ -1,9 +1,11 @@
-"""Attempts to remove units and to train the rest: the fastest that holds the metric is delivered."""
+"""Attempts to remove units, and to train the rest or not: the fastest that holds the metric is delivered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,15 @@ import torch
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import load
-from compressor.pruning.model import ResampledScore
+from compressor.pruning.score import ResampledScore
 from compressor.report import load as load_report
-from compressor.results import NoteCode
+from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
+from compressor.results import DropStatus, NoteCode
+from compressor.run import pipeline
+from compressor.run.finished_run import load_run
+from compressor.run.run_context import RunContext
 from compressor.run.steps import within
 from compressor.store import Store
 from graph_passes import Plan
@@ -28,6 +34,10 @@ from tests.run.listeners import RecordingListener, interrupt
 pytestmark = pytest.mark.usefixtures("times_by_macs")
 
 Losses = Callable[..., list[float]]
+
+
+UNTRAINED: dict[str, Any] = {"max_drop": 0.9, "certify": 0.5, "distill": False, "distill_steps": 2000}
+SHORT = "--batch 1 --seq 8 --seconds 0.01 --threads 1 --max-length 8".split()
 
 
 def recipe_of(inputs: Path, out: Path, **fields: Any) -> Recipe:
@@ -60,7 +70,7 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
 ) -> None:
     """Three attempts; the delivered plan is that of the fastest that holds, and what starts from it keeps less."""
     monkeypatch.setattr(within, "upper_losses", holding(*held))
-    monkeypatch.setattr(within, "_CLOSE", 1.0)
+    monkeypatch.setattr(within, "_CLOSE_TRAINED", 1.0)
     attempts: list[within._Attempt] = []
     write = within._Search._write
 
@@ -84,32 +94,159 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
 
 
 @pytest.mark.parametrize(
-    "stage", ["scoring the whole model", "training on the outputs", "scoring attempt 2", "compressed: exporting"]
+    ("fields", "stages"),
+    [
+        ({}, ("scoring the whole model", "training on the outputs", "scoring attempt 2", "compressed: exporting")),
+        (UNTRAINED, ("refitting", "scoring attempt 2", "certificate", "compressed: exporting")),
+    ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_weights(
-    stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], stages: Sequence[str], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(within, "upper_losses", holding(0))
-    expected = finish(recipe_of(answered, tmp_path / "whole"))
-    plan, weights, listener = finish(recipe_of(answered, tmp_path / "out"), stage)
-    assert plan == expected[0]
-    assert all(torch.equal(weights[name], weight) for name, weight in expected[1].items())
-    assert NoteCode.RESUMED in listener.codes
+    expected = finish(recipe_of(answered, tmp_path / "whole", **fields))
+    certificate = load_report(tmp_path / "whole").certificate
+    assert (certificate is None) == (fields is not UNTRAINED)
+    for number, stage in enumerate(stages):
+        out = tmp_path / f"{number}"
+        plan, weights, listener = finish(recipe_of(answered, out, **fields), stage)
+        assert plan == expected[0]
+        assert all(torch.equal(weights[name], weight) for name, weight in expected[1].items())
+        assert NoteCode.RESUMED in listener.codes
+        assert load_report(out).certificate == certificate
 
 
-def test_where_no_attempt_holds_every_unit_stays_and_the_command_fails(
-    answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_attempts_that_are_not_trained_begin_with_the_whole_model(
+    answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What an attempt exceeds its speed by bounds the next one, and no plan is scored twice."""
+    monkeypatch.setattr(within, "upper_losses", holding(1, 3))
+    listener = RecordingListener("compressed: exporting", interrupt)
+    recipe = recipe_of(answered, tmp_path / "out", max_drop=0.9, distill=False, distill_steps=2000)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe, listener)
+    attempts = within._stored(Store(tmp_path / "out.partial" / "learning" / "within"))
+    scored = [attempt for attempt in attempts if attempt.score is not None]
+    assert all(attempt.start is None and attempt.minutes is None for attempt in attempts)
+    assert len({tuple(attempt.counts.values()) for attempt in scored}) == len(scored) == 5
+    assert len([stage for stage in listener.stages if stage.startswith("scoring attempt")]) == len(scored)
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_drop": 0.9, "distill": False, "distill_steps": 2000}])
+def test_slower_attempts_that_hold_are_rungs(
+    fields: dict[str, Any], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a finished folder; the engine of the run is the last rung of the page, although the run was resumed."""
+    monkeypatch.setattr(within, "upper_losses", holding(0, 1))
+    plan, _, listener = finish(recipe_of(answered, tmp_path / "out", **fields), "compressed: exporting")
+    ladder = tmp_path / "out" / "ladder"
+    frontier = Frontier.model_validate_json((ladder / FRONTIER_JSON).read_bytes())
+    assert (ladder / FRONTIER_HTML).is_file()
+    slower, fastest = frontier.rungs
+    assert frontier.ended is None
+    assert (slower.folder, fastest.folder) == (slower.name, "..")
+    assert slower.heads + slower.neurons > fastest.heads + fastest.neurons == plan.heads_kept + plan.neurons_kept
+    assert NoteCode.RUNG_FINISHED in listener.codes
+    run = load_run(ladder / slower.name, {})
+    assert all(proof.holds for proof in run.report.proofs)
+    assert run.report.speeds
+    assert {group.name for group in run.report.plan.groups} == {group.name for group in plan.groups}
+    assert (ladder / slower.name / "model.safetensors").is_file()
+    assert Plan.load(ladder / slower.name / "plan.json").groups == run.report.plan.groups
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_rungs_that_cannot_be_built_in_time_are_named(
+    fails: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(within, "upper_losses", holding(0, 1))
+    deliver, rungs = pipeline._deliver, within._rungs
+
+    def deliver_all_but_rungs(run: RunContext, *arguments: Any) -> Any:
+        if run.work.result.parent.name == "ladder":
+            raise InputError("the outputs differ", code=ErrorCode.NUMBERS_DIFFER)
+        return deliver(run, *arguments)
+
+    def rungs_without_time(*arguments: Any) -> Any:
+        milder = rungs(*arguments)
+        assert milder is not None
+        return replace(milder, deadline=0.0)
+
+    if fails:
+        monkeypatch.setattr(pipeline, "_deliver", deliver_all_but_rungs)
+    else:
+        monkeypatch.setattr(within, "_rungs", rungs_without_time)
+    _, _, listener = finish(recipe_of(answered, tmp_path / "out"))
+    ladder = tmp_path / "out" / "ladder"
+    frontier = Frontier.model_validate_json((ladder / FRONTIER_JSON).read_bytes())
+    assert [rung.folder for rung in frontier.rungs] == [".."]
+    assert frontier.ended is not None
+    assert not [path for path in ladder.iterdir() if path.is_dir()]
+    assert NoteCode.LADDER_ENDED in listener.codes
+
+
+@pytest.mark.parametrize("distills", [True, False])
+def test_where_no_attempt_holds_every_unit_stays(
+    distills: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command fails after trainings, and says why once."""
     monkeypatch.setattr(within, "upper_losses", holding())
     out = tmp_path / "out"
-    arguments = ["--max-drop", "0.5", "--distill", "--distill-steps", "2", "--batch", "1", "--seq", "8"]
-    data = ["--data", str(answered / "rows.tsv"), "--max-length", "8", "--batch-size", "8", "--seconds", "0.01"]
-    result = compress(capfd, str(answered / "model"), *data, *arguments, "-o", str(out))
-    assert result.code == 4
+    arguments = ["--max-drop", "0.5", *(["--distill", "--distill-steps", "2", "--batch-size", "8"] if distills else [])]
+    result = compress(capfd, answered / "model", "--data", answered / "rows.tsv", *arguments, *SHORT, "-o", out)
+    assert result.code == (4 if distills else 0)
+    assert result.err.count("no unit is removed: none of ") == 1
     report = load_report(out)
-    assert NoteCode.NOTHING_HOLDS in {note.code for note in report.notes}
+    code = NoteCode.NOTHING_HOLDS if distills else NoteCode.NOTHING_REMOVED
+    assert code in {note.code for note in report.notes}
     assert report.plan.heads_kept + report.plan.neurons_kept == report.plan.heads + report.plan.neurons
     assert not (out / "model.safetensors").exists()  # the weights are those of the model folder
+
+
+def test_a_loss_on_the_test_rows_alone_ends_with_its_exit_code(
+    answered: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole model answers all test rows rightly, and every attempt holds."""
+    monkeypatch.setattr(within, "upper_losses", holding(0, 1, 2, 3, 4))
+    rows, out = answered / "rows.tsv", tmp_path / "out"
+    data: list[str | Path] = ["--data", rows, "--test-data", rows]
+    result = compress(capfd, answered / "model", *data, "--max-drop", "0", *SHORT, "-o", out)
+    assert (result.code, result.error_code) == (4, ErrorCode.METRIC_FELL)
+    report = load_report(out)
+    assert report.drop_status is DropStatus.FAILED
+    assert report.scores[0].dense == 1
+    assert report.plan.neurons_kept + report.plan.heads_kept < report.plan.neurons + report.plan.heads
+
+
+def test_rows_of_another_task_end_the_run(inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The whole model gives one answer to all rows, so that no plan could lose anything."""
+    rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
+    result = compress(capfd, inputs / "model", *rows, "--max-drop", "0.01", *SHORT, "-o", tmp_path / "out")
+    assert (result.code, result.error_code) == (3, ErrorCode.LABEL_MISMATCH)
+    assert "accuracy: the whole model scores 0.6667 on the evaluation rows" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "lost", "expected"),
+    [(0.03, 0.0, [0, 1, 2]), (0.03, 0.015, [0]), (0.03, -0.02, [0, 1, 2]), (0.0, 0.0, []), (0.1, 0.2, [])],
+)
+def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
+    max_drop: float, lost: float, expected: list[int]
+) -> None:
+    def score(loss: float) -> ResampledScore:
+        return ResampledScore(0.9 - loss, np.full(50, 0.9 - loss), loss)
+
+    search: Any = object.__new__(within._Search)
+    search.step = SimpleNamespace(max_drop=max_drop, trains=True)
+    search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost))
+    search.context = SimpleNamespace(
+        run=SimpleNamespace(rows=SimpleNamespace(task=SimpleNamespace(higher_is_better=True)))
+    )
+    search.whole = score(0.0)
+    losses = [0.01, 0.02, 0.03, 0.04]
+    attempts = [within._Attempt(speedup=2.0, score=score(loss)) for loss in losses]
+    assert search._holding(attempts) == expected
 
 
 def test_too_few_minutes_are_refused(answered: Path, tmp_path: Path) -> None:
@@ -136,13 +273,13 @@ def test_minutes_bound_the_training_of_every_attempt(
 
 
 def test_attempts_are_stored_as_they_are(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    score = within._Score(metric=0.1 + 0.2, draws=(float("nan"), 0.3), divergence=float("inf"))
+    search: Any = object.__new__(within._Search)
+    search.store = Store(tmp_path)
+    score = ResampledScore(0.1 + 0.2, np.array([float("nan"), 0.3]), float("inf"))
     attempts = (within._Attempt(speedup=3.5), within._Attempt(speedup=2.0, start=0, score=score, failure="x"))
-    (tmp_path / "attempts.json").write_bytes(within._ATTEMPTS.dump_json(attempts))
-    first, second = within._stored(store)
+    search._write(attempts)
+    first, second = within._stored(search.store)
     assert first == attempts[0]
-    resampled = second.resampled
-    assert resampled is not None
-    assert (resampled.metric, resampled.divergence) == (0.1 + 0.2, np.inf)
-    assert np.isnan(resampled.draws[0])
+    assert second.score is not None
+    assert (second.score.metric, second.score.divergence) == (0.1 + 0.2, np.inf)
+    np.testing.assert_array_equal(second.score.draws, score.draws)

@@ -1,36 +1,30 @@
-"""What pruning needs of a model, as an interface; and a model of PyTorch with a method that removes units."""
+"""Scores of a model with successive weights, on the same rows and draws, and how far it diverges from the whole one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.progress import ProgressCallback, RunLog
-from compressor.results import Note
-from compressor.selection.allocation import Curve
-from compressor.selection.pruners.base import Pruner
+from compressor.progress import RunLog
 from compressor.tasks import Task, statistics
 from compressor.training.distillation import Distillation, OutputsObserver
-from compressor.units import PrunableGroup
 
 _DRAWS = 500
 _BATCH_SIZE = 16
 """Rows of a batch, for which the outputs of two models are in memory."""
 
-Weights = Mapping[str, Any]
-"""Name of a weight -> its value."""
-
 
 @dataclass(frozen=True)
 class ResampledScore:
-    """How a model scores on rows.
+    """How a model scores on rows; pydantic writes it as JSON and reads it.
 
     Attributes:
         metric: the metric on all rows.
@@ -41,7 +35,7 @@ class ResampledScore:
     """
 
     metric: float
-    draws: np.ndarray
+    draws: Annotated[np.ndarray, PlainValidator(np.asarray), PlainSerializer(np.ndarray.tolist, list[float])]
     divergence: float
     constant: float | None = None
     order: str | None = None
@@ -52,131 +46,8 @@ class ResampledScore:
         return bool(np.isfinite([self.metric, self.divergence]).all())
 
 
-class Scorer(Protocol):
-    """Scores one model with successive weights, on the same rows and draws."""
-
-    @property
-    def whole_weights(self) -> Weights:
-        """The weights of the whole model, which must not be written to."""
-        ...
-
-    def score_whole(self) -> ResampledScore:
-        """The score of the whole model, whose outputs later weights are compared with."""
-        ...
-
-    def score(self, label: str) -> ResampledScore:
-        """The score of the model with the weights that it has; `label` is what the stages call it."""
-        ...
-
-
-class PrunableModel(Protocol):
-    """A model whose units are removed: what the search for a plan needs of it.
-
-    It has the weights of the whole model first; `fit` and `load_weights` replace them.
-    """
-
-    @property
-    def groups(self) -> Sequence[PrunableGroup]:
-        """The groups whose units may be removed, in the order in which the model calls them."""
-        ...
-
-    @property
-    def task(self) -> Task:
-        """What its examples are for, and how they are scored."""
-        ...
-
-    def rank(self, on_progress: ProgressCallback) -> None:
-        """Rank the units of each group, from what calibration examples show of the whole model; called first."""
-        ...
-
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
-        """Name of the group -> number of units -> loss of that group alone, zero for all units; after `rank`."""
-        ...
-
-    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
-        """Ids of the units that a group keeps if `count` are, ascending; after `rank`."""
-        ...
-
-    def fit(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> tuple[Note, ...]:
-        """Give the model, which has the weights of the whole model, those of a plan.
-
-        Args:
-            counts: name of the group -> number of units that are kept.
-            on_progress: called with (groups, all groups).
-
-        Returns:
-            Facts about these weights, for the readers of the report.
-        """
-        ...
-
-    def weights(self, whole: Weights) -> Weights:
-        """A copy of the weights in main memory; those that equal the weights of the whole model are shared with it."""
-        ...
-
-    def load_weights(self, weights: Weights) -> None:
-        """Replace the weights."""
-        ...
-
-    def scorer(self, rows: Dataset, seed: int, log: RunLog) -> Scorer:
-        """Scores the model on rows with labels; `seed` is that of the draws, and `log` receives the stages."""
-        ...
-
-    def metric_sums(self, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
-        """The metric sums of the model as it is, `[rows, k]`; see `Task.measure`."""
-        ...
-
-
-@dataclass(frozen=True)
-class TorchModel:
-    """A model of PyTorch, as a `PrunableModel`.
-
-    Attributes:
-        network: the model.
-        pruner: ranks its units and replaces its weights.
-        task: what its examples are for.
-    """
-
-    network: PreTrainedModel
-    pruner: Pruner[Any]
-    task: Task
-
-    @property
-    def groups(self) -> Sequence[PrunableGroup]:
-        return self.pruner.inputs.groups
-
-    def rank(self, on_progress: ProgressCallback) -> None:
-        self.pruner.rank(on_progress)
-
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
-        return self.pruner.losses(on_progress)
-
-    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
-        return self.pruner.kept(group, count)
-
-    def fit(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> tuple[Note, ...]:
-        self.pruner.finish(counts, on_progress)
-        return self.pruner.notes
-
-    def weights(self, whole: Weights) -> Weights:
-        return {
-            name: whole[name]
-            if not isinstance(value, Tensor) or torch.equal(value, whole[name])
-            else value.to("cpu", copy=True)
-            for name, value in self.network.state_dict().items()
-        }
-
-    def load_weights(self, weights: Weights) -> None:
-        self.network.load_state_dict(weights)
-
-    def scorer(self, rows: Dataset, seed: int, log: RunLog) -> TorchScorer:
-        return TorchScorer(self.network, self.task, rows, seed, log)
-
-    def metric_sums(self, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
-        return metric_sums(self.network, self.task, rows, label, log)
-
-
 class TorchScorer:
-    """Scores a model of PyTorch with successive weights, on the same rows and draws; a `Scorer`.
+    """Scores a model of PyTorch with successive weights, on the same rows and draws.
 
     Args:
         model: the model, which has the weights of the whole model now.
@@ -191,7 +62,7 @@ class TorchScorer:
         self._reference = Distillation.of(model, task.loss_outputs, hidden_weight=0.0).with_variance_of(task, rows)
 
     @property
-    def whole_weights(self) -> Weights:
+    def whole_weights(self) -> Mapping[str, Tensor]:
         """The weights of the whole model, which must not be written to."""
         return self._reference.teacher.state_dict()
 
