@@ -17,11 +17,10 @@ from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.results import NoteCode
 from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
-from compressor.tasks import Data, Task, batches, make_task, open_data, statistics
+from compressor.tasks import Data, batches, make_task, open_data, statistics
 from compressor.tasks.calibration import calibration_batches, draw_rows
 from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.row_files import require_file
-from compressor.tasks.scoring import with_answers
 from compressor.training.distillation import Distillation
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -42,11 +41,7 @@ Arrays = dict[str, np.ndarray]
 
 def opened(folder: ModelFolder, source: str, **fields: Any) -> Data:
     """Rows whose labels, where they lack some, are what the model answers."""
-
-    def answer(task: Task, examples: Dataset) -> Dataset | None:
-        return with_answers(task, examples, folder.model)
-
-    return open_data(rows_config(source, **fields), folder, drawn_rows=8, answer=answer)
+    return open_data(rows_config(source, **fields), folder, drawn_rows=8, scores_answers=True)
 
 
 def score(data: Data, folder: ModelFolder, examples: Dataset) -> float:
