@@ -595,6 +595,11 @@ class Distill(Step):
         return self
 
     @property
+    def settings(self) -> dict[str, Any]:
+        # Outputs that are kept are rounded to float16; where they are kept makes no difference.
+        return {**super().settings, "keeps_outputs": self.teacher_outputs is not None}
+
+    @property
     def settings_read(self) -> tuple[str, ...]:
         return ("target", "precision") if self.quantized_share else ()
 

@@ -17,7 +17,7 @@ EXAMPLES: dict[type[Step], Step] = {
     Heads: Heads(keep=3),
     Blocks: Blocks(share=0.5),
     Units: Units(macs=0.5),
-    Distill: Distill(),
+    Distill: Distill(teacher_outputs=Path("outputs")),
     Within: Within(max_drop=0.1, steps=(Units(max_drop=0.1), Distill())),
 }
 OTHER_VALUES: dict[str, Any] = {
@@ -71,6 +71,11 @@ def test_every_option_that_decides_the_result_is_part_of_the_key(kind: type[Step
     value = OTHER_VALUES[option] if option in OTHER_VALUES else not getattr(step, option)
     changed = step.model_copy(update={option: value})
     assert (key(step, keep=1) != key(changed, keep=1)) == (option not in step.neutral)
+
+
+def test_outputs_of_a_teacher_are_rounded_where_they_are_kept() -> None:
+    kept = [Distill(teacher_outputs=Path(folder)) for folder in ("a", "b")]
+    assert key(kept[0], keep=1) == key(kept[1], keep=1) != key(Distill(), keep=1)
 
 
 @pytest.mark.parametrize(
