@@ -79,7 +79,7 @@ clean:
 	@touch $@
 
 .venv/dev: .venv/cpu
-	$(PIP_INSTALL) -e ".[cpu,dev,serving]"
+	$(PIP_INSTALL) -e ".[dev]"
 	@touch $@
 
 .venv/docs: .venv/cpu

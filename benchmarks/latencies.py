@@ -30,8 +30,9 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
-from compressor.engines.build import build_variant, export_graph, shrink_graph
+from compressor.engines.build import build_variant, shrink_graph
 from compressor.engines.choices import choices
+from compressor.engines.export import export_graph
 from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size

@@ -107,7 +107,14 @@ def __getattr__(name: str) -> Any:
     # Resolved on first use: `import compressor` and `compress --help` need not wait for torch.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    try:
+        value = getattr(import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        from compressor.environment import missing_pytorch
+
+        if (missing := missing_pytorch(error)) is None:
+            raise
+        raise missing from error
     globals()[name] = value
     return value
 

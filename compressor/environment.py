@@ -5,9 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
+
+from compressor.errors import TargetMissingError
 
 _PACKAGES = (
     *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf"),
@@ -23,6 +26,41 @@ INSTRUCTIONS = (INT8_INSTRUCTIONS, BFLOAT16_INSTRUCTIONS)
 """Fields of `machine` that decide how products in int8 and in bfloat16 are computed."""
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
+
+
+PYTORCH_PACKAGES = (
+    *("torch", "transformers", "accelerate", "datasets", "optimum", "pyarrow", "pytorch_optimizer", "requests"),
+    *("sacrebleu", "scipy", "sklearn", "threadpoolctl"),
+)
+"""Packages, by the names of their imports, of commands that load a model or rows: those of the extra `pytorch`, which
+the extras `cpu` and `gpu` include."""
+
+
+def has_pytorch() -> bool:
+    """Whether everything is installed that loads a model or rows. Servers and graphs need none of it."""
+    return all(find_spec(name) is not None for name in PYTORCH_PACKAGES)
+
+
+def require_pytorch() -> None:
+    """Raise TargetMissingError unless everything is installed that loads a model or rows."""
+    for name in PYTORCH_PACKAGES:
+        if find_spec(name) is None:
+            raise _not_installed(name)
+
+
+def missing_pytorch(error: BaseException) -> TargetMissingError | None:
+    """The error of a command that needs PyTorch, on a machine without it; None: `error` has another reason.
+
+    Args:
+        error: what an import raised.
+    """
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return _not_installed(name) if name in PYTORCH_PACKAGES else None
+
+
+def _not_installed(package: str) -> TargetMissingError:
+    name = "PyTorch" if package == "torch" else f"the package {package}"
+    return TargetMissingError.of_package(package, "cpu", f"this needs {name}, which is not installed")
 
 
 def machine() -> dict[str, str]:

@@ -34,6 +34,14 @@ LADDER = "ladder"
 """Folder of the output of a run for slower engines that keep the metric too."""
 _LADDER = "frontier.json"
 """File by which the folder of a ladder is recognized."""
+_LIBRARY_NAMES = {
+    "engine.xml": "openvino/openvino_model.xml",
+    "engine.bin": "openvino/openvino_model.bin",
+}
+"""File of an engine -> name under which sentence-transformers searches it."""
+_LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
+"""Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
+of older versions."""
 
 
 class WorkDir:
@@ -247,6 +255,27 @@ def _is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def link_library_files(out: Path) -> None:
+    """Link an engine for OpenVINO under the name that sentence-transformers loads, if the folder is one of the library.
+
+    Folders of older rerankers have no `modules.json`, but settings of the library in `config.json`. The library's ONNX
+    backend reads `model.onnx`, which is in every output folder. Links of an earlier engine are replaced.
+    """
+    config = read_json(out / "config.json")
+    has_settings = isinstance(config, dict) and not _LIBRARY_SETTINGS.isdisjoint(config)
+    if not has_settings and not (out / "modules.json").is_file():
+        return
+    for name, library_name in _LIBRARY_NAMES.items():
+        link = out / library_name
+        link.unlink(missing_ok=True)
+        if (out / name).is_file():
+            link.parent.mkdir(exist_ok=True)
+            try:
+                link.hardlink_to(out / name)
+            except OSError:  # a file system without links
+                shutil.copyfile(out / name, link)
 
 
 def read_json(path: Path) -> Any | None:

@@ -1,6 +1,7 @@
 #!/bin/sh
 # wheel_check.sh PYTHON: builds the wheel from the files that git tracks, compares its content with them, installs it
-# with the versions of constraints.txt into an environment of its own, and runs the command there, outside the checkout.
+# with the versions of constraints.txt into an environment of its own, first without PyTorch, and runs the command there,
+# outside the checkout.
 set -eu
 python=$1
 cd "$(dirname "$0")/.."
@@ -26,6 +27,8 @@ diff "$scratch/tracked" "$scratch/packed" ||
     { echo "wheel_check.sh: files that $(basename "$wheel") lacks (<) or should not contain (>)" >&2; exit 1; }
 echo "$(basename "$wheel"): $(wc -l <"$scratch/packed") files"
 
+$pip install -c "$constraints" "$wheel[onnx]"
+(cd "$scratch" && venv/bin/compress recipe >/dev/null && venv/bin/python -c "import compressor.latency, compressor.serving")
 $pip install -c "$constraints" "$wheel[cpu]"
 cd "$scratch"
 venv/bin/compress --version

@@ -27,10 +27,10 @@ FOLDER = "COMPRESSOR_TEST_EXPORTS"
 @contextmanager
 def sharing_exports() -> Iterator[None]:
     """Runs export each structure once; later ones get its graph with their own weights and gates, and prove it."""
-    from compressor.engines import build
+    from compressor.engines import export
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "export_reference", shared_export)
+        patch.setattr(export, "export_reference", shared_export)
         yield
 
 

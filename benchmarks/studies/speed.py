@@ -23,7 +23,8 @@ from benchmarks.studies.cell_store import STAMP, Cell, Result, read_results
 from benchmarks.studies.context import StudyContext
 from benchmarks.studies.findings import Findings, Picture, Table
 from benchmarks.studies.request import StudyRequest
-from compressor.engines.build import rehearsal_plan, require_complete, shrink
+from compressor.engines.build import require_complete, shrink
+from compressor.engines.export import rehearsal_plan
 from compressor.errors import ErrorCode, InputError, UsageError, suggestion
 from compressor.export import export_reference
 from compressor.measure import interleave

@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None, command: click.Command = cli, n
     except (Exception, SystemExit) as error:
         if console.debug:
             traceback.print_exc()
+        error = _explained(error)
         message, code = message_of(error)
         console.error(message)
         raise SystemExit(code) from error
@@ -111,6 +112,15 @@ def message_of(error: Exception | SystemExit) -> tuple[str, int]:
     if isinstance(error, SystemExit):
         raise error
     return f"{type(error).__name__}: {error} (internal error; please report it with the output of --debug)", 1
+
+
+def _explained(error: Exception | SystemExit) -> Exception | SystemExit:
+    """The error of a missing PyTorch in place of the import that failed; any other error as it is."""
+    if not isinstance(error, ModuleNotFoundError):
+        return error
+    from compressor.environment import missing_pytorch
+
+    return missing_pytorch(error) or error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

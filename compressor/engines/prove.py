@@ -9,7 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from compressor.errors import CompressorError, ErrorCode, MismatchError, TargetMissingError, UsageError
 from compressor.progress import RunLog
@@ -21,12 +24,11 @@ from compressor.targets.relative_error import Outputs, ReferenceOutputs
 from compressor.workdir import QUANTIZED_GRAPHS
 from graph_passes import load, save
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _PRODUCT_TOLERANCE = 1e-2
 """Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
 Run = Callable[[Feeds], Outputs]
+Inputs = Callable[[int, int, int], Mapping[str, npt.ArrayLike]]
+"""Makes a batch of a model's inputs, as tensors or arrays, from (batch size, length, seed)."""
 
 _SIZES = ((1, 5), (2, 17), (3, 32))
 """Batch sizes and lengths of the inputs of a proof. Rows of padded batches differ in length."""
@@ -46,7 +48,7 @@ class Case:
 
 
 def make_cases(
-    inputs: Callable[[int, int, int], Mapping[str, Tensor]],
+    inputs: Inputs,
     *,
     maximum_length: int | None = None,
     mask_reach: int | None = None,
@@ -55,7 +57,7 @@ def make_cases(
     """Batches of several sizes, with and without padding; memories are empty, half full and full in turn.
 
     Args:
-        inputs: makes a batch of the model's inputs from (batch size, length, seed); its last row is padded.
+        inputs: makes a batch of the model's inputs, whose last row is padded.
         maximum_length: maximum number of positions of the model; None: no limit.
         mask_reach: positions that a plan's masks cover; no batch is longer, and one has this length. None: no masks.
         shapes: further batch sizes and lengths, e.g. those that an engine is compiled for.
@@ -65,12 +67,20 @@ def make_cases(
     cases: dict[tuple[tuple[str, tuple[int, ...]], ...], Case] = {}
     for seed, (batch, seq) in enumerate(sizes):
         tensors = inputs(batch, seq if limit is None else min(seq, limit), seed)
-        feeds = {name: tensor.numpy() for name, tensor in tensors.items()}
+        feeds = {name: np.asarray(tensor) for name, tensor in tensors.items()}
         for name in (name for name in feeds if name.startswith("memory_")):
             feeds[name] = feeds[name][:, : seed * feeds[name].shape[1] // (len(sizes) - 1)]
         # A model of a single length gives the same shapes again; one case is enough.
         cases.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, case_name(feeds)))
     return tuple(cases.values())
+
+
+def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Of the sizes that are timed, those that proofs cover: every length, with the smallest and the largest batch.
+
+    A graph may be right up to some length only, e.g. that of a chunk of linear attention.
+    """
+    return [(batch, length) for length in lengths if length is not None for batch in {min(batches), max(batches)}]
 
 
 def case_name(feeds: Feeds) -> str:

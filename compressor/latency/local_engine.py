@@ -254,7 +254,7 @@ def _report_of(path: Path) -> Report | None:
 
 def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     """Run the proofs of an engine in 8 bits or bfloat16, which this machine may compute in fp32."""
-    # Imported here: checks that prove nothing, and the processes of scenarios, do not wait for PyTorch.
+    # Imported here: checks that prove nothing, and the processes of scenarios, do not wait for them.
     from compressor.engines.build import prove_build, require_precision
     from compressor.run.finished_run import load_run
 

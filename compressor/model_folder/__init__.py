@@ -1,7 +1,7 @@
 """A model folder as transformers saves it: checked, loaded in full precision, hashed; and example inputs for it."""
 
 from compressor.model_folder.adapters import source_folders
-from compressor.model_folder.companions import link_library_files, save_companions
+from compressor.model_folder.companions import save_companions
 from compressor.model_folder.example_inputs import example_feeds, example_feeds_by_size, example_inputs, example_rows
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
@@ -18,7 +18,6 @@ __all__ = [
     "example_rows",
     "fingerprint",
     "fresh_model",
-    "link_library_files",
     "load",
     "load_processor",
     "require_processor",

@@ -1,7 +1,7 @@
 """Copy the files that an application needs beside an engine: configuration, tokenizer or processor, licence.
 
-Folders of sentence-transformers have further files, and the library looks for engines under names of its own. Notes
-name the files of a model folder that are neither read nor copied, except those without effect on the model.
+Folders of sentence-transformers have further files. Notes name the files of a model folder that are neither read nor
+copied, except those without effect on the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from compressor.model_folder.configuration import CONFIG, MODULES, read_json, read_object
+from compressor.model_folder.configuration import CONFIG, read_json
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_modules import module_folders, save_layers
 from compressor.models.classifiers import has_default_names, several_answers
@@ -48,14 +48,6 @@ _HARMLESS = (
 )
 """Names of files and folders without effect on the model that is loaded. Weights in other formats than safetensors are
 copies."""
-_LIBRARY_NAMES = {
-    "engine.xml": "openvino/openvino_model.xml",
-    "engine.bin": "openvino/openvino_model.bin",
-}
-"""File of an engine -> name under which sentence-transformers searches it."""
-_LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
-"""Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
-of older versions."""
 
 
 def vocabulary_files(processor: Any) -> Iterator[str]:
@@ -103,25 +95,6 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
         save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
     if isinstance(folder.model, ModuleReranker):
         save_layers(folder.model.layers, [out / path for path in folder.model.folders])
-
-
-def link_library_files(out: Path) -> None:
-    """Link an engine for OpenVINO under the name that sentence-transformers loads, if the folder is one of the library.
-
-    Folders of older rerankers have no `modules.json`, but settings of the library in `config.json`. The library's ONNX
-    backend reads `model.onnx`, which is in every output folder. Links of an earlier engine are replaced.
-    """
-    if not (out / MODULES).is_file() and _LIBRARY_SETTINGS.isdisjoint(read_object(out / CONFIG, required=False)):
-        return
-    for name, library_name in _LIBRARY_NAMES.items():
-        link = out / library_name
-        link.unlink(missing_ok=True)
-        if (out / name).is_file():
-            link.parent.mkdir(exist_ok=True)
-            try:
-                link.hardlink_to(out / name)
-            except OSError:  # a file system without links
-                shutil.copyfile(out / name, link)
 
 
 def _save_labels(folder: ModelFolder, file: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
 from compressor.targets.base import Feeds
-from compressor.tasks import Data
-from compressor.tasks.scoring import BATCH_SIZE
+
+if TYPE_CHECKING:
+    from compressor.tasks import Data
 
 _NORM_SECONDS = 1.0
 """Maximum time spent on choosing the form of normalizations."""
@@ -32,6 +34,8 @@ def build_options(
     memories = [array.shape[1] for feeds in proven for name, array in feeds.items() if name.startswith("memory_")]
     batches, seqs = [1, *(shape[0] for shape in shapes)], [1, *(shape[1] for shape in shapes)]
     if data is not None:
+        from compressor.tasks.scoring import BATCH_SIZE  # needs PyTorch, as rows do
+
         limits = [data.task.size_limits(rows) for rows in (data.test, data.eval)]
         rows = max(BATCH_SIZE, recipe.selection.batch_size) * max(count for count, _ in limits)
         batches.append(rows * data.task.beams)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,33 +10,14 @@ from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
 from compressor.progress import RunLog
-from compressor.results import AnsweredRow, EmbeddingAgreement, Score
+from compressor.results import AnsweredRow
 from compressor.run.embeddings import agreement_note, agreement_of
+from compressor.run.report_fields import EvaluationResult
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
 from compressor.tasks.scoring import BATCH_SIZE
 from compressor.tasks.sentence_similarity import cosines_of, pair_embeddings, unit_rows
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """What rows show of two engines.
-
-    Attributes:
-        scores: the metric of both on test rows, and on evaluation rows where the recipe bounds its loss; empty without
-            rows.
-        embeddings: how far their embeddings agree; None for other tasks.
-        answers: a few rows with the answers of both.
-    """
-
-    scores: tuple[Score, ...] = ()
-    embeddings: EmbeddingAgreement | None = None
-    answers: tuple[AnsweredRow, ...] = ()
-
-    def with_scores(self, scores: tuple[Score, ...]) -> EvaluationResult:
-        """The result with further metrics after its own."""
-        return replace(self, scores=(*self.scores, *scores))
 
 
 def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log: RunLog) -> EvaluationResult:

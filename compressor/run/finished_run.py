@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from compressor import report as reports
 from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.config.sections import EngineConfig
 from compressor.engines.choices import PORTABLE, SYMMETRIC
-from compressor.engines.prove import Case, make_cases
+from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode, Report, VariantName
-from compressor.run.evaluate import EvaluationResult
-from compressor.run.row_cases import Inputs, row_cases
-from compressor.run.sizes import proven_shapes
+from compressor.run.report_fields import EvaluationResult
+from compressor.run.row_cases import row_cases
 from compressor.targets import QUANTIZED, target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.trial_inputs import fixed_batch, trial_feeds
@@ -196,9 +195,8 @@ def _inputs(graph: Path) -> tuple[Inputs, int | None]:
     model = load(graph)
     batch_size = fixed_batch(model)
 
-    def draw(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
-        feeds = trial_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
-        return {name: torch.from_numpy(array) for name, array in feeds.items()}
+    def draw(batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+        return trial_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
 
     return draw, min(json.loads(model.metadata_props.get(REACH, "{}")).values(), default=None)
 

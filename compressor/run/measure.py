@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.engines.build import Variant
-from compressor.engines.choose import ChosenEngine
 from compressor.measure import facts as facts_of
 from compressor.measure import interleave, median_times
 from compressor.measure.throughput import affordable_callers, row_rates
@@ -16,8 +16,11 @@ from compressor.progress import RunLog
 from compressor.results import EngineFacts, Note, NoteCode, Speed, Throughput, VariantName, size_label
 from compressor.run import run_notes
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
-from compressor.run.run_context import RunContext
 from compressor.targets.base import Feeds
+
+if TYPE_CHECKING:
+    from compressor.engines.choose import ChosenEngine
+    from compressor.run.run_context import RunContext
 
 _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
-from compressor.engines.build import build_variant, drops_unread, export_graph, rehearse, shrink_graph
+from compressor.engines.build import build_variant, drops_unread, shrink_graph
 from compressor.engines.choices import DYNAMIC, PORTABLE, SYMMETRIC, Choice
+from compressor.engines.export import export_graph, rehearse
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
 from compressor.progress import Listener, NullListener, RunLog

@@ -10,7 +10,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from compressor.config.run import Recipe
-from compressor.engines.build import drops_unread, export_unproven, rehearse
+from compressor.engines.build import drops_unread
+from compressor.engines.export import export_unproven, rehearse
 from compressor.errors import CompressorError, InputError
 from compressor.model_folder import example_inputs
 from compressor.progress import Listener, NullListener, RunLog

@@ -22,7 +22,8 @@ from compressor.config.run import Recipe
 from compressor.config.sections import ROW_SOURCES
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units, parts_of
-from compressor.engines.build import ExportedGraph, rehearse, require_complete
+from compressor.engines.build import ExportedGraph, require_complete
+from compressor.engines.export import rehearse
 from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_for_target
 from compressor.errors import CompressorError, ErrorCode, UsageError

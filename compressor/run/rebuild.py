@@ -1,7 +1,7 @@
 """Build, prove and measure the engine of a finished run for another target, or on another machine.
 
-Only the output folder of the run is needed. Where the model folder and the rows of the run are on this machine too, the
-metric is measured on the engines.
+Only the output folder of the run is needed. Where the model folder and the rows of the run are on this machine too, and
+PyTorch, which reads them, the metric is measured on the engines.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from compressor import model_folder
 from compressor import report as reports
 from compressor.config.own_tasks import is_own_task
-from compressor.config.run import BUILD_FIELDS, Recipe
+from compressor.config.run import BUILD_FIELDS
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
-from compressor.config.step_list import steps_of
 from compressor.engines.build import ShrunkGraph, Variant, build_variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, Choice
 from compressor.engines.matmul_times import MatmulTimes
-from compressor.engines.score import EvaluationScorer
-from compressor.environment import machine
+from compressor.environment import machine, require_pytorch
 from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener, RunLog
@@ -40,16 +37,16 @@ from compressor.results import (
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
-from compressor.run.evaluate import EvaluationResult, evaluate
 from compressor.run.finished_run import FinishedRun, engine_sources, lasting_notes, load_run
-from compressor.run.load import drawn_rows
 from compressor.run.measure import Measurements, measure_variants
-from compressor.run.write_report import Conclusions, drop_status, measured_fields
+from compressor.run.report_fields import Conclusions, EvaluationResult, drop_status, measured_fields
 from compressor.targets import TARGETS, BuildOptions, Feeds, target
 from compressor.targets.trial_inputs import draws_ids, trial_feeds
-from compressor.tasks import Data, open_data
-from compressor.workdir import QUANTIZED_GRAPHS, locked
+from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
 from graph_passes import load
+
+if TYPE_CHECKING:
+    from compressor.tasks import Data
 
 _OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE)
 """Stages of the proofs of graphs, which hold whatever engine is built from them."""
@@ -99,18 +96,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         products = MatmulTimes(list(inputs.values()), log) if chose and is_mixed else None
         variants = {name: _build(name, run, options, products, Path(scratch), log) for name in run.graphs}
         compared = [variants[name] for name in ("dense", "compressed") if name in variants]
-        evaluated = evaluate(compared, data, run.recipe, log)
-        if run.report.recipe.get("max_drop") is not None:
-            selection = run.recipe.selection
-            scorer = EvaluationScorer(
-                compared[0],
-                data and data.with_task(data.eval_task),
-                log,
-                selection.seed,
-                selection.batch_size,
-                max_drop=selection.max_drop,
-            )
-            evaluated = evaluated.with_scores(scorer.scores(compared[-1]))
+        evaluated = EvaluationResult() if data is None else _evaluated(run, compared, data, log)
         for variant in variants.values():
             for (batch, seq), feeds in inputs.items():
                 require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
@@ -129,7 +115,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
 
 
 def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
-    """The rows of the run; None where they, its model folder or the dense graph are not on this machine.
+    """The rows of the run; None where they, its model folder, the dense graph or PyTorch are not on this machine.
 
     A custom task is code, and the folder may come from elsewhere: it is not loaded because a report names it.
     """
@@ -140,31 +126,24 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         _note_unmeasured(run, f"the task of the run, {task}, is code that is not loaded from a report", log)
         return None
     try:
-        # The precision of an engine built since would contradict how the run trained, or what it certified.
-        of_engine = {"quantized_share": 0.0, "certify": None}
-        stored = {**run.report.recipe, **of_engine, "out": scratch}
-        if (tables := stored.get("steps")) is not None:
-            stored["steps"] = [
-                {name: {key: value for key, value in options.items() if key not in of_engine}}
-                for table in tables
-                for name, options in table.items()
-            ]
-        recipe = Recipe(**stored)
-        steps = steps_of(recipe)
-        with log.stage("reading the rows"):
-            source, pools = recipe.source, recipe.export.pool_in_graph
-            folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
-            drawn = drawn_rows(recipe, steps)
-            bounds_loss = recipe.selection.max_drop is not None and drawn is not None
-            data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
-        follows = any(step.follows for step in steps) and not any(step.blocks for step in steps)
-        if follows or run.report.plan.data in (None, data.train_hash):
-            return data
-        _note_unmeasured(run, f"{recipe.rows.data or recipe.rows.test_data}: not the rows of the run", log)
-        return None
+        require_pytorch()
+        from compressor.run.rescore import read_rows
+
+        data = read_rows(run, scratch, log)
     except CompressorError as error:
         _note_unmeasured(run, f"the rows or the model folder of the run cannot be used here ({error})", log)
         return None
+    if data is None:
+        rows = run.report.recipe.get("data") or run.report.recipe.get("test_data")
+        _note_unmeasured(run, f"{rows}: not the rows of the run", log)
+    return data
+
+
+def _evaluated(run: FinishedRun, compared: Sequence[Variant], data: Data, log: RunLog) -> EvaluationResult:
+    """The metric of both engines on the rows of the run."""
+    from compressor.run.rescore import evaluate_engines
+
+    return evaluate_engines(run, compared, data, log)
 
 
 def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
@@ -382,4 +361,4 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
             path.replace(out / path.name)
     reports.write(report, out)
     (built / last).replace(out / last)
-    model_folder.link_library_files(out)
+    link_library_files(out)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from compressor.engines.prove import Case, case_name
+from compressor.engines.prove import Case, Inputs, case_name
 
 if TYPE_CHECKING:
     from compressor.tasks import Data
-
-Inputs = Callable[[int, int, int], Mapping[str, Tensor]]
-"""Makes a batch of a model's inputs from (batch size, length, seed)."""
 
 
 def row_cases(data: Data, inputs: Inputs, *, longest: int | None = None) -> tuple[Case, ...]:
@@ -35,9 +30,9 @@ def row_cases(data: Data, inputs: Inputs, *, longest: int | None = None) -> tupl
     for batch in (batch for batch in batches if batch):
         encoded = data.task.model_inputs(data.task.collate([rows[row] for row in batch]))
         first = next(iter(encoded.values()))
-        made_up = inputs(len(first), first.shape[-1], 0)
+        made_up = {name: np.asarray(value) for name, value in inputs(len(first), first.shape[-1], 0).items()}
         if any(name in encoded and len(encoded[name]) != len(value) for name, value in made_up.items()):
             continue  # a graph of another batch size
-        feeds = {name: encoded.get(name, value).numpy() for name, value in made_up.items()}
+        feeds = {name: np.asarray(encoded.get(name, value)) for name, value in made_up.items()}
         cases.append(Case(feeds, f"rows: {case_name(feeds)}"))
     return tuple(cases)

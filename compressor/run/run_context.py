@@ -12,7 +12,8 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.config.steps import Blocks, Step
-from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, export_graph, shrink_graph
+from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, shrink_graph
+from compressor.engines.export import export_graph
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer

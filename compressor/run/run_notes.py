@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from compressor.config.methods import METHODS
-from compressor.engines.build import ShrunkGraph
-from compressor.model_folder import ModelFolder
-from compressor.models import SegmentConfig
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Speed, VariantName
-from compressor.run.run_context import SelectedPlan
-from compressor.tasks import Data
 from graph_passes import Plan
 from graph_passes.errors import listed
+
+if TYPE_CHECKING:
+    from compressor.engines.build import ShrunkGraph
+    from compressor.model_folder import ModelFolder
+    from compressor.run.run_context import SelectedPlan
+    from compressor.tasks import Data
 
 WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
@@ -29,6 +31,8 @@ def missing_target_note(missing: MissingTarget) -> Note:
 
 def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
     """How the compressed model was made, and what its numbers leave out."""
+    from compressor.models import SegmentConfig  # needs PyTorch, which the notes of a build do without
+
     names = (selected.plan.method or "").split("+")
     methods = [METHODS[name] for name in names if name in METHODS]
     refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks

@@ -9,13 +9,13 @@ from torch import Tensor
 from compressor.block_masks.attention_maps import mask_length
 from compressor.block_masks.collect_maps import load_maps
 from compressor.config.sections import MeasureConfig
-from compressor.engines.prove import Case, make_cases
+from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
 from compressor.run.build_options import build_options
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
-from compressor.run.row_cases import Inputs, row_cases
+from compressor.run.row_cases import row_cases
 from compressor.run.run_context import RunInputs, RunSizes
 from compressor.tasks import Data
 
@@ -76,14 +76,6 @@ def _cases(
     inputs: Inputs, limit: int | None, mask_reach: int | None, shapes: Sequence[tuple[int, int]]
 ) -> tuple[Case, ...]:
     return make_cases(inputs, maximum_length=limit, mask_reach=mask_reach, shapes=shapes)
-
-
-def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Of the sizes that are timed, those that proofs cover: every length, with the smallest and the largest batch.
-
-    A graph may be right up to some length only, e.g. that of a chunk of linear attention.
-    """
-    return [(batch, length) for length in lengths if length is not None for batch in {min(batches), max(batches)}]
 
 
 def timed_lengths(

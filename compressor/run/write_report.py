@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +14,22 @@ from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
-from compressor.environment import machine
 from compressor.graph.network import GraphNetwork
-from compressor.model_folder import link_library_files, save_companions
+from compressor.model_folder import save_companions
 from compressor.results import (
-    BudgetRow,
-    DropStatus,
-    MissingTarget,
-    Proof,
     Refusal,
     Report,
     Score,
     SiteBlocks,
     TaskCode,
-    keeps_metric,
 )
-from compressor.run.evaluate import EvaluationResult
 from compressor.run.measure import Measurements
+from compressor.run.report_fields import Conclusions, EvaluationResult, drop_status, measured_fields
 from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import QUANTIZED_GRAPHS
+from compressor.workdir import QUANTIZED_GRAPHS, link_library_files
 from graph_passes import Plan
-
-
-@dataclass(frozen=True)
-class Conclusions:
-    """What the verdict says besides measurements.
-
-    Attributes:
-        proofs: comparisons of the products of the run.
-        drop_status: whether the metric fell by more than `max_drop`.
-        refused: sites that could not be shrunk.
-        blocks: sites from which blocks were to be dropped.
-        max_drop: the loss of the metric that the run allows; None: any.
-        missing: the requested target, if this machine lacks it.
-        budget: what the plan was allowed to cost, and what it costs.
-    """
-
-    proofs: tuple[Proof, ...]
-    drop_status: DropStatus
-    refused: tuple[Refusal, ...]
-    blocks: tuple[SiteBlocks, ...]
-    max_drop: float | None
-    missing: MissingTarget | None = None
-    budget: tuple[BudgetRow, ...] = ()
 
 
 def make_report(
@@ -116,43 +86,6 @@ def make_report(
     )
 
 
-def measured_fields(
-    plan: Plan, compressed: Variant, evaluated: EvaluationResult, measured: Measurements, conclusions: Conclusions
-) -> dict[str, Any]:
-    """The fields of a report that state what was measured on this machine, and the verdict.
-
-    Args:
-        plan: the plan, as it was carried out.
-        compressed: the variant of the plan.
-        evaluated: the metric of both variants, and their answers to a few rows.
-        measured: times, sizes and memory of both variants.
-        conclusions: proofs, and whether the result is what was requested.
-    """
-    results: dict[str, Any] = {
-        "plan": plan,
-        "dense": measured.facts["dense"],
-        "compressed": measured.facts["compressed"],
-        "speeds": measured.speeds,
-        "speeds_over_rewritten": measured.speeds_over_rewritten,
-        "scores": evaluated.scores,
-        "proofs": conclusions.proofs,
-        "drop_status": conclusions.drop_status,
-        "refused": conclusions.refused,
-        "blocks": conclusions.blocks,
-        "missing": conclusions.missing,
-        "budget": conclusions.budget,
-    }
-    return {
-        **results,
-        "verdict": reports.verdict(**results, max_drop=conclusions.max_drop),
-        "throughputs": measured.throughputs,
-        "embeddings": evaluated.embeddings,
-        "answers": evaluated.answers,
-        "session": dict(compressed.engine.session),
-        "machine": machine(),
-    }
-
-
 def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense: Variant) -> Report:
     """Write plan, report, tokenizer files and trained weights beside the engine of the compressed variant.
 
@@ -191,13 +124,6 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
 def code_of(own_task: OwnTask | None) -> TaskCode | None:
     """The code of a custom task, as a report states it."""
     return None if own_task is None else TaskCode(path=own_task.path, source=own_task.source)
-
-
-def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
-    """Whether the metric of test rows fell by no more than `max_drop`, in its own unit; None: it is not checked."""
-    if max_drop is None:
-        return DropStatus.NOT_CHECKED
-    return DropStatus.PASSED if keeps_metric(scores, max_drop) else DropStatus.FAILED
 
 
 def _refusals(refused: Sequence[graph_passes.Refusal], plan: Plan) -> tuple[Refusal, ...]:

@@ -73,6 +73,17 @@ def real_rows(
     return _completed(encoded, model, inputs, longest)
 
 
+def stored_rows(model: ir.Model, inputs: Sequence[TensorSpec], *, longest: int) -> Rows:
+    """A row of the example rows that a graph carries, without a tokenizer; random where it carries none.
+
+    Args:
+        model: the graph.
+        inputs: the inputs of the served model.
+        longest: size of free axes.
+    """
+    return _completed([{}], model, inputs, longest)
+
+
 def image_rows(
     folder: Path,
     model: ir.Model,

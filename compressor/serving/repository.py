@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.config.serve import Backend, Device, ServeRequest
+from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
 from compressor.serving import inputs, kserve, model_files, triton_config
@@ -114,7 +115,7 @@ def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence
 
 
 def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
-    """The rows of the warm-up: images or texts of the data, or a sentence."""
+    """The rows of the warm-up: images or texts of the data, or a sentence; a stored row where nothing tokenizes it."""
     shortest, longest = files.lengths
     if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
         return inputs.image_rows(
@@ -126,6 +127,8 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
             longest=longest,
             column=request.image_column,
         )
+    if request.data is None and not has_pytorch():
+        return inputs.stored_rows(files.graph, files.inputs, longest=longest)
     texts: Sequence[tuple[str, ...]] = [inputs.SENTENCE]
     if request.data is not None:
         from compressor.model_folder.sentence_modules import read_sentence_texts

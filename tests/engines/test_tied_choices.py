@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from compressor.config.sections import ExportConfig
-from compressor.engines.build import export_graph
+from compressor.engines.export import export_graph
 from compressor.engines.prove import Case, case_name
 from compressor.engines.prove_export import prove_export, require_export
 from compressor.errors import ErrorCode

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.engines.build import rehearsal_plan
+from compressor.engines.export import rehearsal_plan
 from compressor.pruning.costs import keep_counts
 from compressor.units import Attention, PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, count_parameters, find_attention, load, shrink

@@ -14,7 +14,7 @@ import transformers as hf
 from torch import Tensor
 
 from compressor.config.sections import ExportConfig
-from compressor.engines.build import export_graph
+from compressor.engines.export import export_graph
 from compressor.engines.prove import make_cases
 from compressor.errors import ErrorCode
 from compressor.model_folder import copy_of, example_inputs, fingerprint, fresh_model, load, loading

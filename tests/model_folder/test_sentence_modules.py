@@ -16,13 +16,14 @@ from torch import Tensor
 
 from compressor import find_groups
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import example_inputs, link_library_files, load, save_companions
+from compressor.model_folder import example_inputs, load, save_companions
 from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
 from compressor.models.pooled_encoder import POOLINGS
 from compressor.models.rerankers import CausalReranker, ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.training.distillation import Distillation
 from compressor.units.dependencies import kept_outputs
+from compressor.workdir import link_library_files
 from tests import folders
 from tests.faults import fails_with
 from tests.rerankers import NEGATIVE, POSITIVE, WIDTH, save_causal_reranker, save_reranker

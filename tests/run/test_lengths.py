@@ -12,7 +12,8 @@ import torch
 import compressor
 from compressor.config.run import Recipe
 from compressor.config.sections import ExportConfig
-from compressor.engines.build import ExportedGraph, export_graph
+from compressor.engines.build import ExportedGraph
+from compressor.engines.export import export_graph
 from compressor.engines.prove import make_cases
 from compressor.model_folder import ModelFolder, example_inputs, load, loading
 from compressor.model_folder.example_inputs import token_limit

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import compressor
 from compressor.config.run import Recipe
 from compressor.config.sections import ExportConfig
-from compressor.engines.build import export_unproven
+from compressor.engines.export import export_unproven
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.results import NoteCode, Report

@@ -13,7 +13,7 @@ import pytest
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.engines.build import rehearsal_plan
+from compressor.engines.export import rehearsal_plan
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.progress import ProgressCallback

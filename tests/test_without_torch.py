@@ -1,0 +1,123 @@
+"""An installation for servers and graphs, `.[onnx]`, has the commands that need neither a model folder nor rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.utils import canonicalize_name
+
+import compressor
+from compressor import report as reports
+from compressor.environment import PYTORCH_PACKAGES
+from compressor.errors import TargetMissingError
+from compressor.results import NoteCode
+from tests.latency.http_server import serving_http
+from tests.light_environment import ROOT, extra, hidden_packages
+from tests.run.runs import learning_recipe
+
+TIMING = ("--seconds", "0.01", "--batch", "1", "--seq", "8", "--threads", "1")
+CHECK = ("--max-slowdown", "100000%", "--seconds", "0.2", "--seq", "8")
+TEST = """
+def test_the_model_is_as_fast(latency_gate):
+    latency_gate("{model}", baseline="{baseline}", max_slowdown="100000%", seconds=0.2, seq=8)
+"""
+
+
+@dataclass(frozen=True)
+class Light:
+    """A folder of a run that a process without PyTorch worked on, and the results of its commands by name."""
+
+    out: Path
+    results: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def light(inputs: Path, tmp_path_factory: pytest.TempPathFactory, shared_exports: None) -> Light:
+    folder = tmp_path_factory.mktemp("light")
+    out, model = folder / "out", inputs / "model"
+    compressor.compress(learning_recipe(inputs, out, save_dense=True))
+    shutil.copytree(out, folder / "built")
+    dense, small = str(out / "dense.onnx"), str(out / "model.onnx")
+    (folder / "test_light.py").write_text(TEST.format(model=small, baseline=dense))
+    with serving_http() as url:
+        server = ["check", "--server", url, "--model", "small", "--baseline", "dense"]
+        commands: dict[str, list[str | Path]] = {
+            "--version": ["--version"],
+            "--help": ["--help"],
+            "sites graph": ["sites", dense],
+            "apply": ["apply", dense, "--plan", out / "plan.json", "-o", folder / "applied.onnx"],
+            "bench folder": ["bench", out, *TIMING],
+            "bench graphs": ["bench", dense, small, *TIMING],
+            "check folder": ["check", out, "--baseline", dense, "--expect", "any", *CHECK],
+            "check server": [*server, *CHECK],
+            "report": ["report", out],
+            "recipe": ["recipe"],
+            "explain": ["explain", model, "--keep", "1", "--data", inputs / "rows.tsv"],
+            "export-triton": ["export-triton", out, "-o", folder / "models"],
+            "build": ["build", folder / "built", *TIMING],
+            "pytest": ["pytest", "-q", "-p", "compressor.pytest_plugin", "-p", "no:cacheprovider", folder],
+            "run": ["run", model, "--data", inputs / "rows.tsv"],
+            "sites folder": ["sites", model],
+            "costs": ["costs", model],
+            "train": ["train", folder / "trained", "--data", inputs / "rows.tsv"],
+            "check texts": ["check", small, "--baseline", dense, "--inputs", inputs / "rows.tsv", "--tokenizer", out],
+        }
+        file = folder / "commands.json"
+        file.write_text(json.dumps({name: list(map(str, arguments)) for name, arguments in commands.items()}))
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.light_environment", str(file)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    results = {result["name"]: result for result in [json.loads(line) for line in done.stdout.splitlines()]}
+    assert results.keys() == commands.keys()
+    return Light(folder / "built", results)
+
+
+WORKING = (
+    *("--version", "--help", "sites graph", "apply", "bench folder", "bench graphs", "check folder"),
+    *("check server", "report", "recipe", "explain", "export-triton", "build", "pytest"),
+)
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_commands_on_graphs_and_servers_work(name: str, light: Light) -> None:
+    result = light.results[name]
+    assert result["code"] == 0, result["out"] + result["err"]
+
+
+@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "train", "check texts"])
+def test_commands_on_models_say_in_a_line_what_is_missing(name: str, light: Light) -> None:
+    result = light.results[name]
+    assert result["code"] == TargetMissingError.exit_code, result["out"] + result["err"]
+    (line,) = result["err"].splitlines()[-1:]
+    assert "pip install '.[cpu]'" in line
+    assert "Traceback" not in result["err"]
+
+
+def test_a_build_notes_that_it_measures_no_metric_again(light: Light) -> None:
+    report = reports.load(light.out)
+    assert NoteCode.ROWS_MISSING in {note.code for note in report.notes}
+    assert not report.scores
+    assert report.speeds
+    assert all(proof.holds for proof in report.proofs)
+
+
+def test_the_packages_of_pytorch_are_those_of_the_extra() -> None:
+    required = {canonicalize_name(requirement.name) for requirement in extra("pytorch")}
+    distributions = packages_distributions()
+    names = {canonicalize_name(distributions[package][0]) for package in PYTORCH_PACKAGES}
+    assert names == required
+    assert hidden_packages().issuperset(PYTORCH_PACKAGES)
