@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
 _NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
-_OF_GRAPHS = frozenset(("example_inputs", *SitesOptions.model_fields))
+_OF_GRAPHS = frozenset(("inputs", *SitesOptions.model_fields))
 """The fields that are for graphs, too."""
 _LENGTH = 128
 """Length in tokens at which multiply-accumulates of a graph are counted by default."""
@@ -91,7 +91,7 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
     import graph_passes
 
     options = SitesOptions(**{name: fields[name] for name in SitesOptions.model_fields if name in fields})
-    example = fields.get("example_inputs")
+    example = fields.get("inputs")
     shapes = {} if example is None else _shapes_of(Path(example), graph_passes.load(path))
 
     def load() -> ir.Model:
@@ -152,16 +152,12 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
 
     if found.groups:
         return
-    first, *more = found.obstacles or (None,)
-    reason = "the graph has neither"
-    if first is not None:
-        reason = f"{first}" + (f" (and {len(more)} more)" if more else "")
+    first = next(iter(found.obstacles), None)
+    remedy = ""
     if first is not None and first.code is graph_passes.RefusalCode.UNKNOWN_SHAPE:
-        reason += "; state the sizes of inputs that the graph runs on (--example-inputs FILE.npz)"
+        remedy = "; state the sizes of inputs that the graph runs on (--inputs FILE.npz)"
     raise SiteRefusedError(
-        f"{path}: nothing can be removed. Looked for attentions (a Softmax between two products of activations, or one"
-        " operator that computes all of it) and for feed-forwards (two products with weights, the second of which joins"
-        f" a residual sum): {reason}",
+        f"{path}: nothing can be removed. {found.outcome}{remedy}",
         code=ErrorCode.SITE_REFUSED,
         path=path,
         operator=first.op if first is not None else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ from graph_passes.errors import listed
 
 THRESHOLD_FILES = "*thresholds.json"
 """Files with the probabilities from which a classifier assigns its classes."""
-COMPANIONS = (
-    *("config.json", "generation_config.json", "*preprocessor_config.json", "processor_config.json", THRESHOLD_FILES),
+TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.spm", "*.tiktoken", "chat_template.*", "additional_chat_templates/*"),
+)
+COMPANIONS = (
+    *("config.json", "generation_config.json", "*preprocessor_config.json", "processor_config.json", THRESHOLD_FILES),
+    *TOKENIZER_FILES,
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "LICENSE*", "NOTICE*"),
 )
 HEADS = ("model_head.*", "config_setfit.json")
@@ -103,6 +106,16 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
         save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
     if isinstance(folder.model, ModuleReranker):
         save_layers(folder.model.layers, [out / path for path in folder.model.folders])
+
+
+def _copy_files(source: Path, patterns: Iterable[str], out: Path) -> None:
+    """Copy the files of a folder that match patterns, to the same paths in another folder."""
+    for pattern in dict.fromkeys(patterns):
+        for file in sorted(source.glob(pattern)):
+            if file.is_file():
+                copy = out / file.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
 
 
 def link_library_files(out: Path) -> None:
