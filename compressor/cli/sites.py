@@ -15,6 +15,7 @@ from rich.text import Text
 from compressor.cli.commands import FieldsCommand, common, options_of
 from compressor.cli.console import Console
 from compressor.config.fields import flag_of
+from compressor.config.graph_file import graph_of
 from compressor.config.request import SitesOptions
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
@@ -56,15 +57,16 @@ def sites(console: Console, model: str, **fields: Any) -> None:
             code=ErrorCode.FILE_MISSING,
             path=path,
         )
-    if path.suffix == ".onnx":
+    graph = graph_of(path)
+    if graph is not None:
         unused = sorted(fields.keys() - _OF_GRAPHS)
         if unused:
             raise UsageError(
-                f"{flag_of(unused[0])}: the flag is for a model folder, and {path} is a graph; omit it",
+                f"{flag_of(unused[0])}: the flag is for a model folder, and {graph} is a graph; omit it",
                 code=ErrorCode.CONTRADICTION,
                 field=unused[0],
             )
-        rows = list(_of_graph(console, path, fields))
+        rows = list(_of_graph(console, graph, fields))
     else:
         rows = list(_of_folder(console, path, fields))
     table = Table(box=None, pad_edge=False)

@@ -27,12 +27,11 @@ from compressor.models.text_config import text_config
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.graph_facts import stored_precision
 from compressor.targets.relative_error import Outputs, is_defined
 from compressor.units import gated
 from compressor.units.find import evaluation_mode
 from compressor.units.hook import Attention, family
-from graph_passes import Plan, load
+from graph_passes import Plan
 
 
 def prove_export(
@@ -76,7 +75,7 @@ def prove_export(
     expected: list[Outputs] = []
     if isinstance(model, GraphNetwork):  # the reference is the file, not the network that interprets it
         expected = _outputs_of_file(model, plan, cases)
-        tolerance = TOLERANCE[stored_precision(load(model.file))]
+        tolerance = TOLERANCE[model.precision]
         return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, tolerance)
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}

@@ -31,6 +31,7 @@ from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.targets.graph_facts import graph_digest
 from graph_passes.passes import Normalize
+from graph_passes.passes.insert_gates import FINGERPRINT
 
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
@@ -175,6 +176,7 @@ class GraphNetwork(PreTrainedModel):
         group_names: names of all groups, in the order of the graph.
         obstacles: what looks like an attention or a feed-forward and is no group, and why.
         search_outcome: what was looked for, and where the search stopped.
+        precision: the precision in which the file stores its matrices; the network computes in float32.
         input_specs: type and shape of each input by name.
         output_specs: type and shape of each output by name.
     """
@@ -183,10 +185,10 @@ class GraphNetwork(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
-        super().__init__(config)
+        PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
         self.file, self.sites, self.feed_forwards = program.file, program.sites, program.feed_forwards
         self.obstacles, self.search_outcome = program.found.obstacles, program.found.outcome
-        self._content = program.content
+        self._content, self.precision = program.content, program.precision
         self.input_specs, self.output_specs = program.signature
         self.group_names = [group.linear for group in program.found.groups]
         if self.main_input_name not in program.inputs:
@@ -229,6 +231,7 @@ class GraphNetwork(PreTrainedModel):
                 path=self.file,
             )
         model = graph_passes.load(self.file)
+        model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
         return model
 

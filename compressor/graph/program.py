@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +17,7 @@ import graph_passes
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
 from compressor.graph.signature import InputSpec, OutputSpec
-from compressor.targets.graph_facts import graph_digest
+from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units.projections import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
@@ -64,12 +64,14 @@ class Program:
         model: the graph as it is executed: local functions are inlined, constants are initializers, operators are
             fused, and halves of floats are float32.
         found: the groups of units of the graph in the file.
+        precision: the precision in which the file stores its matrices.
     """
 
     file: Path
     content: str
     model: ir.Model
     found: FoundGroups
+    precision: Literal["fp32", "fp16", "bf16"]
 
     @classmethod
     def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
@@ -90,7 +92,7 @@ class Program:
             graph_passes.record_example_sizes(model, sizes)
         fused = fuse(model)
         _widen(fused)
-        return cls(file, content, fused, graph_passes.find_groups(model))
+        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model))
 
     @property
     def graph(self) -> ir.Graph:

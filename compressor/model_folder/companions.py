@@ -91,16 +91,15 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
     """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`.
 
     Weights of dense layers are written too, because the library loads them with every engine. Heads that other
-    libraries run are copied unread. Files of an adapter replace those of its base in another folder.
+    libraries run are copied unread. Files of an adapter replace those of its base in another folder, and
+    those of a tokenizer in another folder the tokenizer beside a graph.
     """
+    vocabulary = tuple(vocabulary_files(folder.processor))
     for source in filter(None, (folder.base, folder.path)):
         modules = (f"{path}/config.json" for path in module_folders(source))
-        for pattern in dict.fromkeys((*COMPANIONS, *HEADS, *modules, *vocabulary_files(folder.processor))):
-            for file in sorted(source.glob(pattern)):
-                if file.is_file():
-                    copy = out / file.relative_to(source)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, copy)
+        _copy_files(source, (*COMPANIONS, *HEADS, *modules, *vocabulary), out)
+    if folder.tokenizer is not None:
+        _copy_files(folder.tokenizer, (*TOKENIZER_FILES, *vocabulary), out)
     _save_labels(folder, out / CONFIG)
     if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
         save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])

@@ -82,7 +82,7 @@ def branches() -> Callable[[onnx.GraphProto], None]:
             then_branch=_branch("positive", "Identity"),
             else_branch=_branch("negative", "Neg"),
         ),
-        zero=np.float32(0),
+        zero=np.zeros((), np.float32),
     )
 
 
@@ -90,7 +90,7 @@ def quantized_weight(graph: onnx.GraphProto) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     node = next(node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights)
     values = numpy_helper.to_array(weights[node.input[1]])
-    scale = np.float32(np.abs(values).max() / 127)
+    scale = np.array(np.abs(values).max() / 127, np.float32)
     graph.initializer.append(numpy_helper.from_array(np.round(values / scale).astype(np.int8), "stored"))
     graph.initializer.append(numpy_helper.from_array(scale, "scale"))
     graph.node.insert(0, helper.make_node("DequantizeLinear", ["stored", "scale"], ["restored"], "restore"))
@@ -103,7 +103,7 @@ def dynamic_product(graph: onnx.GraphProto) -> None:
 
 
 def past(graph: onnx.GraphProto) -> None:
-    axes = ["batch", 2, "past", 8]
+    axes: list[str | int | None] = ["batch", 2, "past", 8]
     graph.input.append(helper.make_tensor_value_info("past_key_values.0.key", TensorProto.FLOAT, axes))
 
 
@@ -156,6 +156,11 @@ def with_arrays(**changes: Any) -> Fault:
         return run(inputs)
 
     return fault
+
+
+def with_flags(*flags: str) -> Fault:
+    """The command with flags; a share of blocks takes the place of a budget."""
+    return lambda inputs: run(inputs, *flags, budget="blocks" not in flags[0])
 
 
 def outside_of_table(inputs: Path) -> list[str | Path]:
@@ -216,10 +221,7 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),
     "task of arrays": (lambda i: run(i, "--task", "fill-mask"), 2, ErrorCode.CONTRADICTION, {"field": "task"}),
     **{
-        flags[0]: (
-            lambda i, flags=flags: run(i, *flags, budget="blocks" not in flags[0]),
-            *(2, ErrorCode.CONTRADICTION, {}),
-        )
+        flags[0]: (with_flags(*flags), 2, ErrorCode.CONTRADICTION, {})
         for flags in (
             ("--drop-blocks", "50%"),
             ("--attention", "sdpa"),
