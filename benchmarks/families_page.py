@@ -28,7 +28,7 @@ graphs have, differ there. A classifier that reads the first token (ModernBERT) 
 right.
 
 Where a tiny model cannot be made by general rules, or needs inputs that cannot be made up, the family was not judged:
-give `compress` a real folder, and inputs by `--example-inputs FILE.npz`.
+give `compress` a real folder, and inputs by `--inputs FILE.npz`.
 """
 
 _MEANINGS = {

@@ -56,6 +56,8 @@ class NoteCode(StrEnum):
     """Names of labels that the model lacks are numbered in the order of the alphabet."""
     METRIC_CHOSEN = "metric-chosen"
     """The metric follows from the rows, e.g. pairs of one query are ordered, or from the outputs of a graph."""
+    OUTPUT_CHOSEN = "output-chosen"
+    """The only output of a graph that has floats is scored, under another name than that of the task's output."""
     ARRAYS_CONVERTED = "arrays-converted"
     """Arrays of rows have other types than the inputs of the graph, to which they are converted without loss."""
     THRESHOLDS = "thresholds"

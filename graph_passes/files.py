@@ -88,7 +88,14 @@ def _unreadable(path: Path, fault: str, **details: str | None) -> GraphError:
 
 
 def _check_names(graph: onnx.GraphProto, path: Path) -> None:
-    """Check that every tensor that a node reads is an input, an initializer or the output of a node before it."""
+    """Check that every tensor that a node reads is an input, an initializer or the output of a node before it.
+
+    No two inputs have one name.
+    """
+    names = [value.name for value in graph.input]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise _unreadable(path, f"two inputs are named {repeated}", tensor=repeated)
     defined = {value.name for value in (*graph.input, *graph.initializer)}
     defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:

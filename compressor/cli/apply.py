@@ -52,6 +52,11 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
             shrunk = graph_passes.shrink(model, requested, weights=file)
         except graph_passes.PlanError as error:
             message = f"{graph}, {plan}: {error}"
+            pruned = plan.with_name("model.onnx")
+            if error.code is graph_passes.GraphErrorCode.WEIGHTS_MISSING and pruned.is_file():
+                message = (
+                    f"{graph}, {plan}: the plan belongs to refitted weights; {pruned} has them, under the plan: use it"
+                )
             raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
     if shrunk.obstacle:
         raise SiteRefusedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pydantic
@@ -18,6 +18,10 @@ from compressor.config.sections import EngineConfig, MeasureConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, target_of
 
+if TYPE_CHECKING:
+    from compressor.results import Report
+
+_LENGTH = 128
 _NAMES = ("precision", "provider", "threads", "kernel")
 _FIELDS = {
     **BenchConfig.model_fields,
@@ -30,7 +34,9 @@ _FIELDS = {
 @click.argument("dense", type=click.Path(path_type=Path))
 @click.argument("compressed", type=click.Path(path_type=Path), required=False)
 @options_of(_FIELDS, without=("seq",))
-@option_of("seq", _FIELDS["seq"], help_text="lengths to time in tokens, separated by commas; default: 128")
+@option_of(
+    "seq", _FIELDS["seq"], help_text="lengths to time in tokens, separated by commas; default: those of the run, or 128"
+)
 @common
 @click.pass_obj
 def bench(console: Console, dense: Path, compressed: Path | None = None, **fields: Any) -> None:
@@ -77,7 +83,7 @@ def _bench_folder(
         out,
         request.target if report is None or "target" in request.model_fields_set else (report.target,),
         measure.batch,
-        measure.seq or (128,),
+        measure.seq or _lengths(report),
         callers=request.callers,
         threads=engine.threads,
         seconds=measure.seconds,
@@ -99,6 +105,12 @@ def _bench_folder(
             cells.append(f"{row.fused[0]} of {row.fused[1]}")
         table.add_row(*cells)
     console.result(table, [dataclasses.asdict(row) for row in rows])
+
+
+def _lengths(report: Report | None) -> tuple[int, ...]:
+    """The lengths that a run timed, in tokens; else 128."""
+    timed = () if report is None else (*report.speeds, *report.throughputs)
+    return tuple(dict.fromkeys(row.seq for row in timed if row.seq is not None)) or (_LENGTH,)
 
 
 def _bench_graphs(
@@ -125,7 +137,7 @@ def _bench_graphs(
         dense,
         compressed,
         measure.batch,
-        measure.seq or (128,),
+        measure.seq or (_LENGTH,),
         runtime=request.target[0],
         precision=engine.definite_precision,
         provider=engine.provider,

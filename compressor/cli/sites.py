@@ -15,6 +15,7 @@ from rich.text import Text
 from compressor.cli.commands import FieldsCommand, common, options_of
 from compressor.cli.console import Console
 from compressor.config.fields import flag_of
+from compressor.config.graph_file import graph_of
 from compressor.config.request import SitesOptions
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
 _NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
-_OF_GRAPHS = frozenset(("example_inputs", *SitesOptions.model_fields))
+_OF_GRAPHS = frozenset(("inputs", *SitesOptions.model_fields))
 """The fields that are for graphs, too."""
 _LENGTHS = (128, 64, 32, 16, 8)
 """Lengths in tokens at which multiply-accumulates of a graph are counted by default: at the first that it runs with."""
@@ -56,15 +57,16 @@ def sites(console: Console, model: str, **fields: Any) -> None:
             code=ErrorCode.FILE_MISSING,
             path=path,
         )
-    if path.suffix == ".onnx":
+    graph = graph_of(path)
+    if graph is not None:
         unused = sorted(fields.keys() - _OF_GRAPHS)
         if unused:
             raise UsageError(
-                f"{flag_of(unused[0])}: the flag is for a model folder, and {path} is a graph; omit it",
+                f"{flag_of(unused[0])}: the flag is for a model folder, and {graph} is a graph; omit it",
                 code=ErrorCode.CONTRADICTION,
                 field=unused[0],
             )
-        rows = list(_of_graph(console, path, fields))
+        rows = list(_of_graph(console, graph, fields))
     else:
         rows = list(_of_folder(console, path, fields))
     table = Table(box=None, pad_edge=False)
@@ -92,7 +94,7 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
     from graph_passes.errors import listed
 
     options = SitesOptions(**{name: fields[name] for name in SitesOptions.model_fields if name in fields})
-    example = fields.get("example_inputs")
+    example = fields.get("inputs")
     shapes = {} if example is None else _shapes_of(Path(example), graph_passes.load(path))
 
     def load() -> ir.Model:
@@ -160,16 +162,12 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
 
     if found.groups:
         return
-    first, *more = found.obstacles or (None,)
-    reason = "the graph has neither"
-    if first is not None:
-        reason = f"{first}" + (f" (and {len(more)} more)" if more else "")
+    first = next(iter(found.obstacles), None)
+    remedy = ""
     if first is not None and first.code is graph_passes.RefusalCode.UNKNOWN_SHAPE:
-        reason += "; state the sizes of inputs that the graph runs on (--example-inputs FILE.npz)"
+        remedy = "; state the sizes of inputs that the graph runs on (--inputs FILE.npz)"
     raise SiteRefusedError(
-        f"{path}: nothing can be removed. Looked for attentions (a Softmax between two products of activations, or one"
-        " operator that computes all of it) and for feed-forwards (two products with weights, the second of which joins"
-        f" a residual sum): {reason}",
+        f"{path}: nothing can be removed. {found.outcome}{remedy}",
         code=ErrorCode.SITE_REFUSED,
         path=path,
         operator=first.op if first is not None else None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import SerializeAsAny
 
+from compressor.config.graph_file import graph_of
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
 from compressor.config.recipe_fields import FIELDS, SECTION_OF, SECTIONS, Sections
 from compressor.config.steps import Step
@@ -30,9 +31,17 @@ class RecipeSections(Sections):
 
     @property
     def stored_plan(self) -> Path | None:
-        """The plan in the model folder, to which its weights belong; None: there is none."""
+        """The plan in the model folder, to which its weights belong; None: there is none.
+
+        A graph beside a plan is what is left under it.
+        """
         stored = self.source.model / "plan.json"
-        return stored if stored.exists() else None
+        return stored if stored.exists() and self.graph is None else None
+
+    @property
+    def graph(self) -> Path | None:
+        """The ONNX graph that is compressed; None: it is a model folder with weights of PyTorch."""
+        return graph_of(self.source.model)
 
     @property
     def selects_heads(self) -> bool:

@@ -79,6 +79,9 @@ _SETTINGS = (
     ),
 )
 
+_OF_PYTORCH = ("attention", "opset", "pool_in_graph", "allow_pickle", "trust_remote_code")
+"""Settings of the export of a PyTorch model, and of the files that it is loaded from."""
+
 
 def check(recipe: RecipeSections) -> None:
     """Check that the settings and the steps of a recipe go together.
@@ -99,6 +102,7 @@ def check(recipe: RecipeSections) -> None:
         _check_distillation,
         _check_unlabelled_rows,
         _check_certificate,
+        _check_graph,
     ):
         check_steps(recipe, steps)
 
@@ -308,4 +312,28 @@ def _check_certificate(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             f"{certify}, <precision> {engine.precision}: the loss of the model in floats is certified, not that of the"
             " precision of the engine; omit one of them",
             *("certify", "precision"),
+        )
+
+
+def _check_graph(recipe: RecipeSections, steps: Sequence[Step]) -> None:
+    # 12. A graph is pruned as its file has it; the list does not know whether the model is one.
+    if recipe.graph is None:
+        if recipe.source.tokenizer is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<tokenizer> {recipe.source.tokenizer}: only an ONNX file has its tokenizer elsewhere, and"
+                f" {recipe.source.model} is a model folder; omit it",
+                *("tokenizer", "model"),
+            )
+        return
+    subjects = {name: f"<{name}>" for name in _OF_PYTORCH if recipe.value(name) != FIELDS[name].default}
+    for step in steps:
+        if isinstance(step, Blocks):
+            subjects["steps" if recipe.steps else step.flag] = _subject(recipe, step)
+    for field, subject in subjects.items():
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"{subject}: {recipe.graph} is compressed as the file has it, without PyTorch's model; omit it, or name the"
+            " model folder that the graph was exported from",
+            *(field, "model"),
         )

@@ -67,7 +67,7 @@ class SourceConfig(Config):
     trust_remote_code: bool = config_field(
         MODEL, "run the Python files of the model folder", False, decides_plan=True, runs_code=True
     )
-    example_inputs: Path | None = config_field(
+    inputs: Path | None = config_field(
         MODEL,
         ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated",
         is_path=True,

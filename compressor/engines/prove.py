@@ -19,7 +19,7 @@ from compressor.progress import RunLog
 from compressor.results import Note, NoteCode, Proof, ProofStage, VariantName
 from compressor.targets import TARGETS, Target, target
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision
-from compressor.targets.graph_facts import is_quantized
+from compressor.targets.graph_facts import is_quantized, stored_precision
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
 from compressor.workdir import QUANTIZED_GRAPHS
 from graph_passes import load, save
@@ -106,7 +106,8 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
         variant: name of the variant.
     """
     expected = graph_outputs(reference, cases)
-    return prove_outputs(ProofStage.SHRINK, variant, cases, expected, unoptimized(shrunk), TOLERANCE["fp32"])
+    tolerance = TOLERANCE[stored_precision(load(shrunk))]
+    return prove_outputs(ProofStage.SHRINK, variant, cases, expected, unoptimized(shrunk), tolerance)
 
 
 def prove_engine(
@@ -134,7 +135,9 @@ def prove_engine(
         return prove_outputs(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
     expected = graph_outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
-    precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision
+    graph, precision = load(shrunk), engine.precision
+    if precision == "fp32":
+        precision = "fp16" if is_quantized(graph) else stored_precision(graph)
     return prove_outputs(ProofStage.BUILD, variant, cases, expected, engine.run, tolerances[precision])
 
 

@@ -74,9 +74,9 @@ def prove_export(
 
     expected: list[Outputs] = []
     if isinstance(model, GraphNetwork):  # the reference is the file, not the network that interprets it
-        run_file = reference_run(model, plan)
-        expected = [run_file(case.feeds) for case in cases]
-        return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
+        expected = _outputs_of_file(model, plan, cases)
+        tolerance = TOLERANCE[model.precision]
+        return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, tolerance)
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
         fresh = copy_of(model)
@@ -91,6 +91,26 @@ def prove_export(
             require_defined(gated_model, inputs, outputs)
         expected.append(outputs)
     return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
+
+
+def _outputs_of_file(model: GraphNetwork, plan: Plan, cases: Sequence[Case]) -> list[Outputs]:
+    """Outputs of the file of a network under a plan.
+
+    Raises:
+        InputError: the graph does not run on a case.
+    """
+    run, expected = reference_run(model, plan), list[Outputs]()
+    for case in cases:
+        try:
+            expected.append(run(case.feeds))
+        except InputError as error:
+            raise InputError(
+                f"{model.file}: the graph does not run on {case_name(case.feeds)} ({error}); give rows that it reads",
+                code=ErrorCode.TENSOR_MISMATCH,
+                path=model.file,
+                case=case.name,
+            ) from error
+    return expected
 
 
 def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Sequence[Case]) -> Proof:

@@ -25,10 +25,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 import graph_passes
+from compressor.errors import ErrorCode, InputError
 from compressor.graph.operators import executor
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
+from compressor.targets.graph_facts import graph_digest
 from graph_passes.passes import Normalize
+from graph_passes.passes.insert_gates import FINGERPRINT
 
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
@@ -36,6 +39,9 @@ _LARGEST = 1e4
 """Magnitude of a constant above which it is a mask, and no weight."""
 _LONG_LIVED = 3
 """Sums of the residual stream that a value outlives if it belongs to no single layer, such as an encoder's output."""
+_LOGITS = "logits"
+_SPAN_LABELS, _SPAN_LOGITS = ("start_positions", "end_positions"), ("start_logits", "end_logits")
+"""Labels of answers that are spans of a text, and the outputs that are compared with them."""
 _SUMS = ("Add", "Sum")
 _MATMULS = ("MatMul", "Gemm")
 
@@ -168,6 +174,9 @@ class GraphNetwork(PreTrainedModel):
         sites: the attentions, named by the linears that mix their heads.
         feed_forwards: path of each linear that reads neurons -> their number.
         group_names: names of all groups, in the order of the graph.
+        obstacles: what looks like an attention or a feed-forward and is no group, and why.
+        search_outcome: what was looked for, and where the search stopped.
+        precision: the precision in which the file stores its matrices; the network computes in float32.
         input_specs: type and shape of each input by name.
         output_specs: type and shape of each output by name.
     """
@@ -176,8 +185,10 @@ class GraphNetwork(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
-        super().__init__(config)
+        PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
         self.file, self.sites, self.feed_forwards = program.file, program.sites, program.feed_forwards
+        self.obstacles, self.search_outcome = program.found.obstacles, program.found.outcome
+        self._content, self.precision = program.content, program.precision
         self.input_specs, self.output_specs = program.signature
         self.group_names = [group.linear for group in program.found.groups]
         if self.main_input_name not in program.inputs:
@@ -208,8 +219,19 @@ class GraphNetwork(PreTrainedModel):
         return {name: weight.value for name, weight in parameters}
 
     def read_graph(self) -> ir.Model:
-        """The graph as its file has it now, normalized, so that initializers have the names of `weights`."""
+        """The graph as its file has it, normalized, so that initializers have the names of `weights`.
+
+        Raises:
+            InputError: the file has changed since it was read.
+        """
+        if graph_digest(self.file) != self._content:
+            raise InputError(
+                f"{self.file}: the file has changed since this run read it; run the command again",
+                code=ErrorCode.FILE_MISMATCH,
+                path=self.file,
+            )
         model = graph_passes.load(self.file)
+        model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
         return model
 
@@ -249,8 +271,17 @@ class GraphNetwork(PreTrainedModel):
         """The outputs, and the loss of the first one where there are labels."""
         outputs = self.compute(inputs)
         if labels is not None:
-            outputs = {"loss": self._loss(next(iter(outputs.values())), labels), **outputs}
+            return ModelOutput({"loss": self._loss(outputs[self._scored(outputs)], labels), **outputs})
+        if all(name in inputs for name in _SPAN_LABELS):
+            pairs = zip(_SPAN_LABELS, _SPAN_LOGITS, strict=True)
+            losses = [nn.functional.cross_entropy(outputs[name], inputs[label]) for label, name in pairs]
+            return ModelOutput({"loss": torch.stack(losses).mean(), **outputs})
         return ModelOutput(outputs)
+
+    def _scored(self, outputs: Mapping[str, Tensor]) -> str:
+        """The output that is compared with labels: the logits, else the first that has floats."""
+        floats = (name for name, output in outputs.items() if output.is_floating_point())
+        return _LOGITS if _LOGITS in outputs else next(floats)
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         kind = answer_kind(self.config)
@@ -259,6 +290,14 @@ class GraphNetwork(PreTrainedModel):
         if kind is AnswerKind.CLASSES:
             return nn.functional.binary_cross_entropy_with_logits(output, labels.to(output))
         return nn.functional.cross_entropy(output.flatten(0, -2), labels.flatten())
+
+
+class _Input(inspect.Parameter):
+    """A parameter for an input, whose name need not be an identifier, e.g. `input.1`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("input", inspect.Parameter.KEYWORD_ONLY)
+        self._name = name
 
 
 class _Constants(nn.Module):
@@ -459,7 +498,7 @@ def network_of(
         InputError: the graph has an operator that is not supported.
     """
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in program.inputs]
+    parameters += [_Input(name) for name in program.inputs]
     parameters.append(inspect.Parameter("labels", inspect.Parameter.KEYWORD_ONLY, default=None))
 
     def forward(self: GraphNetwork, labels: Tensor | None = None, **inputs: Tensor) -> ModelOutput:

@@ -33,8 +33,7 @@ Function = Callable[..., Any]
 """Returns the output of a node, or a tuple of its outputs."""
 
 MICROSOFT = "com.microsoft"
-QUANTIZED = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QAttention", "MatMulNBits", "QLinearMatMul")
-"""Operators of quantized graphs, which are pruned as float graphs and quantized afterwards."""
+_CONTROL_FLOW = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +85,10 @@ def executor(node: ir.Node, opset: int) -> Callable[[Inputs], Outputs]:
     operator = OPERATORS.get((domain, node.op_type))
     if operator is None:
         name = f"{domain}.{node.op_type}" if domain else node.op_type
-        advice = "; prune the float graph, and quantize it afterwards" if node.op_type in QUANTIZED else ""
-        raise _unsupported(node, f"operator {name} is not supported{advice}")
+        if node.op_type in _CONTROL_FLOW:
+            raise _unsupported(node, "what it runs depends on the inputs; export the graph without control flow")
+        advice = "replace it by operators of ONNX" if domain else "docs/graphs.md lists those that are"
+        raise _unsupported(node, f"operator {name} is not supported; {advice}")
     function = functools.partial(operator.function, **_keywords(node, operator, opset))
     host, count = operator.host, len(node.outputs)
 

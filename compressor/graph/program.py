@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 from transformers import PretrainedConfig
 
 import graph_passes
+from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
 from compressor.graph.signature import InputSpec, OutputSpec
+from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units.projections import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
 
 _TOKENS, _TYPES = "input_ids", "token_type_ids"
+_QUANTIZED = frozenset(
+    "ConvInteger DequantizeLinear DynamicQuantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulInteger"
+    " MatMulIntegerToFloat MatMulNBits QAttention QGemm QLinearAdd QLinearConv QLinearMatMul QuantizeLinear".split()
+)
+"""Operators of quantized graphs, whose weights no rule cuts."""
+_LEAST_OPSET = 11
+"""First version of ONNX's operators that is read."""
+_CACHE = re.compile(r"past_key|past_value\b|key_value|past[._]?\d|cache", re.IGNORECASE)
+"""What the names of inputs that hold keys and values of earlier positions contain."""
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FUSED_TABLES = {"EmbedLayerNormalization": ((0, 2), (1, 4))}
+"""Operator that looks up several tables -> positions of ids and of their table among its inputs."""
+_KEEP_IDS = ("Cast", "Identity")
+"""Operators whose outputs are ids if their inputs are."""
 
 
 class GraphConfig(PretrainedConfig):
@@ -43,14 +60,18 @@ class Program:
 
     Attributes:
         file: the file of the graph.
-        model: the graph as it is executed: local functions are inlined, constants are initializers, and operators are
-            fused.
+        content: hash of the file and its external data when it was read.
+        model: the graph as it is executed: local functions are inlined, constants are initializers, operators are
+            fused, and halves of floats are float32.
         found: the groups of units of the graph in the file.
+        precision: the precision in which the file stores its matrices.
     """
 
     file: Path
+    content: str
     model: ir.Model
     found: FoundGroups
+    precision: Literal["fp32", "fp16", "bf16"]
 
     @classmethod
     def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
@@ -62,12 +83,16 @@ class Program:
 
         Raises:
             GraphError: the file cannot be read.
+            InputError: the graph is of another kind than those that are compressed.
         """
-        model = graph_passes.load(file)
+        content, model = graph_digest(file), graph_passes.load(file)
+        _require_readable(model, file)
         Normalize()(model)
         if sizes:
             graph_passes.record_example_sizes(model, sizes)
-        return cls(file, fuse(model), graph_passes.find_groups(model))
+        fused = fuse(model)
+        _widen(fused)
+        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model))
 
     @property
     def graph(self) -> ir.Graph:
@@ -89,7 +114,7 @@ class Program:
         """Type and axes of each input and of each output by name."""
         inputs = [value for value in self.graph.inputs if not value.is_initializer()]
         return (
-            {value.name or "": InputSpec(*_spec(value)) for value in inputs},
+            {value.name or "": InputSpec(*_spec(value), self.tables.get(value.name or "")) for value in inputs},
             {value.name or "": OutputSpec(*_spec(value)) for value in self.graph.outputs},
         )
 
@@ -121,16 +146,24 @@ class Program:
         return digest.hexdigest()[:16]
 
     @property
+    def tables(self) -> dict[str, int]:
+        """Name of an input -> number of ids in the smallest table of embeddings that it is looked up in."""
+        tables: dict[str, int] = {}
+        for table, ids in _lookups(self.graph):
+            while ids is not None and (node := ids.producer()) is not None and node.op_type in _KEEP_IDS:
+                ids = node.inputs[0]
+            if table is None or table.const_value is None or ids is None or not ids.is_graph_input():
+                continue
+            shape, name = table.const_value.shape.numpy(), ids.name or ""
+            if len(shape) == 2:
+                tables[name] = min(shape[0], tables.get(name, shape[0]))
+        return tables
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Entries of a configuration that the tables and outputs of a graph of texts show."""
-        tables: dict[str, int] = {}
-        for node in self.graph:
-            if node.op_type == "Gather":
-                table, ids = node.inputs
-                if table is not None and ids is not None and table.const_value is not None:
-                    shape = table.const_value.shape.numpy()
-                    tables |= {ids.name or "": shape[0]} if len(shape) == 2 else {}
         settings: dict[str, Any] = {}
+        tables = self.tables
         if _TOKENS in tables:
             settings["vocab_size"] = tables[_TOKENS]
         if _TYPES in self.inputs:
@@ -144,6 +177,67 @@ class Program:
         """Version of the operator set of a node."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         return node.version or self.model.opset_imports.get(domain, 1)
+
+
+def _require_readable(model: ir.Model, file: Path) -> None:
+    """Raise InputError for a graph of another kind than those that are compressed."""
+    opset = model.opset_imports.get("")
+    if opset is not None and opset < _LEAST_OPSET:
+        raise _other_kind(
+            file,
+            f"its operators are of ONNX's set {opset}; export it with {_LEAST_OPSET} or later, e.g. opset_version=17",
+            opset=opset,
+        )
+    for node in model.graph.all_nodes():
+        if node.op_type in _QUANTIZED:
+            raise _other_kind(
+                file,
+                f"is quantized already ({node.op_type} {node.name}); compress the graph in floats, and quantize it by"
+                " --precision int8",
+                op_type=node.op_type,
+                node=node.name,
+            )
+    cache = next((value.name for value in model.graph.inputs if _CACHE.search(value.name or "")), None)
+    if cache is not None:
+        raise _other_kind(
+            file,
+            f"its input {cache} holds keys and values of earlier positions; export the graph without them"
+            " (use_cache=False)",
+            input=cache,
+        )
+    if not any(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.outputs):
+        names = ", ".join(value.name or "" for value in model.graph.outputs)
+        raise _other_kind(
+            file,
+            f"no output has floats ({names}), by which a plan could be compared; use a graph that returns logits,"
+            " numbers or vectors",
+            outputs=names,
+        )
+
+
+def _other_kind(file: Path, problem: str, **details: Any) -> InputError:
+    return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, **details)
+
+
+def _widen(model: ir.Model) -> None:
+    """Compute in float32 where a graph computes in halves of floats, whose rounding would hide small differences."""
+    for node in model.graph:
+        to = node.attributes.get("to")
+        if node.op_type == "Cast" and to is not None and to.as_int() in _HALVES:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+        value = node.attributes.get("value")
+        if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
+            wide = value.as_tensor().numpy().astype(np.float32)
+            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
+
+
+def _lookups(graph: ir.Graph) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
+    """The tables of embeddings, and the ids that are looked up in them."""
+    for node in graph:
+        if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+            yield node.inputs[0], node.inputs[1]
+        for ids, table in _FUSED_TABLES.get(node.op_type, ()):
+            yield node.inputs[table], node.inputs[ids]
 
 
 def _spec(value: ir.Value) -> tuple[np.dtype, tuple[int | None, ...]]:

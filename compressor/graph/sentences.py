@@ -16,11 +16,14 @@ from compressor.model_folder.sentence_modules import SentenceModules
 from compressor.models.pooled_encoder import POOLINGS, PooledOutput
 from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
 
+_STATES_RANK = 3
+
 
 class SentenceGraph(GraphNetwork, SentenceEncoder):
-    """A graph whose first output is the states of the tokens, and what a folder computes from them.
+    """A graph that returns the states of the tokens, and what a folder computes from them.
 
-    The graph stays as it is: embeddings are computed from its outputs, as the library does.
+    The graph stays as it is: embeddings are computed from its outputs, as the library does, unless the graph has an
+    output of embeddings, as sentence-transformers exports it.
 
     Args:
         config: the configuration.
@@ -38,11 +41,20 @@ class SentenceGraph(GraphNetwork, SentenceEncoder):
         """The graph is its own encoder."""
         return self
 
+    @property
+    def states_output(self) -> str:
+        """Name of the first output `[texts, positions, width]`, else of the first output."""
+        ranked = (name for name, output in self.output_specs.items() if len(output.shape) == _STATES_RANK)
+        return next(ranked, next(iter(self.output_specs)))
+
     def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
         computed = self.compute(inputs)
-        states = next(iter(computed.values()))
-        mask = inputs.get("attention_mask")
-        mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
-        outputs = self.outputs(POOLINGS[self.pooling](states, mask))
+        states = computed[self.states_output]
+        if EMBEDDING in computed:
+            outputs = self.with_documents(computed[EMBEDDING])
+        else:
+            mask = inputs.get("attention_mask")
+            mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
+            outputs = self.outputs(POOLINGS[self.pooling](states, mask))
         loss = None if labels is None else self.loss(outputs[EMBEDDING], labels)
         return PooledOutput(loss=loss, last_hidden_state=states, **outputs)  # type: ignore[arg-type]

@@ -14,10 +14,12 @@ class InputSpec:
     Attributes:
         dtype: its element type.
         shape: the size of each axis, rows first; None: any size.
+        ids: number of ids in the table of embeddings that it is looked up in; None: it is no input of ids.
     """
 
     dtype: np.dtype
     shape: tuple[int | None, ...]
+    ids: int | None = None
 
 
 @dataclass(frozen=True)

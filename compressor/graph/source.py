@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from compressor.errors import ErrorCode, InputError
+from compressor.config.own_tasks import load_own_task
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.network import network_of
 from compressor.graph.program import GraphConfig, Program
 from compressor.graph.sentences import SentenceGraph
@@ -26,10 +27,6 @@ from compressor.model_folder.processor import load_processor
 from compressor.model_folder.sentence_modules import read_sentence_modules
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
-SUFFIX = ".onnx"
-_LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
-"""Graphs of a folder of optimum, and of one of sentence-transformers or transformers.js."""
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_config.json")
 ARRAYS = "arrays"
 """The task of a graph whose rows are arrays."""
 SENTENCE_SIMILARITY = "sentence-similarity"
@@ -41,39 +38,13 @@ _TOKENS = "input_ids"
 """End of the name of an input with one id for each token."""
 
 
-def graph_of(path: Path) -> Path | None:
-    """The graph that a path stands for: a file, or that of a folder without weights of PyTorch; None: it has none.
-
-    Args:
-        path: what the user names as the model.
-
-    Raises:
-        InputError: a folder has several graphs and none under the name of a layout.
-    """
-    if path.suffix == SUFFIX and not path.is_dir():
-        return path
-    if not path.is_dir() or any(any(path.glob(pattern)) for pattern in _WEIGHTS):
-        return None
-    named = [path / name for name in _LAYOUTS if (path / name).is_file()]
-    graphs = named[:1] or sorted(path.glob(f"*{SUFFIX}")) or sorted(path.glob(f"onnx/*{SUFFIX}"))
-    if len(graphs) > 1:
-        names = ", ".join(str(graph.relative_to(path)) for graph in graphs)
-        raise InputError(
-            f"{path}: the folder has several graphs and no model.onnx ({names}); name the file",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-            value=names,
-        )
-    return graphs[0] if graphs else None
-
-
 def load_graph(
     path: Path,
     graph: Path,
     *,
     task: str | None = None,
     tokenizer: Path | None = None,
-    example_inputs: str | Path | None = None,
+    inputs: str | Path | None = None,
     rows: Mapping[str, np.ndarray] | None = None,
 ) -> ModelFolder:
     """Load a graph as a model folder; its network runs in torch.
@@ -83,24 +54,41 @@ def load_graph(
         graph: the file.
         task: the task; None: that of the configuration beside the file, else by the form of the first output.
         tokenizer: folder of the tokenizer; None: that of the file, or the one above it.
-        example_inputs: an .npz file with an array `[example, ...]` for each input; None: inputs are generated.
+        inputs: an .npz file with an array `[example, ...]` for each input; None: inputs are generated.
         rows: the first rows, if rows are arrays named as the inputs, which need no tokenizer.
 
     Raises:
         InputError: the graph or a file beside it cannot be used.
     """
-    folder = _companion_folder(path, graph)
+    folder, own_task = _companion_folder(path, graph), load_own_task(task)
     rows = rows or {}
+    if rows and task is not None:
+        raise UsageError(
+            f"--task {task}: the rows are arrays, whose task follows from the outputs of the graph; omit it, or give"
+            " rows of text",
+            code=ErrorCode.CONTRADICTION,
+            field="task",
+            value=task,
+        )
     program = Program.of(graph, {name: array.shape for name, array in rows.items()})
     processor = None if rows else load_processor(tokenizer or folder)
-    config, name = _configuration(folder, program, task, rows, processor)
+    if not rows and inputs is None:
+        _require_texts(graph, program, processor)
+    config, name = _configuration(
+        folder, program, task if own_task is None else own_task.task_class.model_task, rows, processor
+    )
     modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
-    if modules is None:
-        network = network_of(program, config)
-    else:
-        encoder = network_of(program, config, SentenceGraph, modules=modules)
-        network = modules.complete(folder, encoder, processor)
-    example = {} if example_inputs is None else read_example(example_inputs, network)
+    try:
+        if modules is None:
+            network = network_of(program, config)
+        else:
+            encoder = network_of(program, config, SentenceGraph, modules=modules)
+            network = modules.complete(folder, encoder, processor)
+    except InputError as error:
+        if "op_type" not in error.details:
+            raise
+        raise InputError(f"{graph}: {error}", code=error.code, path=graph, **error.details) from error
+    example = {} if inputs is None else read_example(inputs, network)
     if rows:
         example = {
             name: torch.from_numpy(rows[name].astype(spec.dtype))
@@ -116,10 +104,11 @@ def load_graph(
         task=name if modules is None else SENTENCE_SIMILARITY,
         family=config.model_type,
         example=example,
-        base=tokenizer,
+        tokenizer=tokenizer,
         sentence=modules,
+        own_task=own_task,
     )
-    again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, example_inputs=example_inputs, rows=rows)
+    again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, inputs=inputs, rows=rows)
     return replace(loaded, load_again=again)
 
 
@@ -131,6 +120,26 @@ def _companion_folder(path: Path, graph: Path) -> Path:
     above = inner.parent
     has_own = any(any(inner.glob(pattern)) for pattern in COMPANIONS)
     return above if inner.name == "onnx" and not has_own and (above / CONFIG).is_file() else inner
+
+
+def _require_texts(graph: Path, program: Program, processor: Any) -> None:
+    """Raise InputError unless inputs of a graph are made from texts by a tokenizer."""
+    if _TOKENS not in program.inputs:
+        raise InputError(
+            f"{graph}: reads {', '.join(program.inputs)}, which are not made from texts; give rows as arrays, a .npz"
+            " file with an array for each input (--data)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=graph,
+            inputs=tuple(program.inputs),
+        )
+    if processor is None:
+        raise InputError(
+            f"{graph}: no tokenizer is beside it; name the folder of the model's tokenizer (--tokenizer), or give rows"
+            " as arrays, a .npz file with an array for each input (--data)",
+            code=ErrorCode.FILE_MISSING,
+            path=graph,
+            field="tokenizer",
+        )
 
 
 def _configuration(

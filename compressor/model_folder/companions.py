@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ from graph_passes.errors import listed
 
 THRESHOLD_FILES = "*thresholds.json"
 """Files with the probabilities from which a classifier assigns its classes."""
-COMPANIONS = (
-    *("config.json", "generation_config.json", "*preprocessor_config.json", "processor_config.json", THRESHOLD_FILES),
+TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.spm", "*.tiktoken", "chat_template.*", "additional_chat_templates/*"),
+)
+COMPANIONS = (
+    *("config.json", "generation_config.json", "*preprocessor_config.json", "processor_config.json", THRESHOLD_FILES),
+    *TOKENIZER_FILES,
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "LICENSE*", "NOTICE*"),
 )
 HEADS = ("model_head.*", "config_setfit.json")
@@ -80,21 +83,30 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
     """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`.
 
     Weights of dense layers are written too, because the library loads them with every engine. Heads that other
-    libraries run are copied unread. Files of an adapter replace those of its base in another folder.
+    libraries run are copied unread. Files of an adapter replace those of its base in another folder, and
+    those of a tokenizer in another folder the tokenizer beside a graph.
     """
+    vocabulary = tuple(vocabulary_files(folder.processor))
     for source in filter(None, (folder.base, folder.path)):
         modules = (f"{path}/config.json" for path in module_folders(source))
-        for pattern in dict.fromkeys((*COMPANIONS, *HEADS, *modules, *vocabulary_files(folder.processor))):
-            for file in sorted(source.glob(pattern)):
-                if file.is_file():
-                    copy = out / file.relative_to(source)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, copy)
+        _copy_files(source, (*COMPANIONS, *HEADS, *modules, *vocabulary), out)
+    if folder.tokenizer is not None:
+        _copy_files(folder.tokenizer, (*TOKENIZER_FILES, *vocabulary), out)
     _save_labels(folder, out / CONFIG)
     if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
         save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
     if isinstance(folder.model, ModuleReranker):
         save_layers(folder.model.layers, [out / path for path in folder.model.folders])
+
+
+def _copy_files(source: Path, patterns: Iterable[str], out: Path) -> None:
+    """Copy the files of a folder that match patterns, to the same paths in another folder."""
+    for pattern in dict.fromkeys(patterns):
+        for file in sorted(source.glob(pattern)):
+            if file.is_file():
+                copy = out / file.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
 
 
 def _save_labels(folder: ModelFolder, file: Path) -> None:

@@ -55,7 +55,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     several examples is padded on the right, so that the mask has an effect. Tokens of an image precede the text
     (BLIP-2, Kosmos-2). Images have the size that the processor of a classifier returns, other images and sound that of
     the configuration. A model with segment memory gets the longest memories that its positions permit with `seq`
-    tokens, and no mask, since streams have no padding. If the folder has an example (`--example-inputs`), it is used
+    tokens, and no mask, since streams have no padding. If the folder has an example (`--inputs`), it is used
     instead.
 
     Args:
@@ -129,7 +129,7 @@ def _rows_without_tokenizer(inputs: Mapping[str, np.ndarray]) -> ExampleRows:
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
     name = type(folder.model).__name__
     return InputError(
-        f"{folder.path}: {name} {reason}; give inputs that it runs on (--example-inputs FILE.npz)",
+        f"{folder.path}: {name} {reason}; give inputs that it runs on (--inputs FILE.npz)",
         code=ErrorCode.UNSUPPORTED_MODEL,
         path=folder.path,
         **details,
@@ -305,7 +305,7 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         text = f"{path}: no such file; write the inputs of the model with numpy.savez"
-        raise InputError(text, code=ErrorCode.FILE_MISSING, path=path, field="example_inputs")
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=path, field="inputs")
     arrays = read_arrays(path)
     parameters = list(inspect.signature(model.forward).parameters)
     for name, array in arrays.items():
@@ -329,7 +329,7 @@ def _mismatch(path: Path, name: str, problem: str) -> InputError:
         f"{path}: {name}: {problem}" if name else f"{path}: {problem}",
         code=ErrorCode.TENSOR_MISMATCH,
         path=path,
-        field="example_inputs",
+        field="inputs",
         tensor=name,
     )
 
@@ -449,7 +449,7 @@ def vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
         return table.num_embeddings
     raise InputError(
         f"{config.model_type}: the configuration has no vocab_size, from which ids could be drawn; give inputs that the"
-        " model runs on (--example-inputs FILE.npz)",
+        " model runs on (--inputs FILE.npz)",
         code=ErrorCode.UNSUPPORTED_MODEL,
         family=config.model_type,
     )

@@ -38,6 +38,7 @@ class ModelFolder:
         layout: an example of its task, whose special tokens example inputs have; None: those of the tokenizer.
         load_again: loads the folder again, with a model that has not run; None: it was not loaded from files.
         base: the folder of the weights, if `path` holds an adapter for them; None: they are in `path`.
+        tokenizer: the folder of the tokenizer of a graph, if it is another than `path`.
         needs_weights: whether an output folder needs a file of the weights: no file of this folder holds them as they
             are loaded, or a library runs them with a head that is copied.
     """
@@ -57,6 +58,7 @@ class ModelFolder:
     layout: ExampleRows | None = None
     load_again: Callable[[], ModelFolder] | None = None
     base: Path | None = None
+    tokenizer: Path | None = None
     needs_weights: bool = False
 
     @property

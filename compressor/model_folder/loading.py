@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.config.graph_file import graph_of
 from compressor.config.own_tasks import load_own_task
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError
@@ -97,7 +98,7 @@ def load_unchanged(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     needs_processor: bool = True,
-    example_inputs: str | Path | None = None,
+    inputs: str | Path | None = None,
     pool_in_graph: bool = True,
 ) -> ModelFolder:
     """Load a model folder with the modules that transformers gives it; see `load`.
@@ -108,7 +109,7 @@ def load_unchanged(
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
         needs_processor: raise an error for a text model without a tokenizer.
-        example_inputs: an .npz file with an array `[example, ...]` for each input, for a model whose inputs cannot be
+        inputs: an .npz file with an array `[example, ...]` for each input, for a model whose inputs cannot be
             generated; None: they are generated.
         pool_in_graph: whether the exported graph of a sentence encoder pools.
 
@@ -141,7 +142,7 @@ def load_unchanged(
         task=name,
         family=model.config.model_type,
         notes=notes,
-        example={} if example_inputs is None else read_example(example_inputs, model),
+        example={} if inputs is None else read_example(inputs, model),
         own_task=own_task,
         image_size=processed_size(parts.path, model, processor) if reads_images else None,
     )
@@ -265,7 +266,7 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
         InputError: the folder cannot be used.
         UsageError: the task does not exist, or transformers has no class of this family for it.
     """
-    from compressor.graph.source import graph_of, load_graph  # which loads a folder by the modules of this package
+    from compressor.graph.source import load_graph  # which loads a folder by the modules of this package
 
     tokenizer, rows = options.pop("tokenizer", None), options.pop("rows", None)
     graph = graph_of(Path(path))
@@ -275,7 +276,7 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
             graph,
             task=options.get("task"),
             tokenizer=tokenizer,
-            example_inputs=options.get("example_inputs"),
+            inputs=options.get("inputs"),
             rows=rows,
         )
     folder = load_unchanged(path, **options)

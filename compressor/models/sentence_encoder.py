@@ -54,13 +54,21 @@ class SentenceEncoder(PooledEncoder):
         return [layer for layer in self.dense if isinstance(layer, DenseLayer)]
 
     @property
+    def states_output(self) -> str:
+        """Name of the output of an exported graph that has the states of tokens."""
+        return STATES
+
+    @property
     def graph_outputs(self) -> tuple[str, ...]:
         """Names of the outputs of an exported graph."""
         return (EMBEDDING, STATES) if self.pool_in_graph else (STATES,)
 
     def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
         """Embeddings `[texts, width]`, and scores of documents, where the model has some."""
-        embedding = self._embed(pooled)
+        return self.with_documents(self._embed(pooled))
+
+    def with_documents(self, embedding: Tensor) -> dict[str, Tensor]:
+        """Outputs for embeddings `[texts, width]`."""
         if self.documents is None:
             return {EMBEDDING: embedding}
         cosines = nn.functional.normalize(embedding, dim=-1) @ self.documents.to(embedding).T

@@ -203,7 +203,7 @@ def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
     """The files that a rung reads, and folders of rows, some of which may not exist."""
     if (start := recipe.budget.start_from) is not None:
         yield start / _PLAN
-    yield from filter(None, (recipe.source.example_inputs, recipe.selection.plan))
+    yield from filter(None, (recipe.source.inputs, recipe.selection.plan))
     models = filter(None, (recipe.source.model, recipe.distillation.teacher))
     for folder in (folder for model in models for folder in source_folders(model)):
         files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs

@@ -61,7 +61,7 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
         needs_processor=needs_processor,
         allow_pickle=source.allow_pickle,
         trust_remote_code=source.trust_remote_code,
-        example_inputs=source.example_inputs,
+        inputs=source.inputs,
         pool_in_graph=recipe.export.pool_in_graph,
         tokenizer=source.tokenizer,
         rows=_first_arrays(recipe.rows.sources),
@@ -137,6 +137,15 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
+    stored = getattr(folder.model, "precision", "fp32")
+    if engine.definite_precision == "int8" and stored != "fp32":
+        raise InputError(
+            f"--precision int8: {folder.path} has a graph in {stored}, and 8 bits are made from float32; export it in"
+            " float32, or omit it",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="precision",
+            stored=stored,
+        )
     sites, groups = _find_units(recipe, steps, folder)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])

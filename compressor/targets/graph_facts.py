@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -34,6 +35,15 @@ def fusible_attentions(model: ir.Model) -> list[GraphSite]:
 def is_quantized(model: ir.Model) -> bool:
     """Whether a graph has quantization nodes."""
     return any(node.op_type in _QUANTIZATION for node in model.graph)
+
+
+def stored_precision(model: ir.Model) -> Literal["fp32", "fp16", "bf16"]:
+    """The precision that a graph in floats computes in, which its matrices are stored in."""
+    names: dict[ir.DataType | None, Literal["fp16", "bf16"]]
+    names = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    stored = {tensor.dtype for tensor in tensors if tensor is not None and len(tensor.shape) > 1}
+    return next((names[dtype] for dtype in names if dtype in stored), "fp32")
 
 
 def digest(*paths: Path) -> str:

@@ -233,9 +233,10 @@ def _check_values(part: RowArrays, name: str, spec: InputSpec, start: int, rows:
     else:
         info = None if spec.dtype.kind == "b" else np.iinfo(spec.dtype)
         lowest, highest = (0, 1) if info is None else (int(info.min), int(info.max))
-        lowest = max(0, lowest) if are_ids else lowest
+        lowest = max(0, lowest) if are_ids or spec.ids is not None else lowest
+        highest = highest if spec.ids is None else spec.ids - 1
         wrong, problem = (rows < lowest) | (rows > highest), f"is no number from {lowest} to {highest}"
-        code = ErrorCode.INVALID_ROWS
+        code = ErrorCode.INVALID_ROWS if spec.ids is None else ErrorCode.ID_OUTSIDE_TABLE
     flat = wrong.reshape(len(rows), -1)
     if flat.any():
         row = int(flat.any(1).argmax())

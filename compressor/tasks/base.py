@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, require_processor
-from compressor.results import MetricUnit, Note
+from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_origin import RowOrigin, SplitRows
@@ -241,6 +241,32 @@ class Task(ABC):
             batch: the inputs of the engine.
         """
         return outputs
+
+    def use_outputs(self, names: Sequence[str]) -> None:
+        """Score an output of a graph under another name than that of the task.
+
+        Args:
+            names: the outputs of the graph that have floats, in order. A single one stands for that of the task.
+
+        Raises:
+            InputError: none has the name of the task's output, and there are several.
+        """
+        missing = [name for name in self.outputs if name not in names]
+        if not missing:
+            return
+        if len(self.outputs) > 1 or len(names) > 1:
+            listed, wanted = ", ".join(names), " and ".join(self.outputs)
+            raise InputError(
+                f"the graph has the outputs {listed}, and {self.name} scores {wanted}; name its outputs so, or give"
+                " rows as arrays (.npz)",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                output=missing[0],
+                outputs=tuple(names),
+                task=self.name,
+            )
+        text = f"the output {names[0]} of the graph is scored as {self.outputs[0]}, because no other output has floats"
+        self.outputs = (names[0],)
+        self.notes = (*self.notes, Note(text=text, code=NoteCode.OUTPUT_CHOSEN))
 
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
         """The logits among the outputs of a model or an engine; several are stacked on a last axis.

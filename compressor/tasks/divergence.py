@@ -15,7 +15,6 @@ from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 
-LOGITS = "logits"
 """Name of the output of classifiers."""
 _SMALLEST_VARIANCE = 1e-12
 
@@ -122,22 +121,27 @@ def fisher_outputs(
             vectors = _vectors(value.float(), batch)
             norms = vectors.detach().norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_VARIANCE)
             return _random_component(vectors / norms, generator)
-        if name == LOGITS and deviations is not None:
+        if deviations is not None:
             return _random_component(value.float() / deviations.to(value.device), generator)
         return value
 
     return [of(name, outputs[name]) for name in names]
 
 
-def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
+def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], name: str) -> Tensor | None:
     """The standard deviation over batches of each of several numbers, `[numbers]`, of a model in evaluation mode.
 
     None for models other than a regression of several numbers.
+
+    Args:
+        model: the model.
+        batches: its inputs.
+        name: the scored output.
     """
     if several_answers(model.config) is not AnswerKind.NUMBERS:
         return None
     with torch.no_grad():
-        outputs = [model(**forward_arguments(model, batch))[LOGITS] for batch in batches]
+        outputs = [model(**forward_arguments(model, batch))[name] for batch in batches]
     return variances(torch.cat(outputs)).clamp(min=_SMALLEST_VARIANCE).sqrt().float()
 
 
@@ -151,13 +155,13 @@ def are_numbers(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
     """Whether an output of a classifier of this kind is a number, `[batch]`, or several numbers, `[batch, number]`."""
     if name in SPAN_ENDS or are_classes(output, name, kind):
         return False
-    is_several = name == LOGITS and kind is AnswerKind.NUMBERS and output.dim() == 2
+    is_several = kind is AnswerKind.NUMBERS and output.dim() == 2
     return is_several or output.dim() == 1 or (output.dim() == 2 and output.shape[1] == 1)
 
 
 def are_classes(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
     """Whether an output of a classifier of this kind is an independent decision on each class, `[batch, class]`."""
-    return name == LOGITS and kind is AnswerKind.CLASSES and output.dim() == 2
+    return name not in SPAN_ENDS and kind is AnswerKind.CLASSES and output.dim() == 2
 
 
 def variances(outputs: Tensor) -> Tensor:

@@ -54,6 +54,8 @@ class IdTables:
         head = model.get_output_embeddings()
         if isinstance(head, nn.Linear):  # labels are shifted to the inputs of a decoder
             sizes[LABELS] = min(filter(None, (head.out_features, sizes[_TARGET_TOKENS])))
+        for name, spec in getattr(model, "input_specs", {}).items():  # of a graph, which has no modules of embeddings
+            sizes[name] = spec.ids
         positions = _position_limits(model)
         if (limit := token_limit(model)) is not None:
             positions[_TOKENS] = min(limit, positions.get(_TOKENS, limit))

@@ -56,6 +56,9 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             field="task",
             value=folder.own_task.path,
         ) from error
+    outputs = getattr(folder.model, "output_specs", None)
+    if outputs is not None and folder.sentence is None:
+        task.use_outputs([name for name, output in outputs.items() if output.dtype.kind == "f"])
     return task
 
 

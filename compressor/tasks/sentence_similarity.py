@@ -17,7 +17,7 @@ from transformers import BatchEncoding
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
-from compressor.models.sentence_encoder import EMBEDDING, RANKING, STATES, SentenceEncoder
+from compressor.models.sentence_encoder import EMBEDDING, RANKING, SentenceEncoder
 from compressor.results import MetricUnit
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
@@ -278,9 +278,10 @@ class SentenceSimilarity(Task):
 
     def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """The outputs with embeddings, which are pooled here if the graph does not pool."""
-        if EMBEDDING in outputs or STATES not in outputs:
+        name = self._model.states_output
+        if EMBEDDING in outputs or name not in outputs:
             return outputs
-        states = torch.from_numpy(np.asarray(outputs[STATES]))
+        states = torch.from_numpy(np.asarray(outputs[name])).float()
         return {**outputs, EMBEDDING: self._model.pool(states, batch["attention_mask"]).numpy()}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from compressor.units.hook import Attention, Call, configs, family, intercepted,
 from compressor.units.layers import is_linear, removed_afterwards
 from compressor.units.probe import observed_projections
 from compressor.units.projections import Site, called_projections, is_projection
-from graph_passes import Kind
+from graph_passes import Kind, Refusal
 
 logger = logging.getLogger(__name__)
 SUPPORTED = (
@@ -49,11 +49,15 @@ class KnowsGroups(Protocol):
         sites: the attentions, named by the linears that mix their heads.
         feed_forwards: path of each linear that reads neurons -> their number.
         group_names: names of all groups, in the order in which the model calls them.
+        obstacles: what looks like an attention or a feed-forward and is no group, and why.
+        search_outcome: what was looked for, and where the search stopped, for messages.
     """
 
     sites: Sequence[Site]
     feed_forwards: Mapping[str, int]
     group_names: Sequence[str]
+    obstacles: Sequence[Refusal]
+    search_outcome: str
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,21 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     return units
 
 
-def no_heads_error(model: nn.Module) -> SiteRefusedError:
+def nothing_to_remove(model: KnowsGroups) -> InputError:
+    """The error for a graph without units that can be removed."""
+    return InputError(
+        f"nothing can be removed from the graph. {model.search_outcome}",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        obstacles=tuple(str(obstacle) for obstacle in model.obstacles),
+    )
+
+
+def no_heads_error(model: nn.Module) -> CompressorError:
     """The error for a model in which no heads were found."""
-    name = family(unwrap(model))
+    bare = unwrap(model)
+    if isinstance(bare, KnowsGroups):
+        return nothing_to_remove(bare)
+    name = family(bare)
     return SiteRefusedError(
         f"{name}: no attention heads were recognized: no module calls transformers' attention interface, and no"
         " projection reads heads of a softmax; remove neurons by a budget instead, e.g. --macs 70%, or use a supported"
@@ -191,7 +207,7 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
         reason = (str(error).strip() or "no message").splitlines()[0]
         raise InputError(
             f"{family(model)}: the model does not run on {', '.join(inputs)} ({type(error).__name__}: {reason}); give"
-            " inputs that it runs on (--example-inputs FILE.npz)",
+            " inputs that it runs on (--inputs FILE.npz)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             reason=reason,

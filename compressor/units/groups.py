@@ -25,7 +25,7 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
-from compressor.units.find import SUPPORTED, KnowsGroups, evaluation_mode, find_units
+from compressor.units.find import SUPPORTED, KnowsGroups, evaluation_mode, find_units, nothing_to_remove
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.layers import (
     Linear,
@@ -186,6 +186,8 @@ def find_groups(
             groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
             ends = _feed_forward_ends(bare, inputs, trace, units.read)
             groups += [_neurons(call.name, linear_sizes(call.module)[0]) for call in ends]
+    if not groups and isinstance(bare, KnowsGroups):
+        raise nothing_to_remove(bare)
     if not groups:
         raise SiteRefusedError(
             f"{family(bare)}: neither heads of an attention nor neurons of a feed-forward were recognized, so nothing"

@@ -122,6 +122,17 @@ class FoundGroups:
     groups: tuple[FoundGroup, ...]
     obstacles: tuple[Refusal, ...]
 
+    @property
+    def outcome(self) -> str:
+        """What was looked for, and the first obstacle, for the message about a graph without groups."""
+        first, *more = self.obstacles or (None,)
+        stop = "the graph has neither" if first is None else f"{first}" + (f" (and {len(more)} more)" if more else "")
+        return (
+            "Looked for attentions (a Softmax between two products of activations, or one operator that computes all of"
+            " it) and for feed-forwards (two products with weights, the second of which joins a residual sum):"
+            f" {stop}"
+        )
+
     def __getitem__(self, name: str) -> FoundGroup:
         for group in self.groups:
             if group.name == name:

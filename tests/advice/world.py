@@ -290,10 +290,10 @@ _LOADED: dict[tuple[object, ...], model_folder.ModelFolder] = {}
 """Contents and options of a model folder -> the loaded folder."""
 
 
-def _loaded_once(path: Path, *, task: str | None = None, example_inputs: Path | None = None, **options: Any) -> Any:
+def _loaded_once(path: Path, *, task: str | None = None, inputs: Path | None = None, **options: Any) -> Any:
     """Load a folder as runs do, once for equal files: a run that ends when it is checked does not change its model."""
-    load = partial(loaded_afresh, path, task=task, example_inputs=example_inputs, **options)
-    if task is not None or example_inputs is not None or not path.is_dir():
+    load = partial(loaded_afresh, path, task=task, inputs=inputs, **options)
+    if task is not None or inputs is not None or not path.is_dir():
         return load()
     files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     key = (*sorted(files.items()), *sorted(options.items()))

@@ -99,7 +99,7 @@ MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
 def test_inputs_of_any_size_are_taken_from_the_file(saved: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", input_ids=IDS, attention_mask=MASK)
-    folder = load(saved, example_inputs=tmp_path / "inputs.npz")
+    folder = load(saved, inputs=tmp_path / "inputs.npz")
     inputs = example_inputs(folder, 3, 7)
     assert inputs["input_ids"].dtype == torch.int64
     whole, padded = [*IDS[0], *IDS[0, :2]], [*IDS[1, :3], IDS[1, 0], 0, 0, 0]
@@ -112,7 +112,7 @@ def test_inputs_of_any_size_are_taken_from_the_file(saved: Path, tmp_path: Path)
 
 def test_axes_that_are_not_positions_keep_their_sizes(saved: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", inputs_embeds=np.ones((2, 5, 16)), position_ids=np.arange(5)[None].repeat(2, 0))
-    inputs = example_inputs(load(saved, example_inputs=tmp_path / "inputs.npz"), 4, 9)
+    inputs = example_inputs(load(saved, inputs=tmp_path / "inputs.npz"), 4, 9)
     assert {name: tuple(value.shape) for name, value in inputs.items()} == {
         "inputs_embeds": (4, 5, 16),
         "position_ids": (4, 5),
@@ -138,12 +138,12 @@ def test_a_bad_file_is_one_line(name: str, saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "inputs.npz"
     write(path)
     with fails_with(code, path=path):
-        load(saved, example_inputs=path)
+        load(saved, inputs=path)
 
 
 def test_inputs_that_the_model_does_not_run_on_are_one_line(saved: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", attention_mask=MASK)
-    folder = load(saved, example_inputs=tmp_path / "inputs.npz")
+    folder = load(saved, inputs=tmp_path / "inputs.npz")
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, family="bert"):
         find_sites(folder.model, example_inputs(folder, 2, 5))
 

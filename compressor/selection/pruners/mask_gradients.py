@@ -50,7 +50,7 @@ def mask_gradients(
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
     generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
     with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
-        deviations = number_deviations(model, batches)
+        deviations = number_deviations(model, batches, names[0])
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
             rows = len(next(iter(batch.values())))

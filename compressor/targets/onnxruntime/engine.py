@@ -29,6 +29,7 @@ from compressor.targets.graph_facts import (
     names_of,
     quantized_matmuls,
     read_float_widths,
+    stored_precision,
 )
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
@@ -62,6 +63,8 @@ ROUNDS = 6
 """Rounds in which fused and split normalizations are timed."""
 PAUSE_SECONDS = 0.05
 """Time after which the threads of a session have stopped spinning."""
+_AS_STORED = "compressor.as_stored"
+"""Entry of the metadata of an engine whose graph was in half precision, which every device runs with casts."""
 GAIN = 1.01
 """Least speed-up for which fused normalizations are split."""
 
@@ -118,6 +121,10 @@ def build_engine(
         return _open(out, onnx, settings, precision, ["quantized graph"], requested=len(matmuls))
     fusion = fuse(onnx, out, settings, rewrite)
     changes = [str(fusion)]
+    if precision == "fp32" and (stored := stored_precision(model := load(out))) != precision:
+        model.metadata_props[_AS_STORED] = stored
+        save(model, out)
+        changes.append(f"stored and computed in {stored}, as the graph is")
     if precision == "fp16":
         save(ReducePrecision()(load(out)).model, out)
         changes.append("converted to half precision, inputs and outputs unchanged")
@@ -217,6 +224,8 @@ def _precision(model: ir.Model) -> Precision:
     """Numeric precision of a graph that `build_engine` wrote."""
     if any(node.op_type in (*INT8_KERNELS, "DequantizeLinear") for node in model.graph):
         return "int8"
+    if _AS_STORED in model.metadata_props:
+        return "fp32"
     weights = model.graph.initializers.values()
     return "fp16" if any(value.dtype == ir.DataType.FLOAT16 for value in weights) else "fp32"
 
@@ -281,7 +290,7 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
             model = rewrite(load(source))
         save(model, out)
         error = _largest_error(out, settings, reference)
-        if error <= TOLERANCE["fp32"]:
+        if error <= TOLERANCE[stored_precision(load(source))]:
             _log.debug("%s: fused within %.1e", source, error)
             return Fusion(fused=True, error=error)
         reason = f"the outputs of the fused graph differ by {error:.1e}"

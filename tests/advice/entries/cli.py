@@ -118,7 +118,7 @@ def _(w: World) -> None:
     save(image_layer(), w.file("image.onnx"))
     np.savez(w.file("rows.npz"), x=np.zeros(SHAPE, np.float32))
     w.fails("sites", "image.onnx")
-    w.right("sites", "image.onnx", "--example-inputs", "rows.npz")
+    w.right("sites", "image.onnx", "--inputs", "rows.npz")
 
 
 @advice("cli message_of text")

@@ -27,7 +27,7 @@ def _(w: World) -> None:
     w.patch.setattr(module, "_required", lambda parameters: {"input_ids", "positions"})
     np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
     w.fails(*w.keep_one())
-    w.right(*w.keep_one("--example-inputs", "inputs.npz"))
+    w.right(*w.keep_one("--inputs", "inputs.npz"))
 
 
 @advice("model_folder.example_inputs vocabulary_size unsupported-model")
@@ -37,7 +37,7 @@ def _(w: World) -> None:
     config = hf.ViTConfig()
     w.fails(vocabulary_size, config, torch.nn.Linear(2, 2))
     np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
-    w.right(*w.keep_one("--example-inputs", "inputs.npz"))
+    w.right(*w.keep_one("--inputs", "inputs.npz"))
 
 
 @advice("model_folder.example_inputs _text out-of-range")

@@ -41,9 +41,9 @@ def _(w: World) -> None:
     folder = load(w.model)
     w.fails(lambda: find_sites(folder.model, {"input_ids": torch.full((1, 4), 99)}))
     np.savez(w.file("inputs.npz"), input_ids=np.full((2, 8), 99), attention_mask=np.ones((2, 8), np.int64))
-    w.fails(*w.keep_one("--example-inputs", "inputs.npz"))
+    w.fails(*w.keep_one("--inputs", "inputs.npz"))
     np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
-    w.right(*w.keep_one("--example-inputs", "inputs.npz"))
+    w.right(*w.keep_one("--inputs", "inputs.npz"))
 
 
 @advice("units.hook intercepted.route unsupported", unfollowed="needs two GPUs, on which processes are started")

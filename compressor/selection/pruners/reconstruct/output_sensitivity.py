@@ -112,7 +112,7 @@ def sensitivity_of(
     masks: list[dict[str, Tensor]] = []
     metrics: dict[str, Tensor] = {}
     with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
-        draws = Draws(generator, several_answers(model.config), number_deviations(model, batches))
+        draws = Draws(generator, several_answers(model.config), number_deviations(model, batches, names[0]))
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
             parts = [_fisher(model, part, linears, names, draws, metrics) for part in _parts(batch)]

@@ -1,0 +1,89 @@
+"""Advice about ONNX files that are compressed: see `tests.advice.world`."""
+
+from __future__ import annotations
+
+import torch
+import transformers as hf
+
+from tests import folders
+from tests.advice.entries.conflicts import RULES, conflict
+from tests.advice.world import SHORT, World, advice
+from tests.graph.files import arrays, classifier, halve, npz, write_graph
+
+FILE = "dense.onnx -o out --data rows.tsv --macs 50% "
+conflict(
+    RULES + "_check_graph text",
+    FILE + "--attention sdpa",
+    FILE,
+    "model -o out --attention sdpa --data rows.tsv --macs 50%",
+)
+conflict(
+    RULES + "_check_graph contradiction",
+    "model -o out --data rows.tsv --macs 50% --tokenizer model",
+    "model -o out --data rows.tsv --macs 50%",
+)
+
+
+def _run(w: World, graph: str, *flags: str, rows: str = "rows.npz") -> tuple[str, ...]:
+    """A short run of a graph, beside which there is a file of arrays."""
+    if not w.file("rows.npz").is_file():
+        npz(w.file("rows.npz"), **arrays())
+    return (graph, "-o", "out", "--data", rows, "--macs", "60%", *SHORT[:-2], *flags)
+
+
+@advice("graph.program _require_readable text")
+def _(w: World) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    whole = classifier(w.file("graph/model.onnx"))
+    quantize_dynamic(whole, w.file("quantized.onnx"))
+    w.fails(*_run(w, "quantized.onnx"))
+    w.right(*_run(w, "graph/model.onnx", "--precision", "int8"))
+
+
+@advice("graph.source _require_texts file-missing")
+def _(w: World) -> None:
+    classifier(w.file("graph/model.onnx"))
+    w.fails(*_run(w, "graph/model.onnx", rows="rows.tsv"))
+    w.right(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="rows.tsv"))
+    w.right(*_run(w, "graph/model.onnx"))
+
+
+@advice("graph.source _require_texts unsupported-model")
+def _(w: World) -> None:
+    names = ("numbers", "mask")
+    classifier(w.file("graph/model.onnx"), inputs=names)
+    w.fails(*_run(w, "graph/model.onnx", rows="rows.tsv"))
+    npz(w.file("numbers.npz"), **arrays(inputs=names))
+    w.right(*_run(w, "graph/model.onnx", rows="numbers.npz"))
+
+
+@advice("graph.source _task_by_form unsupported-model")
+def _(w: World) -> None:
+    torch.manual_seed(0)
+    model = hf.BertForMaskedLM(hf.BertConfig(**folders.SIZES))
+    write_graph(model, w.file("graph/model.onnx"))
+    w.rows("words.txt", *["good film bad plot one two"] * 24)
+    w.fails(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="words.txt"))
+    w.right(*_run(w, "graph/model.onnx", "--tokenizer", "model", "--task", "fill-mask", rows="words.txt"))
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(w.file("graph"))
+    w.right(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="words.txt"))
+
+
+@advice("graph.source load_graph contradiction")
+def _(w: World) -> None:
+    task = ("--task", "text-classification")
+    classifier(w.file("graph/model.onnx"))
+    w.fails(*_run(w, "graph/model.onnx", *task))
+    w.right(*_run(w, "graph/model.onnx"))
+    w.right(*_run(w, "graph/model.onnx", *task, "--tokenizer", "model", rows="rows.tsv"))
+
+
+@advice("run.load load_model unsupported-model")
+def _(w: World) -> None:
+    whole = classifier(w.file("graph/model.onnx"))
+    halve(whole, w.file("half.onnx"))
+    w.fails(*_run(w, "half.onnx", "--precision", "int8"))
+    w.right(*_run(w, "graph/model.onnx", "--precision", "int8"))
+    w.right(*_run(w, "half.onnx"))

@@ -1,0 +1,154 @@
+"""Files as users have them: half precision, other names, questions, sentences; and the folder that a run writes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+import compressor
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import load
+from compressor.results import NoteCode, Report
+from compressor.tasks import Task, open_data
+from tests import folders
+from tests.command import compress
+from tests.folders import rows_config
+from tests.graph.files import classifier, halve, npz, texts, write_graph
+from tests.tasks.questions import bert as reader
+from tests.tasks.questions import row as question
+from tests.tasks.questions import wordpieces
+from tests.tasks.rows import jsonl
+
+
+def both_outputs(path: Path, task: Task, batch: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """What a task scores: of the network of a graph, and of the graph itself."""
+    model: Any = load(path).model
+    inputs = {name: batch[name] for name in model.input_specs}
+    with torch.no_grad():
+        network = task.logits(model(**inputs))
+    session = ort.InferenceSession(model.file)
+    arrays = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    outputs = dict(zip((output.name for output in session.get_outputs()), arrays, strict=True))
+    return network, task.logits(task.scored_outputs(outputs, inputs))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph in half precision whose output is `scores`, rows of text, and the folder of another model's tokenizer."""
+    path = tmp_path_factory.mktemp("files")
+    halve(classifier(path / "whole" / "model.onnx", names=("scores",)), path / "graph" / "model.onnx")
+    folders.save(folders.bert(), path / "model")
+    texts(path / "rows.tsv")
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(place: Path) -> Report:
+    recipe = Recipe(
+        model=place / "graph" / "model.onnx",
+        tokenizer=place / "model",
+        data=str(place / "rows.tsv"),
+        test_data=str(place / "rows.tsv"),
+        macs=0.6,
+        max_length=8,
+        batch=1,
+        seconds=0.02,
+        out=place / "out",
+    )
+    return compressor.compress(recipe)
+
+
+def test_a_graph_in_half_precision_under_other_names(report: Report, place: Path) -> None:
+    assert all(proof.holds for proof in report.proofs)
+    assert NoteCode.OUTPUT_CHOSEN in {note.code for note in report.notes}
+    assert report.task == "text-classification"
+    for name in ("model.onnx", "engine.onnx"):
+        (output,) = onnx.load(place / "out" / name).graph.output
+        assert (output.name, output.type.tensor_type.elem_type) == ("scores", onnx.TensorProto.FLOAT16)
+
+
+def test_files_of_the_tokenizer_are_copied_and_those_of_its_model_are_not(report: Report, place: Path) -> None:
+    names = {path.name for path in (place / "out").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "plan.json", "report.json"} <= names
+    assert not {"config.json", "model.safetensors"} & names
+
+
+def test_commands_take_the_folder_of_a_file(
+    report: Report, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = place / "out"
+    timed = {speed.seq for speed in report.speeds}
+    assert {row["seq"] for row in compress(capfd, "bench", out, "--seconds", "0.02", "--json").json} == timed
+    listed = compress(capfd, "sites", out, "--json").json
+    assert {row["type"] for row in listed} <= {"heads", "neurons"}
+    applied = compress(
+        capfd, "apply", place / "graph" / "model.onnx", "--plan", out / "plan.json", "-o", tmp_path / "a", "--quiet"
+    )
+    assert applied.error_code == ErrorCode.FILE_MISMATCH
+    assert str(out / "model.onnx") in applied.error
+
+
+def test_answers_of_questions(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = reader()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    wordpieces().save_pretrained(tmp_path)
+    ends = ("start_logits", "end_logits")
+    write_graph(model, tmp_path / "model.onnx", ends)
+    rows = jsonl(tmp_path / "rows.jsonl", *(question("paris built the tall tower", "who built") for _ in range(4)))
+    folder = load(tmp_path)
+    task = open_data(rows_config(rows, rows, rows, max_length=16, stride=3), folder).task
+    assert (folder.task, task.outputs) == ("question-answering", ends)
+    batch = task.loss_inputs(task.collate(list(open_data(rows_config(rows, rows, rows), folder).train)))
+    assert np.allclose(*both_outputs(tmp_path, task, batch), atol=1e-5)
+    loss = folder.model(**batch).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_embeddings_of_sentences(pooled: bool, tmp_path: Path) -> None:
+    """Pooled outside of the graph, and inside, where the embeddings are its own output."""
+    torch.manual_seed(0)
+    folders.save_sentence_encoder(tmp_path / "whole")
+    whole = load(tmp_path / "whole")
+    path = shutil.copytree(tmp_path / "whole", tmp_path / "graph")
+    (path / "model.safetensors").unlink()
+    outputs = ("last_hidden_state", "sentence_embedding") if pooled else ("last_hidden_state",)
+    names = ("token_embeddings", *outputs[1:])
+    encoder: Any = whole.model
+    encoder.pool_in_graph = False
+    write_graph(whole.model, path / "model.onnx", outputs, names)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("label\tsentence1\tsentence2\n" + "1\tgood film\tgood plot\n0\tbad film\tone two\n" * 4)
+    folder = load(path)
+    task = open_data(rows_config(*[str(rows)] * 3), folder).task
+    batch = task.collate(list(open_data(rows_config(*[str(rows)] * 3), folder).train))
+    network, graph = both_outputs(path, task, batch)
+    assert np.allclose(network, graph, atol=1e-5)
+    with torch.no_grad():
+        expected = whole.model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).sentence_embedding
+    assert np.allclose(network, expected.numpy(), atol=1e-5)
+
+
+def test_an_output_among_several_has_the_name_of_the_task(tmp_path: Path) -> None:
+    whole = classifier(tmp_path / "model.onnx", outputs=("logits", "logits"), names=("first", "second"))
+    folders.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InputError) as error:
+        open_data(rows_config(str(texts(tmp_path / "rows.tsv"))), load(whole))
+    assert (error.value.code, error.value.details["output"]) == (ErrorCode.UNSUPPORTED_MODEL, "logits")
+
+
+def test_arrays_need_no_task(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "model.onnx", names=("scores",))
+    rows = npz(tmp_path / "rows.npz", input_ids=np.ones((9, 8), np.int64), attention_mask=np.ones((9, 8), np.int64))
+    assert load(file, rows=dict(np.load(rows))).task == "arrays"
