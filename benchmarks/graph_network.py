@@ -24,7 +24,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from compressor.graph.network import network_of
 from compressor.graph.program import GraphConfig, Program
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "BERT-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
 }
