@@ -12,10 +12,12 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from compressor.models.classifiers import AnswerKind, several_answers
-from compressor.models.sentence_encoder import EMBEDDING
+from compressor.models.sentence_encoder import EMBEDDING, RANKING
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 
 """Name of the output of classifiers."""
+_WITHOUT_KIND = (*SPAN_ENDS, RANKING)
+"""Outputs that are distributions whatever the answers of the model are."""
 _SMALLEST_VARIANCE = 1e-12
 
 
@@ -121,7 +123,7 @@ def fisher_outputs(
             vectors = _vectors(value.float(), batch)
             norms = vectors.detach().norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_VARIANCE)
             return _random_component(vectors / norms, generator)
-        if deviations is not None:
+        if deviations is not None and name not in _WITHOUT_KIND:
             return _random_component(value.float() / deviations.to(value.device), generator)
         return value
 
@@ -155,13 +157,13 @@ def are_numbers(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
     """Whether an output of a classifier of this kind is a number, `[batch]`, or several numbers, `[batch, number]`."""
     if name in SPAN_ENDS or are_classes(output, name, kind):
         return False
-    is_several = kind is AnswerKind.NUMBERS and output.dim() == 2
+    is_several = name not in _WITHOUT_KIND and kind is AnswerKind.NUMBERS and output.dim() == 2
     return is_several or output.dim() == 1 or (output.dim() == 2 and output.shape[1] == 1)
 
 
 def are_classes(output: Tensor, name: str, kind: AnswerKind | None) -> bool:
     """Whether an output of a classifier of this kind is an independent decision on each class, `[batch, class]`."""
-    return name not in SPAN_ENDS and kind is AnswerKind.CLASSES and output.dim() == 2
+    return name not in _WITHOUT_KIND and kind is AnswerKind.CLASSES and output.dim() == 2
 
 
 def variances(outputs: Tensor) -> Tensor:

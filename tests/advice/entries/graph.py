@@ -7,7 +7,7 @@ import transformers as hf
 
 from tests import folders
 from tests.advice.entries.conflicts import RULES, conflict
-from tests.advice.world import SHORT, World, advice
+from tests.advice.world import World, advice
 from tests.graph.files import arrays, classifier, halve, npz, write_graph
 
 FILE = "dense.onnx -o out --data rows.tsv --macs 50% "
@@ -28,7 +28,7 @@ def _run(w: World, graph: str, *flags: str, rows: str = "rows.npz") -> tuple[str
     """A short run of a graph, beside which there is a file of arrays."""
     if not w.file("rows.npz").is_file():
         npz(w.file("rows.npz"), **arrays())
-    return (graph, "-o", "out", "--data", rows, "--macs", "60%", *SHORT[:-2], *flags)
+    return (graph, "-o", "out", "--data", rows, "--macs", "60%", "--batch", "1", "--seconds", "0.01", *flags)
 
 
 @advice("graph.program _require_readable text")
