@@ -162,7 +162,7 @@ class GraphNetwork(PreTrainedModel):
     """A graph as a model of PyTorch; `network_of` makes one, with a `forward` that names the inputs of the graph.
 
     Attributes:
-        layers: the stretches between sums of the residual stream, in order.
+        graph_layers: the stretches between sums of the residual stream, in order.
         weights: initializer of the graph -> its parameter or buffer.
         file: the file of the graph.
         sites: the attentions, named by the linears that mix their heads.
@@ -188,7 +188,7 @@ class GraphNetwork(PreTrainedModel):
         self._shared = builder.shared
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
-        self.layers = nn.ModuleList(builder.layers)
+        self.graph_layers = nn.ModuleList(builder.layers)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights are those of the graph."""
@@ -241,7 +241,7 @@ class GraphNetwork(PreTrainedModel):
             shared.clear()
 
     def _layers(self) -> Iterator[GraphLayer]:
-        for layer in self.layers:
+        for layer in self.graph_layers:
             assert isinstance(layer, GraphLayer)
             yield layer
 
