@@ -20,6 +20,7 @@ from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
 
 _TOKENS, _TYPES = "input_ids", "token_type_ids"
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class GraphConfig(PretrainedConfig):
@@ -43,8 +44,8 @@ class Program:
 
     Attributes:
         file: the file of the graph.
-        model: the graph as it is executed: local functions are inlined, constants are initializers, and operators are
-            fused.
+        model: the graph as it is executed: local functions are inlined, constants are initializers, operators are
+            fused, and halves of floats are float32.
         found: the groups of units of the graph in the file.
     """
 
@@ -67,7 +68,9 @@ class Program:
         Normalize()(model)
         if sizes:
             graph_passes.record_example_sizes(model, sizes)
-        return cls(file, fuse(model), graph_passes.find_groups(model))
+        fused = fuse(model)
+        _widen(fused)
+        return cls(file, fused, graph_passes.find_groups(model))
 
     @property
     def graph(self) -> ir.Graph:
@@ -144,6 +147,18 @@ class Program:
         """Version of the operator set of a node."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         return node.version or self.model.opset_imports.get(domain, 1)
+
+
+def _widen(model: ir.Model) -> None:
+    """Compute in float32 where a graph computes in halves of floats, whose rounding would hide small differences."""
+    for node in model.graph:
+        to = node.attributes.get("to")
+        if node.op_type == "Cast" and to is not None and to.as_int() in _HALVES:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+        value = node.attributes.get("value")
+        if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
+            wide = value.as_tensor().numpy().astype(np.float32)
+            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
 
 
 def _spec(value: ir.Value) -> tuple[np.dtype, tuple[int | None, ...]]:
