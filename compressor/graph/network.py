@@ -77,14 +77,13 @@ Operand = int | Weight | None
 
 
 @dataclass
-class Step:
+class Operation:
     """One node, ready to run.
 
     Attributes:
         run: computes the outputs.
         operands: the inputs.
         results: numbers of the outputs.
-        node: the node.
         drops: numbers of values that no later node of the same layer reads.
     """
 
@@ -120,55 +119,55 @@ class GraphLayer(nn.Module):
     """The nodes between two sums of the residual stream.
 
     Args:
-        steps: the nodes.
+        operations: the nodes.
         shared: values that nodes of several layers read.
         operands: numbers of the values that earlier layers compute, the residual stream first.
         results: numbers of the values that later layers read, the residual stream first.
     """
 
-    def __init__(self, steps: Sequence[Step], shared: _Shared, operands: Sequence[int], results: Sequence[int]) -> None:
+    def __init__(
+        self, operations: Sequence[Operation], shared: _Shared, operands: Sequence[int], results: Sequence[int]
+    ) -> None:
         super().__init__()
-        self._steps, self._shared = list(steps), shared
+        self._operations, self._shared = list(operations), shared
         self.operands, self.results = tuple(operands), tuple(results)
 
     def forward(self, *values: Tensor) -> Values:
         """The values of `results`, from those of `operands`."""
         computed = dict(zip(self.operands, values, strict=True))
-        execute(self._steps, computed, self._shared.values)
+        execute(self._operations, computed, self._shared.values)
         return Values(self.results, computed)
 
 
-def execute(steps: Sequence[Step], computed: dict[int, Tensor], shared: Mapping[int, Tensor]) -> None:
+def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared: Mapping[int, Tensor]) -> None:
     """Run nodes in order.
 
     Args:
-        steps: the nodes.
+        operations: the nodes.
         computed: number -> value; results are added, and values that are not read any more are removed.
         shared: further values.
     """
-    for step in steps:
-        operands = [
-            operand.value
-            if isinstance(operand, Weight)
-            else None
-            if operand is None
-            else computed[operand]
-            if operand in computed
-            else shared[operand]
-            for operand in step.operands
-        ]
-        for number, value in zip(step.results, step.run(operands), strict=False):
+    for operation in operations:
+        operands = [_read(operand, computed, shared) for operand in operation.operands]
+        for number, value in zip(operation.results, operation.run(operands), strict=False):
             if value is not None:
                 computed[number] = value
-        for number in step.drops:
+        for number in operation.drops:
             computed.pop(number, None)
+
+
+def _read(operand: Operand, computed: Mapping[int, Tensor], shared: Mapping[int, Tensor]) -> Tensor | None:
+    """The value of an operand."""
+    if isinstance(operand, int):
+        return computed[operand] if operand in computed else shared[operand]
+    return None if operand is None else operand.value
 
 
 class GraphNetwork(PreTrainedModel):
     """A graph as a model of PyTorch; `network_of` makes one, with a `forward` that names the inputs of the graph.
 
     Attributes:
-        layers: the stretches between sums of the residual stream, in order.
+        graph_layers: the layers between sums of the residual stream, in order.
         weights: initializer of the graph -> its parameter or buffer.
         file: the file of the graph.
         sites: the attentions, named by the linears that mix their heads.
@@ -199,7 +198,7 @@ class GraphNetwork(PreTrainedModel):
         self._shared = builder.shared
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
-        self.layers = nn.ModuleList(builder.layers)
+        self.graph_layers = nn.ModuleList(builder.layers)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights are those of the graph."""
@@ -263,7 +262,7 @@ class GraphNetwork(PreTrainedModel):
             shared.clear()
 
     def _layers(self) -> Iterator[GraphLayer]:
-        for layer in self.layers:
+        for layer in self.graph_layers:
             assert isinstance(layer, GraphLayer)
             yield layer
 
@@ -324,7 +323,7 @@ class _Linear:
 
 
 class _Builder:
-    """Makes the modules and steps of a network from a graph."""
+    """Makes the modules and operations of a network from a graph."""
 
     def __init__(self, network: GraphNetwork, program: Program) -> None:
         self._network, self._program = network, program
@@ -348,7 +347,7 @@ class _Builder:
         for linear in matmuls.values():  # groups first: their paths are names in plans
             if (linear.weight.name or "") in program.paths:
                 self._module_of(linear)
-        self.before = [self._step(node, linear) for node, linear in units if node.outputs[0] not in depends]
+        self.before = [self._operation(node, linear) for node, linear in units if node.outputs[0] not in depends]
         self.inputs = {
             value.name or "": self._number(value) for value in program.graph.inputs if not value.is_initializer()
         }
@@ -377,13 +376,13 @@ class _Builder:
             self.weights[name] = Weight(constants, attribute)
         return self.weights[name]
 
-    def _step(self, node: ir.Node, linear: _Linear | None) -> Step:
+    def _operation(self, node: ir.Node, linear: _Linear | None) -> Operation:
         if linear is not None:
             run, operands = _call(self._module_of(linear)), (self._operand(linear.activation),)
-            return Step(run, operands, (self._number(linear.output),))
+            return Operation(run, operands, (self._number(linear.output),))
         run = executor(node, self._program.opset(node))
         results = tuple(self._number(value) for value in node.outputs)
-        return Step(run, tuple(self._operand(value) for value in node.inputs), results)
+        return Operation(run, tuple(self._operand(value) for value in node.inputs), results)
 
     def _module_of(self, linear: _Linear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it."""
@@ -409,8 +408,8 @@ class _Builder:
 
     def _divide(
         self, units: Sequence[tuple[ir.Node, _Linear | None]], depends: set[ir.Value]
-    ) -> tuple[list[GraphLayer], list[Step]]:
-        """The layers, and the steps after the last one."""
+    ) -> tuple[list[GraphLayer], list[Operation]]:
+        """The layers, and the operations after the last one."""
         last_use: dict[ir.Value, int] = {}
         for position, (node, linear) in enumerate(units):
             for value in node.inputs if linear is None else (linear.activation,):
@@ -427,33 +426,33 @@ class _Builder:
             produced = [*held, *(value for node, _ in part for value in node.outputs)]
             alive = [value for value in produced if last_use.get(value, -1) > cut or value in returned]
             results = [stream, *(value for value in dict.fromkeys(alive) if value is not stream)]
-            steps = self._steps(part, {*results}, last_use, start)
+            operations = self._operations(part, {*results}, last_use, start)
             operands = [self._number(value) for value in held]
-            layers.append(GraphLayer(steps, self.shared, operands, [self._number(value) for value in results]))
+            layers.append(GraphLayer(operations, self.shared, operands, [self._number(value) for value in results]))
             held, start = results, cut + 1
-        return layers, self._steps(units[start:], set(returned), last_use, start)
+        return layers, self._operations(units[start:], set(returned), last_use, start)
 
-    def _steps(
+    def _operations(
         self,
         units: Sequence[tuple[ir.Node, _Linear | None]],
         kept: set[ir.Value],
         last_use: Mapping[ir.Value, int],
         start: int,
-    ) -> list[Step]:
-        """The steps of a stretch, each with the values that are not read any more after it."""
-        steps = []
+    ) -> list[Operation]:
+        """The operations of a part of the nodes, each with the values that are not read any more after it."""
+        operations = []
         for position, (node, linear) in enumerate(units, start):
-            step = self._step(node, linear)
+            operation = self._operation(node, linear)
             if linear is None and _is_sum(node):
-                step.run = _observed(step.run, self._identity(len(self._network.sums)))
+                operation.run = _observed(operation.run, self._identity(len(self._network.sums)))
             read = node.inputs if linear is None else (linear.activation,)
-            step.drops = tuple(
+            operation.drops = tuple(
                 self._number(value)
                 for value in dict.fromkeys(read)
                 if value is not None and last_use.get(value) == position and value not in kept
             )
-            steps.append(step)
-        return steps
+            operations.append(operation)
+        return operations
 
     def _identity(self, number: int) -> nn.Identity:
         module = nn.Identity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,16 +17,28 @@ from transformers import PreTrainedModel
 Attention = Literal["eager", "sdpa"]
 
 
-class _Logits(nn.Module):
-    """A model whose inputs are positional and whose only output are the logits."""
+class _Answer(nn.Module):
+    """A model whose inputs are positional and whose only output are the logits, or its first output."""
 
     def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model = model
         self.names = names
+        has_cache = "use_cache" in inspect.signature(model.forward).parameters or hasattr(model.config, "use_cache")
+        self.options = {"use_cache": False} if has_cache else {}
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return self.model(**dict(zip(self.names, inputs, strict=True)), use_cache=False).logits
+        outputs = self.model(**dict(zip(self.names, inputs, strict=True)), **self.options)
+        answer: Tensor = outputs["logits"] if "logits" in outputs else outputs[0]
+        return answer
+
+
+def free_axes(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
+    """Names of the axes of each input whose sizes are free: those of images and sounds have one size but the batch."""
+    return {
+        name: {0: "batch"} | ({} if value.is_floating_point() else {1: "target" if "decoder" in name else "length"})
+        for name, value in inputs.items()
+    }
 
 
 def _export(
@@ -36,7 +49,7 @@ def _export(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both exporters warn about themselves and about the models
         torch.onnx.export(
-            _Logits(model, names),
+            _Answer(model, names),
             tuple(inputs.values()),
             path,
             input_names=list(names),
@@ -50,7 +63,7 @@ def trace(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, *, opset: int, attention: Attention
 ) -> ir.Model:
     """The graph that torch's older exporter traces."""
-    free = {name: {0: "batch", 1: "target" if "decoder" in name else "length"} for name in inputs}
+    free = free_axes(inputs)
     _export(model, inputs, path, attention, dynamo=False, opset_version=opset, dynamic_axes=free)
     return ir.load(path)
 
@@ -59,8 +72,7 @@ def export(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, *, opset: int, attention: Attention
 ) -> ir.Model:
     """The graph that torch's newer exporter (dynamo) exports and optimizes."""
-    free = torch.export.Dim.DYNAMIC
-    shapes = (tuple({0: free, 1: free} for _ in inputs),)
+    shapes = (tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in free_axes(inputs).values()),)
     _export(
         model, inputs, path, attention, dynamo=True, opset_version=opset, dynamic_shapes=shapes, external_data=False
     )
