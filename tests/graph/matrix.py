@@ -37,10 +37,10 @@ from torch import Tensor
 
 import graph_passes
 from benchmarks.machine import machine
+from compressor.config.graph_file import graph_of
 from compressor.errors import CompressorError
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.source import graph_of
 from compressor.graph.write import reference_run
 from compressor.units import find_groups
 from graph_passes import GraphPassError, Plan, gate_groups, shrink
