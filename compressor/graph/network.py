@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ from compressor.graph.operators import executor
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.targets.graph_facts import graph_digest
+from graph_passes import FoundGroup, Refusal, RefusalCode
 from graph_passes.passes import Normalize
 from graph_passes.passes.insert_gates import FINGERPRINT
 
@@ -185,11 +186,9 @@ class GraphNetwork(PreTrainedModel):
 
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
-        self.file, self.sites, self.feed_forwards = program.file, program.sites, program.feed_forwards
-        self.obstacles, self.search_outcome = program.found.obstacles, program.found.outcome
+        self.file, self.search_outcome = program.file, program.found.outcome
         self._content, self.precision = program.content, program.precision
         self.input_specs, self.output_specs = program.signature
-        self.group_names = [group.linear for group in program.found.groups]
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
         self.constants, self.sums = _Constants(), nn.ModuleDict()
@@ -199,6 +198,14 @@ class GraphNetwork(PreTrainedModel):
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
         self.graph_layers = nn.ModuleList(builder.layers)
+        groups = [group for group in program.found.groups if group.linear in builder.paths]
+        self.group_names = [group.linear for group in groups]
+        self.sites = tuple(site for site in program.sites if site.name in self.group_names)
+        self.feed_forwards = {name: count for name, count in program.feed_forwards.items() if name in self.group_names}
+        self.obstacles = (
+            *program.found.obstacles,
+            *(_no_linear(group) for group in program.found.groups if group not in groups),
+        )
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights are those of the graph."""
@@ -291,6 +298,13 @@ class GraphNetwork(PreTrainedModel):
         return nn.functional.cross_entropy(output.flatten(0, -2), labels.flatten())
 
 
+def _no_linear(group: FoundGroup) -> Refusal:
+    """The obstacle of a group that ends in another operator than a matmul of an activation with a matrix."""
+    node = group.products[0]
+    why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
+    return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
+
+
 class _Input(inspect.Parameter):
     """A parameter for an input, whose name need not be an identifier, e.g. `input.1`."""
 
@@ -330,7 +344,8 @@ class _Builder:
         self.weights: dict[str, Weight] = {}
         self.shared = _Shared()
         self._numbers: dict[ir.Value, int] = {}
-        self._linears: dict[tuple[ir.Value, bool, ir.Value | None], nn.Linear] = {}
+        self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
+        self.paths: dict[str, nn.Linear] = {}
         nodes = list(program.graph)
         matmuls = {linear.output: linear for linear in _linears(nodes)}
         absorbed = {node for linear in matmuls.values() for node in _nodes_of(linear)}
@@ -385,10 +400,13 @@ class _Builder:
         return Operation(run, tuple(self._operand(value) for value in node.inputs), results)
 
     def _module_of(self, linear: _Linear) -> nn.Linear:
-        """The module of a matmul; matmuls with the same weight and bias share it."""
-        key = linear.weight, linear.is_transposed, linear.bias
+        """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
+        name = linear.weight.name or ""
+        path = self._program.paths.get(name)
+        key = (linear.weight, linear.is_transposed, linear.bias)
+        if path in self.paths and key not in self._linears:
+            self._linears[key] = self._call_again(self.paths[path], linear)
         if key not in self._linears:
-            name = linear.weight.name or ""
             known = self.weights.get(name)
             module = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
             if known is not None and known.is_transposed == linear.is_transposed:
@@ -401,10 +419,19 @@ class _Builder:
                 bias = self._weight(linear.bias) if self._used[linear.bias] else None
                 module.bias = nn.Parameter(tensor_of(linear.bias)) if bias is None else getattr(bias.owner, bias.name)
                 self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
-            _attach(self._network, self._program.paths.get(name) or _readable(name), module)
+            _attach(self._network, path or _readable(name), module)
+            if path is not None:
+                self.paths[path] = module
             self.weights.setdefault(name, Weight(module, "weight", linear.is_transposed))
             self._linears[key] = module
         return self._linears[key]
+
+    def _call_again(self, module: nn.Linear, linear: _Linear) -> nn.Linear:
+        """The module of a matmul whose weight is a copy of that of another call."""
+        self.weights.setdefault(linear.weight.name or "", Weight(module, "weight", linear.is_transposed))
+        if linear.bias is not None and module.bias is not None:
+            self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
+        return module
 
     def _divide(
         self, units: Sequence[tuple[ir.Node, _Linear | None]], depends: set[ir.Value]

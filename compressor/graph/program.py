@@ -121,7 +121,7 @@ class Program:
     @property
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
-        return {group.weight: group.linear for group in self.found.groups}
+        return {weight: group.linear for group in self.found.groups for weight in group.weights}
 
     @property
     def sites(self) -> tuple[Site, ...]:

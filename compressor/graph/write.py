@@ -84,9 +84,10 @@ def with_weights(network: GraphNetwork, gates: Plan | None = None) -> ir.Model:
 
 def _factors(network: GraphNetwork, plan: Plan) -> dict[str, np.ndarray]:
     """Initializer of the weight that a group ends in -> the gate of each of its inputs, for groups that are changed."""
-    names = {weight.owner: name for name, weight in network.weights.items() if weight.name == "weight"}
+    changed = [group for group in plan.groups if group.gate != (1.0,) * group.units]
+    gates = {network.get_submodule(group.name): np.repeat(np.array(group.gate), group.width) for group in changed}
     return {
-        names[network.get_submodule(group.name)]: np.repeat(np.array(group.gate), group.width)
-        for group in plan.groups
-        if group.gate != (1.0,) * group.units
+        name: gates[weight.owner]
+        for name, weight in network.weights.items()
+        if weight.name == "weight" and weight.owner in gates
     }

@@ -65,6 +65,7 @@ class FoundGroup:
         linear: name of the first product: the module path that the exporter recorded, else that in the name of its
             weight or of its bias, else the name of the node, else `product_<n>`.
         attentions: for heads, the calls of the attention; empty for neurons.
+        weights: names of the initializers of all products: an exporter may store the weight once for each call.
     """
 
     name: str
@@ -77,6 +78,7 @@ class FoundGroup:
     weight: str
     linear: str
     attentions: tuple[GraphSite, ...] = dataclasses.field(default=(), repr=False)
+    weights: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def kind(self) -> Kind | None:
@@ -303,6 +305,7 @@ class _Search:
                 weight=first.weight.name or "",
                 linear=linear,
                 attentions=candidate.attentions,
+                weights=tuple(dict.fromkeys(product.weight.name or "" for product in candidate.products)),
             )
 
 

@@ -6,18 +6,20 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
+from transformers import AlbertConfig, AlbertForSequenceClassification
 
 import graph_passes
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
 from compressor.graph.write import reference_run, with_weights, write_gated
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
-from compressor.units import find_groups, keep_all
+from compressor.units import find_groups, gated, keep_all
 from tests.exported_graphs import Inputs, Session
 from tests.graph_passes.exporters import export, trace
-from tests.zoo import FAMILIES
+from tests.zoo import FAMILIES, VOCABULARY, text
 
 QUICK = ("bert", "gpt2")
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
@@ -138,3 +140,41 @@ def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_pa
     assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
     whole = Session(path).run(inputs)
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
+
+
+def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AlbertForSequenceClassification(
+        AlbertConfig(
+            vocab_size=VOCABULARY,
+            embedding_size=8,
+            hidden_size=16,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=24,
+        )
+    ).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    inputs, path = text(), tmp_path / "albert.onnx"
+    export(model, inputs, path, opset=18, attention="eager")
+    graph = graph_passes.load(path)
+    for node in list(graph.graph):
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is not None and weight.const_value is not None and len(list(weight.uses())) > 1:
+            copied = ir.Value(name=f"{node.name}.weight", type=weight.type, shape=weight.shape)
+            copied.const_value = ir.Tensor(weight.const_value.numpy().copy(), name=copied.name)
+            graph.graph.register_initializer(copied)
+            node.replace_input_with(1, copied)
+    graph_passes.save(graph, path)
+    made = network(path)
+    groups = find_groups(made, inputs)
+    assert any(len(group.weights) > 1 for group in Program.of(path).found.groups)
+    plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
+    write_gated(made, plan, tmp_path / "gated.onnx")
+    expected = reference_run(made, plan)({name: value.numpy() for name, value in inputs.items()})
+    with torch.no_grad(), gated(made, plan):
+        assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
+    actual = Session(tmp_path / "gated.onnx").run(inputs)
+    assert np.abs(actual["logits"] - expected["logits"]).max() <= TOLERANCE * np.abs(expected["logits"]).max()

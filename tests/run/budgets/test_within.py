@@ -241,7 +241,7 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
     search.step = SimpleNamespace(max_drop=max_drop, trains=True)
     search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost))
     search.context = SimpleNamespace(
-        run=SimpleNamespace(rows=SimpleNamespace(task=SimpleNamespace(higher_is_better=True)))
+        run=SimpleNamespace(rows=SimpleNamespace(eval_task=SimpleNamespace(higher_is_better=True)))
     )
     search.whole = score(0.0)
     losses = [0.01, 0.02, 0.03, 0.04]
