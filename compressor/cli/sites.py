@@ -19,7 +19,7 @@ from compressor.config.graph_file import graph_of
 from compressor.config.request import SitesOptions
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import ExportConfig, SourceConfig
-from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -156,7 +156,7 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
     """Check that something can be removed from a graph.
 
     Raises:
-        SiteRefusedError: nothing can; the message says what was looked for, and where it ended.
+        InputError: nothing can; the message says what was looked for, and where it ended.
     """
     import graph_passes
 
@@ -166,7 +166,7 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
     remedy = ""
     if first is not None and first.code is graph_passes.RefusalCode.UNKNOWN_SHAPE:
         remedy = "; state the sizes of inputs that the graph runs on (--inputs FILE.npz)"
-    raise SiteRefusedError(
+    raise InputError(
         f"{path}: nothing can be removed. {found.outcome}{remedy}",
         code=ErrorCode.SITE_REFUSED,
         path=path,
