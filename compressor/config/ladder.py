@@ -60,8 +60,7 @@ def recipes_of(
     recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
     if (followed := recipes[0].plan_file) is not None:
         raise UsageError(
-            f"{flag_of(name)}: a ladder begins with the whole model, not with the plan {followed}; give one value, or"
-            f" name the model that the plan was learned on, with --start-from {followed.parent}",
+            f"{flag_of(name)}: a ladder begins with the whole model, not with the plan {followed}; give one value",
             code=ErrorCode.CONTRADICTION,
             fields=(name, "plan"),
         )

@@ -201,11 +201,11 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
         ErrorCode.OUT_OF_RANGE,
         "--minutes 1e-09",
     ),
-    "budget beside a plan": (
-        lambda inputs: [*distill_command(inputs), "--macs", "50%"],
+    "ladder beside a plan": (
+        lambda inputs: [*distill_command(inputs), "--macs", "50%,40%"],
         2,
         ErrorCode.CONTRADICTION,
-        "--start-from",
+        "give one value",
     ),
     "grouping of heads that another method selects": (
         lambda inputs: [*learn_command(inputs), "--group-by", "query"],

@@ -63,7 +63,6 @@ conflict(
     "config.ladder recipes_of contradiction #3",
     NAMED + "--macs 50%,40%",
     NAMED + "--macs 50%",
-    ROWS + "--macs 50%,40% --start-from named",
 )
 conflict(RULES + "_check_training_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
 UNITS = "config.steps Units."
