@@ -2,7 +2,7 @@
 
     python -m benchmarks.graph_network --steps 12
 
-A BERT of MiniLM's shape and one of BERT-base's are exported by torch's older exporter. Model and network run in turn, in
+A BERT of MiniLM's shape and one of BERT-base's are exported by torch's older exporter. Model and network run in turn in
 one process, without dropout; the printed ratio is the median over pairs of neighbouring steps.
 """
 

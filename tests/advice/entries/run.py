@@ -732,7 +732,9 @@ def _attempts(w: World, **attributes: Any) -> Any:
     task = SimpleNamespace(metric="accuracy", metric_unit=MetricUnit.POINTS, higher_is_better=True)
     search = object.__new__(within._Search)
     search.step = Within(max_drop=0.01, minutes=1, steps=[{"units": {}}, {"distill": {}}])
-    run = SimpleNamespace(rows=SimpleNamespace(task=task, eval_task=task, eval=range(10)), log=SimpleNamespace(start=0.0))
+    run = SimpleNamespace(
+        rows=SimpleNamespace(task=task, eval_task=task, eval=range(10)), log=SimpleNamespace(start=0.0)
+    )
     search.context = SimpleNamespace(run=run)  # type: ignore[assignment]
     search.store, search.base = Store(w.path, version=1), SimpleNamespace(engine=None)  # type: ignore[assignment]
     search.costs = SimpleNamespace(deciding=[SimpleNamespace(dense=1.0, cost=lambda counts: 0.5)])  # type: ignore[assignment]
