@@ -75,7 +75,9 @@ def affordable_length(
         start = time.perf_counter()
         evaluate()
         evaluation_seconds = time.perf_counter() - start
-        evaluations = max(1, min(_EVALUATIONS, int(_EVALUATED_SHARE * available / evaluation_seconds)))
+        # At least one, and no more than leave time for a step.
+        times = (_EVALUATED_SHARE * available, available - seconds)
+        evaluations = max(1, min(_EVALUATIONS, *(int(time_left / evaluation_seconds) for time_left in times)))
         affordable = int((available - evaluations * evaluation_seconds) / seconds)
         if affordable < 1:
             raise UsageError(
