@@ -29,8 +29,10 @@ from compressor.errors import ErrorCode, InputError
 from compressor.graph.operators import executor
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
+from compressor.silence_libraries import one_line
 from compressor.targets.graph_facts import graph_digest
 from graph_passes import FoundGroup, Refusal, RefusalCode
+from graph_passes.errors import listed
 from graph_passes.passes import Normalize
 from graph_passes.passes.insert_gates import FINGERPRINT
 
@@ -85,12 +87,14 @@ class Operation:
         run: computes the outputs.
         operands: the inputs.
         results: numbers of the outputs.
+        name: operator and name of the node, for messages.
         drops: numbers of values that no later node of the same layer reads.
     """
 
     run: Execute
     operands: tuple[Operand, ...]
     results: tuple[int, ...]
+    name: str
     drops: tuple[int, ...] = ()
 
 
@@ -147,10 +151,26 @@ def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared
         operations: the nodes.
         computed: number -> value; results are added, and values that are not read any more are removed.
         shared: further values.
+
+    Raises:
+        InputError: a node does not run on the values that it gets, e.g. with more positions than the graph has.
     """
     for operation in operations:
         operands = [_read(operand, computed, shared) for operand in operation.operands]
-        for number, value in zip(operation.results, operation.run(operands), strict=False):
+        try:
+            outputs = operation.run(operands)
+        except torch.OutOfMemoryError:
+            raise
+        except (IndexError, RuntimeError) as error:
+            shapes = [list(operand.shape) for operand in operands if operand is not None]
+            raise InputError(
+                f"the graph does not run on these inputs: {operation.name} with tensors of {listed(map(str, shapes))}"
+                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter ones",
+                code=ErrorCode.TENSOR_MISMATCH,
+                node=operation.name,
+                shapes=shapes,
+            ) from error
+        for number, value in zip(operation.results, outputs, strict=False):
             if value is not None:
                 computed[number] = value
         for number in operation.drops:
@@ -394,10 +414,11 @@ class _Builder:
     def _operation(self, node: ir.Node, linear: _Linear | None) -> Operation:
         if linear is not None:
             run, operands = _call(self._module_of(linear)), (self._operand(linear.activation),)
-            return Operation(run, operands, (self._number(linear.output),))
+            return Operation(run, operands, (self._number(linear.output),), f"{node.op_type} {node.name}")
         run = executor(node, self._program.opset(node))
         results = tuple(self._number(value) for value in node.outputs)
-        return Operation(run, tuple(self._operand(value) for value in node.inputs), results)
+        values = tuple(self._operand(value) for value in node.inputs)
+        return Operation(run, values, results, f"{node.op_type} {node.name}")
 
     def _module_of(self, linear: _Linear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""

@@ -134,6 +134,7 @@ def open_data(
     if drawn_rows is not None and "train" in splits:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
+    scores_answers |= task.compares_with_whole
     labels = _learn_labels(task, splits, request, allows_none=drawn_rows is not None, scores_answers=scores_answers)
     tables = IdTables.of(folder.model, folder.processor)
     encoded = {
