@@ -26,7 +26,7 @@ from transformers.utils import ModelOutput
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.operators import executor
+from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
@@ -402,7 +402,7 @@ class _Builder:
         """The parameter or buffer of an initializer."""
         name = value.name or ""
         if name not in self.weights:
-            constants, stored = self._network.constants, tensor_of(value)
+            constants, stored = self._network.constants, _content(value)
             attribute = _attribute(name, constants)
             if value in self._parameters:
                 constants.register_parameter(attribute, nn.Parameter(stored))
@@ -413,8 +413,8 @@ class _Builder:
 
     def _operation(self, node: ir.Node, linear: _Linear | None) -> Operation:
         if linear is not None:
-            run, operands = _call(self._module_of(linear)), (self._operand(linear.activation),)
-            return Operation(run, operands, (self._number(linear.output),), f"{node.op_type} {node.name}")
+            call, operands = _LinearCall(self._module_of(linear)), (self._operand(linear.activation),)
+            return Operation(call, operands, (self._number(linear.output),), f"{node.op_type} {node.name}")
         run = executor(node, self._program.opset(node))
         results = tuple(self._number(value) for value in node.outputs)
         values = tuple(self._operand(value) for value in node.inputs)
@@ -433,12 +433,12 @@ class _Builder:
             if known is not None and known.is_transposed == linear.is_transposed:
                 module.weight = getattr(known.owner, known.name)  # tied weights
             else:
-                stored = tensor_of(linear.weight)
+                stored = _content(linear.weight)
                 module.weight = nn.Parameter(stored.T.contiguous() if linear.is_transposed else stored)
             module.out_features, module.in_features = module.weight.shape
             if linear.bias is not None:
                 bias = self._weight(linear.bias) if self._used[linear.bias] else None
-                module.bias = nn.Parameter(tensor_of(linear.bias)) if bias is None else getattr(bias.owner, bias.name)
+                module.bias = nn.Parameter(_content(linear.bias)) if bias is None else getattr(bias.owner, bias.name)
                 self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
             _attach(self._network, path or _readable(name), module)
             if path is not None:
@@ -492,7 +492,7 @@ class _Builder:
         for position, (node, linear) in enumerate(units, start):
             operation = self._operation(node, linear)
             if linear is None and _is_sum(node):
-                operation.run = _observed(operation.run, self._identity(len(self._network.sums)))
+                operation.run = _ObservedSum(operation.run, self._identity(len(self._network.sums)))
             read = node.inputs if linear is None else (linear.activation,)
             operation.drops = tuple(
                 self._number(value)
@@ -558,22 +558,11 @@ def network_of(
     return network.eval()
 
 
-def tensor_of(value: ir.Value) -> Tensor:
-    """The values of an initializer; floating-point numbers of any width as float32.
-
-    Args:
-        value: the initializer.
-    """
+def _content(value: ir.Value) -> Tensor:
+    """The values of an initializer; floating-point numbers of less than 32 bits as float32."""
     assert value.const_value is not None
-    array = value.const_value.numpy()
-    if value.const_value.dtype.is_floating_point() and array.dtype != np.float64:
-        array = array.astype(np.float32)
-    return torch.from_numpy(np.array(array, copy=True))
-
-
-def _call(module: nn.Linear) -> Execute:
-    """Runs a linear."""
-    return _LinearCall(module)
+    tensor = tensor_of(value.const_value)
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
 @dataclass
@@ -597,10 +586,6 @@ class _ObservedSum:
         return (self.module(self.run(operands)[0]),)
 
 
-def _observed(run: Execute, module: nn.Identity) -> Execute:
-    return _ObservedSum(run, module)
-
-
 def _is_sum(node: ir.Node) -> bool:
     """Whether a node adds activations."""
     return (
@@ -620,7 +605,7 @@ def _is_float(value: ir.Value, node: ir.Node) -> bool:
 
 def _parameters(graph: ir.Graph) -> set[ir.Value]:
     """The initializers that are weights: floating-point numbers, several of them, which are no mask."""
-    found = set()
+    weights = set()
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.size < 2:
@@ -628,8 +613,8 @@ def _parameters(graph: ir.Graph) -> set[ir.Value]:
         array = tensor.numpy()
         largest = np.abs(array.astype(np.float32)).max()
         if np.isfinite(largest) and largest < _LARGEST:
-            found.add(value)
-    return found
+            weights.add(value)
+    return weights
 
 
 def _dependent(nodes: Sequence[ir.Node], parameters: set[ir.Value]) -> set[ir.Value]:

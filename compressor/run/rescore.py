@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from compressor import model_folder
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.engines.build import Variant
@@ -13,7 +12,7 @@ from compressor.engines.score import EvaluationScorer
 from compressor.progress import RunLog
 from compressor.run.evaluate import evaluate
 from compressor.run.finished_run import FinishedRun
-from compressor.run.load import drawn_rows
+from compressor.run.load import drawn_rows, load_folder
 from compressor.run.report_fields import EvaluationResult
 from compressor.tasks import Data, open_data
 
@@ -31,7 +30,9 @@ def read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
     """
     # The precision of an engine built since would contradict how the run trained, or what it certified.
     of_engine = {"quantized_share": 0.0, "certify": None}
-    stored = {**run.report.recipe, **of_engine, "out": scratch}
+    # What a report allows to run is not run by those who build from it.
+    refused = {"allow_pickle": False, "trust_remote_code": False}
+    stored = {**run.report.recipe, **of_engine, **refused, "inputs": None, "out": scratch}
     if (tables := stored.get("steps")) is not None:
         stored["steps"] = [
             {name: {key: value for key, value in options.items() if key not in of_engine}}
@@ -41,8 +42,7 @@ def read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
     recipe = Recipe(**stored)
     steps = steps_of(recipe)
     with log.stage("reading the rows"):
-        source, pools = recipe.source, recipe.export.pool_in_graph
-        folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
+        folder = load_folder(recipe, recipe.source.model, needs_processor=True)
         drawn = drawn_rows(recipe, steps)
         bounds_loss = recipe.selection.max_drop is not None and drawn is not None
         data = open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
