@@ -172,7 +172,7 @@ def test_a_graph_in_which_nothing_can_be_removed_is_refused_with_the_reason(capf
     np.savez(rows, x=np.zeros(SHAPE, np.float32))
     np.savez(others, image=np.zeros(SHAPE, np.float32))
     result = compress(capfd, "sites", path)
-    assert (result.code, result.error_code) == (8, ErrorCode.SITE_REFUSED)
+    assert (result.code, result.error_code) == (3, ErrorCode.SITE_REFUSED)
     assert result.details["reason"] == RefusalCode.UNKNOWN_SHAPE
     (found,) = compress(capfd, "sites", path, "--inputs", rows, "--json").json
     assert (found["type"], found["units"]) == ("neurons", 20)
