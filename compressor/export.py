@@ -90,23 +90,12 @@ def export_reference(
     if isinstance(bare, GraphNetwork):
         write_gated(bare, plan, Path(path), example)
         return
-    with _deployment_mode(bare):
+    with deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)
         sample = _dynamic_sample(inputs)
-
-        def trace(form: Attention) -> ir.Model:
-            with (
-                gated(bare, plan, attention=form),
-                intercepted(bare, _run_with_full_mask, form),
-                any_length(bare),
-                quiet_tools(),
-            ):
-                return _export(bare, dict(sample), opset, fixed)  # the exporter may add inputs of its own
-
-        try:
-            program = trace(attention)
-        except InputError as error:
-            raise with_other_form(error, trace, attention) from error
+        axes = {name: range(1 if name in fixed else value.dim()) for name, value in sample.items()}
+        dynamic_shapes = {name: dict.fromkeys(dims, Dim.AUTO) for name, dims in axes.items()} if fixed else None
+        program = trace_gated(bare, plan, sample, dynamic_shapes, opset=opset, attention=attention)
     sizes = {name: tuple(value.shape) for name, value in sample.items()}
     _clean_up(program, bare, sizes)
     record_example_sizes(program, sizes)
@@ -165,10 +154,48 @@ def rewrite_reference(
     return True
 
 
-def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int, fixed: Collection[str]) -> ir.Model:
+def trace_gated(
+    model: PreTrainedModel,
+    plan: Plan,
+    sample: Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    *,
+    opset: int,
+    attention: Attention,
+) -> ir.Model:
+    """The graph of a model whose units are multiplied by their gates, as transformers' exporter returns it.
+
+    Args:
+        model: the model, in `deployment_mode`.
+        plan: one entry for each site of the model.
+        sample: arguments of the model's forward.
+        dynamic_shapes: the free axes of each argument, as `torch.export` takes them; None: all.
+        opset: version of the ONNX operator set.
+        attention: the form of attention in the graph.
+
+    Raises:
+        InputError: the exporter fails; the error names the other form of attention where that can be exported.
+    """
+
+    def trace(form: Attention) -> ir.Model:
+        with (
+            gated(model, plan, attention=form),
+            intercepted(model, _run_with_full_mask, form),
+            any_length(model),
+            quiet_tools(),
+        ):
+            return _export(model, dict(sample), opset, dynamic_shapes)  # the exporter may add inputs of its own
+
+    try:
+        return trace(attention)
+    except InputError as error:
+        raise with_other_form(error, trace, attention) from error
+
+
+def _export(
+    model: PreTrainedModel, sample: dict[str, Any], opset: int, dynamic_shapes: Mapping[str, Any] | None
+) -> ir.Model:
     """Export a model with the inputs `sample`; raise InputError if transformers' exporter fails."""
-    axes = {name: range(1 if name in fixed else value.dim()) for name, value in sample.items()}
-    dynamic_shapes = {name: dict.fromkeys(dims, Dim.AUTO) for name, dims in axes.items()} if fixed else None
     config = OnnxConfig(dynamic=True, dynamic_shapes=dynamic_shapes, optimize=False, opset_version=opset)
     try:
         return OnnxExporter().export(model, sample, config).program
@@ -207,7 +234,7 @@ def _run_with_full_mask(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 @contextlib.contextmanager
-def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
+def deployment_mode(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model is in evaluation mode; on exit its state is restored, without additions of the exporter."""
     had_forward = "forward" in vars(model)
     try:
@@ -235,6 +262,11 @@ def _clean_up(program: ir.Model, model: PreTrainedModel, sizes: Mapping[str, Seq
     for value in {*values, *program.graph.inputs, *outputs}:
         if value.shape is not None:
             value.shape = ir.Shape([_rename(dim, axes) for dim in value.shape])
+    drop_exporter_metadata(program)
+
+
+def drop_exporter_metadata(program: ir.Model) -> None:
+    """Remove what the exporter notes of Python in a graph."""
     program.graph.metadata_props.clear()
     for node in program.graph.all_nodes():
         for key in _EXPORTER_METADATA:

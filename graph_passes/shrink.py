@@ -14,7 +14,9 @@ from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.attention.match_feed_forwards import weight_name
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.block_sparse.row_buckets import visible_blocks
-from graph_passes.errors import listed
+from graph_passes.errors import GraphErrorCode, PlanError, listed
+from graph_passes.flow.caches import cache_names
+from graph_passes.flow.indices import Need
 from graph_passes.flow.refusal import Refusal
 from graph_passes.passes import (
     CleanUp,
@@ -67,6 +69,7 @@ class Shrunk:
         dense: sites that were to be lowered but stay dense and masked, with the operator that prevents it.
         unused: lowered site -> number of key blocks that no query attends to and that are not projected any more.
         transferred: names of the parameters that have the weights of the plan now, in place of the original ones.
+        caches: name of a cache's input -> for each axis the indices that it holds now (None: all), where it was cut.
     """
 
     model: ir.Model
@@ -80,6 +83,7 @@ class Shrunk:
     dense: tuple[Refusal, ...] = ()
     unused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     transferred: tuple[str, ...] = ()
+    caches: Mapping[str, Need] = dataclasses.field(default_factory=dict)
 
     @property
     def obstacle(self) -> str | None:
@@ -96,6 +100,7 @@ def shrink(
     *,
     lower: Collection[str] | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
+    returned: Mapping[str, Need] | None = None,
 ) -> Shrunk:
     """Remove the units that a plan drops from a graph, and the blocks that its masks drop from the heads kept.
 
@@ -108,6 +113,8 @@ def shrink(
         lower: names of the masked sites to make block-sparse; other masked sites stay dense. None: all.
         weights: name of a parameter -> the values that the plan belongs to, e.g. `WeightFile`. They replace the values
             that the parameter had before the plan's run changed it. None: the graph must have them.
+        returned: name of an output -> what a graph that reads it as a cache needs of it, `Shrunk.caches` of that graph.
+            An output that is refused stays whole, and is among the sites of `Shrunk.refused`.
 
     Raises:
         PlanError: the plan's groups are not those of the graph, its units are removed already, a mask is missing, or
@@ -125,7 +132,7 @@ def shrink(
     set_gates(model.graph, plan)
     FoldGates()(model)
     RemoveDeadBranches()(model)
-    removal = RemoveUnits()(model)
+    removal = RemoveUnits(returned)(model)
     CleanUp()(model)
     lowering = LowerBlockSparse(plan.masks, lower)(model)
     unused: Mapping[str, int] = {}
@@ -147,9 +154,52 @@ def shrink(
         dense=lowering.report.refused,
         unused=unused,
         transferred=transferred,
+        caches=removal.report.caches,
     )
     _log.debug("shrunk: %d -> %d parameters, %d refusals", *shrunk.parameters, len(refused))
     return shrunk
+
+
+def shrink_parts(
+    models: Mapping[str, ir.Model], plan: Plan, *, weights: Mapping[str, np.ndarray] | None = None
+) -> dict[str, Shrunk]:
+    """Remove the units that a plan drops from the graphs of one model, such as an encoder and its decoder.
+
+    A graph that returns the content of another graph's cache (`flow.caches`) returns the heads that are read of it.
+
+    Args:
+        models: name of a graph -> the graph with gates, in the order in which they run; they are edited in place.
+        plan: the units to keep of all graphs.
+        weights: see `shrink`.
+
+    Returns:
+        For each graph the result of `shrink` with its part of the plan.
+
+    Raises:
+        PlanError: see `shrink`; or a group of the plan is in none of the graphs, or a graph cannot return fewer heads.
+    """
+    parts: dict[str, Shrunk] = {}
+    returned: dict[str, Need] = {}
+    names = {name: frozenset(find_gates(model.graph)) for name, model in models.items()}
+    if missing := [group.name for group in plan.groups if not any(group.name in gates for gates in names.values())]:
+        raise PlanError(
+            f"group {missing[0]} is in none of the graphs {listed(models)}; use the plan of this model",
+            code=GraphErrorCode.SITE_MISSING,
+            site=missing[0],
+        )
+    for name, model in reversed(models.items()):
+        outputs = cache_names(model)
+        parts[name] = shrunk = shrink(model, plan.part(names[name]), weights=weights, returned=returned)
+        for refusal in shrunk.refused:
+            if output := min(refusal.sites & returned.keys(), default=None):
+                raise PlanError(
+                    f"{name}: the output {output} cannot lose the heads that no other graph reads ({refusal}); keep"
+                    " every head of the cross-attentions",
+                    code=GraphErrorCode.SITE_MISMATCH,
+                    site=output,
+                )
+        returned |= {outputs[cache]: need for cache, need in shrunk.caches.items()}
+    return {name: parts[name] for name in models}
 
 
 def _transfer_weights(

@@ -15,6 +15,9 @@ A `Flow` walks over the graph twice:
 An operator without a rule, or one that mixes the indices of an axis that units occupy, ends the walk with a `Refusal`
 of the affected groups: a unit is never dropped in part. The exception are norms over the queries or keys of all heads:
 what they read stays whole, what they return is cut, and `shared` names them.
+
+A cache is an output that the next call of the graph reads as an input (`caches`). What is needed of the output is what
+is needed of the input, so the second walk is repeated until both agree.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.flow.caches import read_caches
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import Cuts
 from graph_passes.flow.cut_inputs import can_cut
@@ -114,6 +118,7 @@ class Flow(Cuts):
         probe: the graph's shapes.
         gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
         order: the order of the graph; None: it is computed.
+        returned: name of an output -> what the graph that reads it as a cache needs of it.
 
     Attributes:
         gains: the gain of each tensor that gates multiply.
@@ -130,6 +135,7 @@ class Flow(Cuts):
         probe: Probe,
         gated_inputs: Mapping[tuple[ir.Node, int], Gain] | None = None,
         order: GraphOrder | None = None,
+        returned: Mapping[str, Need] | None = None,
     ) -> None:
         super().__init__(probe, rules)
         self.graph = model.graph
@@ -142,12 +148,22 @@ class Flow(Cuts):
         self._answers: dict[ir.Node, tuple[Demand, frozenset[str]]] = {}
         self._order = order or GraphOrder(model.graph)
         self._captures = self._order.captures
+        self._caches = read_caches(model)
+        self._cached: dict[ir.Value, tuple[Need, frozenset[str]] | None] = {
+            present: None for present in self._caches.values() if present is not None
+        }
+        self._returned = {
+            value: (need, frozenset((value.name or "",)))
+            for value in self.graph.outputs
+            if is_partial(need := (returned or {}).get(value.name or "", ()))
+        }
+        self._cached.update(self._returned)
         for value, (site, content) in gates.items():
             axes = tuple(content.reshape(-1).astype(np.float64) if size > 1 else None for size in content.shape)
             if sum(axis is not None for axis in axes) == 1:
                 self.gains[value] = Gain(axes, frozenset((site,)))
         self._forward()
-        self._backward()
+        self._walk_back()
 
     def _forward(self) -> None:
         queue = _Queue(self._order, (node for node, _ in self._gated_inputs))
@@ -183,10 +199,46 @@ class Flow(Cuts):
                         why = "returns gated units; export the graph without this output"
                         self._refuse_value(sites, RefusalCode.GRAPH_OUTPUT, "graph output", value, why)
 
+    def _walk_back(self) -> None:
+        """Walk back until each cache's output has what its input needs: at first, the output needs nothing."""
+        refusals = list(self.refusals)
+        self._followers, self.unread = self._only_cached(), self._cached.keys() - self._returned.keys()
+        while True:
+            self._backward()
+            cached = {
+                present: (self.held(past), self._sites.get(past, frozenset()))
+                for past, present in self._caches.items()
+                if present is not None
+            }
+            if not self.needs or all(_same_need(need, self._cached[value]) for value, (need, _) in cached.items()):
+                return
+            self._cached.update(cached)
+            self._followers = self.unread = frozenset()
+            self.refusals = list(refusals)
+            for state in (self.needs, self.demands, self.shared, self._sites, self._answers):
+                state.clear()
+
+    def _only_cached(self) -> frozenset[ir.Node]:
+        """The nodes from which only outputs of caches are computed that the graph itself reads."""
+        cached = self._cached.keys() - self._returned.keys()
+        followers = set[ir.Node]()
+        for node in reversed(self._order.nodes) if cached else ():
+            if all(
+                (value in cached or not value.is_graph_output())
+                and all(reader in followers for reader, _ in value.uses())
+                and value not in self._captures
+                for value in node.outputs
+            ):
+                followers.add(node)
+        return frozenset(followers)
+
     def _backward(self) -> None:
         """Visit the nodes before which something is not needed; all of the others need everything."""
-        partial: set[ir.Value] = set()
+        partial: set[ir.Value] = {
+            present for present, cached in self._cached.items() if cached is not None and is_partial(cached[0])
+        }
         queue = _Queue(self._order, self.sums, reverse=True)
+        queue.add(node for node in (present.producer() for present in partial) if node is not None)
         for node in queue:
             demand, sites = self._answer(node, [self._total_need(value, partial) for value in node.outputs])
             for source, need in zip(node.inputs, demand.inputs, strict=False):
@@ -196,7 +248,7 @@ class Flow(Cuts):
                     queue.add(() if producer is None else (producer,))
         for value in self.graph.inputs:
             self._total_need(value, partial)
-            if value in self.needs:
+            if value in self.needs and value not in self._caches:
                 why = "carries units that the plan drops; export the graph without this input"
                 self._refuse_value(self._sites[value], RefusalCode.GRAPH_INPUT, "graph input", value, why)
 
@@ -213,7 +265,14 @@ class Flow(Cuts):
         Readers that were not visited yet need everything that they need for all of their outputs.
         """
         uses = [_Use(None, 0, self.full_need(value), frozenset()) for output in self.graph.outputs if output is value]
-        readers = [(node, position) for node, position in value.uses() if node in self._order.positions]
+        if value in self._cached:
+            cached = self._cached[value]
+            uses = [] if cached is None else [_Use(None, 0, *cached)]
+        readers = [
+            (node, position)
+            for node, position in value.uses()
+            if node in self._order.positions and node not in self._followers
+        ]
         for node, position in sorted(readers, key=lambda use: (-self._order.positions[use[0]], use[1])):
             demand, sites = self._answer(node, [self.full_need(output) for output in node.outputs])
             need = demand.inputs[position] if position < len(demand.inputs) else None
@@ -309,6 +368,11 @@ class Flow(Cuts):
     def _refuse(self, refusal: Refusal) -> None:
         _logger.debug("%s refused: %s", ", ".join(sorted(refusal.sites)), refusal)
         self.refusals.append(refusal)
+
+
+def _same_need(need: Need, cached: tuple[Need, frozenset[str]] | None) -> bool:
+    """Whether a cache's input needs what was assumed to be needed of its output."""
+    return cached is not None and all(map(same_index, need, cached[0]))
 
 
 def _drops(gain: Gain) -> bool:

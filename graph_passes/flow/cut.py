@@ -79,6 +79,8 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
         for value, need in zip(node.outputs, demand.outputs, strict=False):
             _restate_shape(value, need, free=cuts.counts_positions)
         count += 1
+    for value in model.graph.inputs:
+        _restate_shape(value, cuts.held(value), free=cuts.counts_positions)
     common.RemoveUnusedNodesPass()(model)
     copies.take_over_names()
     return count

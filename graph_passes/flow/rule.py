@@ -77,6 +77,7 @@ class RuleContext:
 
     Attributes:
         sums: node -> label that it sums over -> gain along that label; written by `Rule.gain`, read by `Rule.demand`.
+        unread: outputs of which nothing is needed, whatever `Rule.demand` receives for them.
     """
 
     counts_positions = False
@@ -86,6 +87,7 @@ class RuleContext:
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self.sums: dict[ir.Node, dict[Hashable, SummedGain]] = {}
+        self.unread: Collection[ir.Value] = frozenset()
 
     def shape(self, value: ir.Value | None) -> Shape:
         """Shape of a tensor under the first assignment of sizes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -10,6 +11,7 @@ from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import cut_nodes
+from graph_passes.flow.indices import Need
 from graph_passes.flow.refusal import Refusal
 from graph_passes.flow.rules import RULES
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
@@ -23,15 +25,20 @@ class RemovedUnits:
         nodes: number of nodes that were rewritten.
         refused: sites whose heads stay, with the operator that prevents their removal; one entry for each operator.
         shared: sites whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
+        caches: name of a cache's input -> what it holds now, where that is not everything.
     """
 
     nodes: int
     refused: tuple[Refusal, ...]
     shared: tuple[Refusal, ...] = ()
+    caches: Mapping[str, Need] = dataclasses.field(default_factory=dict)
 
 
 class RemoveUnits(GraphPass[RemovedUnits]):
     """Cut the heads whose gate is zero out of the graph.
+
+    Args:
+        returned: name of an output -> what the graph that reads it as a cache needs of it.
 
     Cases:
         1. A computed tensor holds more than a node needs (shared tables, unevenly grouped heads): it is cut before the
@@ -41,6 +48,9 @@ class RemoveUnits(GraphPass[RemovedUnits]):
         4. Heads of a site reach an operator without a rule: the site keeps its heads, gated, and is refused.
         5. A norm over the queries or keys of all heads reads dropped ones: those are computed, and cut after the norm.
     """
+
+    def __init__(self, returned: Mapping[str, Need] | None = None) -> None:
+        self.returned = returned or {}
 
     def requires(self, model: ir.Model) -> None:
         require_inlined(model)
@@ -55,15 +65,16 @@ class RemoveUnits(GraphPass[RemovedUnits]):
                 for site, value in find_gates(model.graph).items()
                 if site not in refused_sites and value.const_value is not None
             }
-            flow = Flow(model, gates, RULES, probe)
+            returned = {name: need for name, need in self.returned.items() if name not in refused_sites}
+            flow = Flow(model, gates, RULES, probe, returned=returned)
             if not flow.refusals:
                 break
             refused.extend(_first_of_each(flow.refusals))
             refused_sites.update(*(refusal.sites for refusal in flow.refusals))
+        caches = {value.name or "": flow.needs[value] for value in model.graph.inputs if value in flow.needs}
         nodes = cut_nodes(model, flow)
-        return ReportedResult(
-            model, bool(nodes), RemovedUnits(nodes, tuple(refused), tuple(_first_of_each(flow.shared)))
-        )
+        shared = tuple(_first_of_each(flow.shared))
+        return ReportedResult(model, bool(nodes), RemovedUnits(nodes, tuple(refused), shared, caches))
 
 
 def _first_of_each(refusals: list[Refusal]) -> list[Refusal]:

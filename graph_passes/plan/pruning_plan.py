@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -195,6 +195,17 @@ class Plan(BaseModel):
         )
         plan = self.replace_groups(sites)
         plan._masks = dict(masks)
+        return plan
+
+    def part(self, names: Collection[str]) -> Plan:
+        """The plan of some groups, e.g. of those of one graph of a model.
+
+        Args:
+            names: names of groups; those that the plan lacks are ignored.
+        """
+        groups = tuple(group for group in self.groups if group.name in names)
+        plan = self.model_copy(update={"groups": groups})
+        plan._masks = {name: mask for name, mask in self._masks.items() if name in names}
         return plan
 
     def __getitem__(self, name: str) -> GroupPlan:

@@ -38,8 +38,8 @@ class AttentionRule:
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         layout = self.layout(node, context)
-        queries = _needed_queries(node, layout, outputs)
-        heads = self._needed_heads(node, layout, outputs)
+        queries = _needed_queries(node, layout, outputs, context)
+        heads = self._needed_heads(node, layout, outputs, context)
         shared = layout.heads // layout.kv_heads
         groups, counts = np.unique(heads // shared, return_counts=True)
         even = len(counts) == 0 or (counts == counts[0]).all()
@@ -49,7 +49,7 @@ class AttentionRule:
             for value, head_axis in zip(node.inputs, _input_axes(node, layout), strict=False)
         )
         held = tuple(
-            _need_of_heads(layout, head_axis if _is_read(value) else None, heads, keys, value, context)
+            _need_of_heads(layout, head_axis if _is_read(value, context) else None, heads, keys, value, context)
             for value, head_axis in zip(node.outputs, layout.outputs, strict=False)
         )
         if queries is not None and layout.query_axis is not None:
@@ -57,11 +57,13 @@ class AttentionRule:
             held = (_with_index(held[0], layout.query_axis, queries), *held[1:])
         return Demand(inputs, held)
 
-    def _needed_heads(self, node: ir.Node, layout: HeadLayout, outputs: Sequence[Need]) -> np.ndarray:
+    def _needed_heads(
+        self, node: ir.Node, layout: HeadLayout, outputs: Sequence[Need], context: RuleContext
+    ) -> np.ndarray:
         """Query heads that the outputs need, ascending."""
         needed: set[int] = set()
         for value, head_axis, need in zip(node.outputs, layout.outputs, outputs, strict=False):
-            if head_axis is None or not _is_read(value):
+            if head_axis is None or not _is_read(value, context):
                 continue
             others = (head_axis.axis, layout.query_axis if value is node.outputs[0] else None)
             if any(index is not None for axis, index in enumerate(need) if axis not in others):
@@ -89,7 +91,7 @@ class AttentionRule:
         carriers = [
             (output, output_heads.axis)
             for output, (value, output_heads) in enumerate(zip(node.outputs, layout.outputs, strict=False))
-            if output_heads is not None and _is_read(value)
+            if output_heads is not None and _is_read(value, context)
         ]
         if len(carriers) == 1:  # each of several outputs needs all heads
             yield carriers[0]
@@ -118,11 +120,11 @@ def _input_axes(node: ir.Node, layout: HeadLayout) -> tuple[HeadAxis | None, ...
     return (*layout.inputs, *(None,) * len(node.inputs))
 
 
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+def _is_read(value: ir.Value, context: RuleContext) -> bool:
+    return value not in context.unread and (bool(value.uses()) or value.is_graph_output())
 
 
-def _needed_queries(node: ir.Node, layout: HeadLayout, outputs: Sequence[Need]) -> Index:
+def _needed_queries(node: ir.Node, layout: HeadLayout, outputs: Sequence[Need], context: RuleContext) -> Index:
     """Query positions that the first output needs; None: all.
 
     Raises:
@@ -131,7 +133,7 @@ def _needed_queries(node: ir.Node, layout: HeadLayout, outputs: Sequence[Need]) 
     if layout.query_axis is None or not outputs[0] or outputs[0][layout.query_axis] is None:
         return None
     scores = node.outputs[3:]
-    if node.attributes.get_int("is_causal", 0) or any(map(_is_read, scores)):
+    if node.attributes.get_int("is_causal", 0) or any(_is_read(value, context) for value in scores):
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "computes every query, because it counts or returns them")
     return outputs[0][layout.query_axis]
 

@@ -1,0 +1,1 @@
+"""Generation of text: graphs with key/value caches, sessions that keep them, and transformers' own `generate`."""

@@ -1,0 +1,304 @@
+"""Export a model that generates, with its key/value caches as inputs and outputs of the graphs.
+
+A decoder-only model becomes one graph, which takes any number of new tokens after any number of earlier positions:
+
+    input_ids, attention_mask, position_ids, past_key_values.N.key|value -> logits, present.N.key|value
+
+An encoder-decoder becomes two. The encoder also computes the keys and values that the decoder's cross-attentions read,
+once for each text; the decoder never sees the states of the encoder:
+
+    encoder: input_ids | input_features, attention_mask -> present.N.encoder.key|value
+    decoder: input_ids, encoder_attention_mask, past_key_values.N.decoder|encoder.key|value
+             -> logits, present.N.decoder.key|value
+
+Names of inputs and outputs are those of Optimum's exports. Which of them are caches is recorded in the metadata
+(`graph_passes.flow.caches`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.export import Dim
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
+
+from compressor.errors import ErrorCode, InputError
+from compressor.export import deployment_mode, drop_exporter_metadata, trace_gated
+from compressor.units.hook import Attention, family, unwrap
+from graph_passes import Plan, save
+from graph_passes.flow.caches import Cache, record_caches
+from graph_passes.passes import NameSqueezedAxes
+from graph_passes.passes.insert_gates import FINGERPRINT
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+BATCH, PAST, NEW, SOURCE = "batch", "past", "sequence", "source"
+"""Names of the free axes: texts, earlier positions, new positions, positions of the encoder."""
+_SIZES = {BATCH: 2, PAST: 5, NEW: 3, SOURCE: 7}
+"""Sizes of the axes in the example that a graph is traced with: all differ, and none is one."""
+
+Axes = tuple[str | int, ...]
+"""The axes of a tensor: the name of a free one, or a fixed size."""
+_IDS = (BATCH, NEW)
+_TOTAL = f"{PAST} + {NEW}"
+"""Earlier and new positions together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One graph of a model.
+
+    Attributes:
+        forward: what the graph computes, from `sample`; returns its outputs in order.
+        sample: name of an argument of `forward` -> the tensors that it is traced with, one or a list.
+        inputs: name of each input of the graph -> its axes, in the order of the tensors in `sample`.
+        outputs: name of each output -> its axes, in order.
+        caches: names of the input and the output of each cache.
+    """
+
+    forward: Callable[..., list[Tensor]]
+    sample: Mapping[str, Tensor | list[Tensor]]
+    inputs: Mapping[str, Axes]
+    outputs: Mapping[str, Axes]
+    caches: tuple[Cache, ...] = ()
+
+    @property
+    def dynamic_shapes(self) -> dict[str, Any]:
+        """The free axes of each argument, as `torch.export` takes them."""
+        free = iter(
+            {axis: Dim.AUTO for axis, size in enumerate(axes) if isinstance(size, str)} for axes in self.inputs.values()
+        )
+        return {
+            name: [next(free) for _ in value] if isinstance(value, list) else next(free)
+            for name, value in self.sample.items()
+        }
+
+    def name_values(self, program: ir.Model) -> None:
+        """Give the inputs, the outputs and their axes the names of this part, and record the caches."""
+        graph = program.graph
+        for values, named in ((graph.inputs, self.inputs), (graph.outputs, self.outputs)):
+            for value, (name, axes) in zip(values, named.items(), strict=True):
+                value.name = name
+                value.shape = ir.Shape(axes)
+        record_caches(program, self.caches)
+
+
+def export_generation(
+    model: PreTrainedModel,
+    plan: Plan,
+    folder: str | os.PathLike[str],
+    *,
+    opset: int = 18,
+    attention: Attention = "eager",
+) -> tuple[str, ...]:
+    """Write the gated graphs of a model that generates: `decoder.onnx`, and before it `encoder.onnx` if it has one.
+
+    Heads and neurons are multiplied by gates, initializers `<group>.head_gate` and `<group>.neuron_gate`; weights have
+    the names of the state dict. Batch, earlier positions and new positions are free axes, heads are fixed numbers.
+
+    Args:
+        model: a transformers model with a language model head, whose state is restored.
+        plan: one entry for each attention of the model, and for feed-forwards.
+        folder: the folder to write to, which exists.
+        opset: version of the ONNX operator set, 18 or 23.
+        attention: the form of attention in the graphs, `eager` or `sdpa`.
+
+    Returns:
+        The names of the files, in the order in which they run.
+
+    Raises:
+        InputError: the model keeps another state than keys and values, or cannot be exported.
+        OSError: the disk is full or the folder cannot be written.
+    """
+    model = unwrap(model)
+    with deployment_mode(model):
+        parts = _encoder_decoder(model) if model.config.is_encoder_decoder else {DECODER: _decoder_only(model)}
+        for name, part in parts.items():
+            with _forward_of(model, part.forward):
+                program = trace_gated(model, plan, part.sample, part.dynamic_shapes, opset=opset, attention=attention)
+            part.name_values(program)
+            NameSqueezedAxes()(program)
+            drop_exporter_metadata(program)
+            if plan.model is not None:
+                program.metadata_props[FINGERPRINT] = plan.model
+            save(program, os.path.join(folder, name))
+    return tuple(parts)
+
+
+def _decoder_only(model: PreTrainedModel) -> _Part:
+    """The graph of a decoder-only model."""
+    original = type(model).forward
+    ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
+    with torch.no_grad():
+        past = _layers(original(model, ids[:, : _SIZES[PAST]], use_cache=True).past_key_values, model)
+
+    def forward(**inputs: Any) -> list[Tensor]:
+        result = original(model, **{**inputs, "past_key_values": _cache(inputs["past_key_values"])}, use_cache=True)
+        return [result.logits, *_tensors(result.past_key_values)]
+
+    mask = torch.ones_like(ids)
+    mask[-1, 0] = 0  # a mask of ones would not be in the graph
+    sample: dict[str, Any] = {"input_ids": ids[:, _SIZES[PAST] :], "attention_mask": mask}
+    inputs: dict[str, Axes] = {"input_ids": _IDS, "attention_mask": (BATCH, _TOTAL)}
+    if "position_ids" in inspect.signature(original).parameters:
+        sample["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, _SIZES[PAST] :]
+        inputs["position_ids"] = _IDS
+    sample["past_key_values"] = past
+    names, caches = _cache_names(len(past), "")
+    inputs |= {name: _cache_axes(tensor, PAST) for name, tensor in zip(names, past, strict=True)}
+    outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))}
+    outputs |= {str(out): _cache_axes(tensor, _TOTAL) for (_, out), tensor in zip(caches, past, strict=True)}
+    return _Part(forward, sample, inputs, outputs, caches)
+
+
+def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
+    """The graphs of an encoder-decoder."""
+    original, source = type(model).forward, model.main_input_name
+    sound = source != "input_ids"
+    start = _ids(model, _SIZES[PAST] + _SIZES[NEW])
+    mask = torch.ones(_SIZES[BATCH], _SIZES[SOURCE], dtype=torch.long)
+    mask[-1, -1] = 0  # a mask of ones would not be in the graph
+    states = {} if sound else {"attention_mask": mask}
+
+    def encode(**inputs: Any) -> list[Tensor]:
+        encoded = model.get_encoder()(**inputs)[0]
+        masks = {name: value for name, value in inputs.items() if name == "attention_mask"}
+        result = original(
+            model,
+            encoder_outputs=BaseModelOutput(encoded),
+            decoder_input_ids=start[:1, :1].expand(encoded.shape[0], 1),  # any token: what it gives is not returned
+            use_cache=True,
+            **masks,
+        )
+        return _tensors(result.past_key_values.cross_attention_cache)
+
+    if sound:
+        encoder_sample = {source: torch.randn(_SIZES[BATCH], *_sound_shape(model))}
+        encoder_inputs: dict[str, Axes] = {source: (BATCH, *_sound_shape(model))}
+    else:
+        encoder_sample = {source: _ids(model, _SIZES[SOURCE]), **states}
+        encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
+    with torch.no_grad():
+        result = original(model, **encoder_sample, decoder_input_ids=start[:, : _SIZES[PAST]], use_cache=True)
+        past = _layers(result.past_key_values.self_attention_cache, model)
+        cross = _layers(result.past_key_values.cross_attention_cache, model)
+    width, positions = result.encoder_last_hidden_state.shape[-1], cross[0].shape[2]
+
+    def decode(
+        input_ids: Tensor,
+        self_cache: list[Tensor],
+        cross_cache: list[Tensor],
+        encoder_attention_mask: Tensor | None = None,
+    ) -> list[Tensor]:
+        # Only the shape of the states is read, since their keys and values are in the cache.
+        encoded = cross_cache[0].new_zeros(input_ids.shape[0], cross_cache[0].shape[2], width)
+        result = original(
+            model,
+            encoder_outputs=BaseModelOutput(encoded),
+            decoder_input_ids=input_ids,
+            past_key_values=EncoderDecoderCache(_cache(self_cache), _cache(cross_cache)),
+            use_cache=True,
+            **({} if encoder_attention_mask is None else {"attention_mask": encoder_attention_mask}),
+        )
+        return [result.logits, *_tensors(result.past_key_values.self_attention_cache)]
+
+    sample: dict[str, Any] = {"input_ids": start[:, _SIZES[PAST] :]}
+    inputs: dict[str, Axes] = {"input_ids": _IDS}
+    if not sound:
+        sample["encoder_attention_mask"] = mask
+        inputs["encoder_attention_mask"] = (BATCH, SOURCE)
+    sample |= {"self_cache": past, "cross_cache": cross}
+    names, caches = _cache_names(len(past), ".decoder")
+    cross_names, computed = _cache_names(len(cross), ".encoder")
+    free = positions if sound else SOURCE
+    cross_axes = [_cache_axes(tensor, free) for tensor in cross]
+    inputs |= {name: _cache_axes(tensor, PAST) for name, tensor in zip(names, past, strict=True)}
+    inputs |= dict(zip(cross_names, cross_axes, strict=True))
+    outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))}
+    outputs |= {str(out): _cache_axes(tensor, _TOTAL) for (_, out), tensor in zip(caches, past, strict=True)}
+    encoder_outputs = {str(out): axes for (_, out), axes in zip(computed, cross_axes, strict=True)}
+    caches += computed
+    return {
+        ENCODER: _Part(encode, encoder_sample, encoder_inputs, encoder_outputs),
+        DECODER: _Part(decode, sample, inputs, outputs, caches),
+    }
+
+
+@contextlib.contextmanager
+def _forward_of(model: PreTrainedModel, forward: Callable[..., list[Tensor]]) -> Iterator[None]:
+    """Inside, the model computes another forward, with the modules and the names of weights that it has."""
+    model.forward = lambda **inputs: dict(zip(map(str, itertools.count()), forward(**inputs), strict=False))
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def _ids(model: PreTrainedModel, length: int) -> Tensor:
+    """Token ids `[batch, length]` that are no special tokens of most tokenizers."""
+    size = _vocabulary(model)
+    return torch.arange(_SIZES[BATCH] * length).reshape(_SIZES[BATCH], length) % max(1, size // 2) + size // 4
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Number of logits of each position."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
+    """Channels and frames of the sound that an encoder takes; both are fixed."""
+    encoder = model.get_encoder()
+    frames = model.config.max_source_positions
+    for convolution in (module for module in encoder.modules() if isinstance(module, torch.nn.Conv1d)):
+        frames *= convolution.stride[0]
+    return int(model.config.num_mel_bins), int(frames)
+
+
+def _layers(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
+    """Keys and values of each layer, one after the other.
+
+    Raises:
+        InputError: a layer keeps something else.
+    """
+    for index, layer in enumerate(cache.layers):
+        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.dim() != 4:
+            text = (
+                f"{family(model)}: layer {index} keeps {type(layer).__name__}, not keys and values alone, so the model"
+                " cannot be exported with a cache; use --no-cache"
+            )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
+    return _tensors(cache)
+
+
+def _tensors(cache: TransformersCache) -> list[Tensor]:
+    """Keys and values of each layer, one after the other."""
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _cache(tensors: Sequence[Tensor]) -> DynamicCache:
+    """The cache that holds keys and values of each layer."""
+    return DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
+
+
+def _cache_names(tensors: int, part: str) -> tuple[list[str], tuple[Cache, ...]]:
+    """The names of the inputs of caches, and with those of their outputs."""
+    names = [f"{index // 2}{part}.{('key', 'value')[index % 2]}" for index in range(tensors)]
+    return [f"past_key_values.{name}" for name in names], tuple(
+        (f"past_key_values.{name}", f"present.{name}") for name in names
+    )
+
+
+def _cache_axes(tensor: Tensor, positions: str | int) -> Axes:
+    """The axes of keys or values."""
+    return (BATCH, tensor.shape[1], positions, tensor.shape[3])

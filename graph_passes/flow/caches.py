@@ -1,0 +1,53 @@
+"""Caches of a graph: tensors that one call of a graph returns and the next call reads.
+
+A decoder returns the keys and values of all positions (`present`) and reads them again as those of the earlier
+positions (`past`). Whoever holds a cache holds what the graph returned, so a cache may lose heads if its input and its
+output lose the same ones. An encoder returns keys and values that the decoder reads in every call: a cache whose output
+belongs to another graph.
+
+Which inputs and outputs are caches is recorded in the metadata of the graph that reads them, because names differ
+between exporters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+CACHES = "graph_passes.caches"
+"""Key of a graph's metadata: JSON list of caches."""
+
+Cache = tuple[str, str]
+"""Name of an input, and of the output that the next call reads as this input: of the same graph, or of an earlier one.
+"""
+
+
+def record_caches(model: ir.Model, caches: Iterable[Cache]) -> None:
+    """Record which inputs of a graph are caches.
+
+    Args:
+        model: the graph, whose metadata are changed.
+        caches: name of the input, and of the output that holds its content.
+
+    Raises:
+        ValueError: the graph has no input of a name.
+    """
+    caches = list(caches)
+    inputs = {value.name for value in model.graph.inputs}
+    if unknown := [name for name, _ in caches if name not in inputs]:
+        raise ValueError(f"cache {unknown[0]}: the graph has no such input")
+    model.metadata_props[CACHES] = json.dumps(caches)
+
+
+def cache_names(model: ir.Model) -> dict[str, str]:
+    """The caches that a graph's metadata record: name of the input -> name of the output that holds its content."""
+    return dict(json.loads(model.metadata_props.get(CACHES, "[]")))
+
+
+def read_caches(model: ir.Model) -> dict[ir.Value, ir.Value | None]:
+    """The caches that a graph reads: input -> output of the same graph; None: the output of another graph."""
+    outputs = {value.name: value for value in model.graph.outputs}
+    names = cache_names(model)
+    return {value: outputs.get(names[value.name]) for value in model.graph.inputs if value.name in names}
