@@ -23,6 +23,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -132,7 +133,7 @@ def export_generation(
             drop_exporter_metadata(program)
             if plan.model is not None:
                 program.metadata_props[FINGERPRINT] = plan.model
-            save(program, os.path.join(folder, name))
+            save(program, Path(folder) / name)
     return tuple(parts)
 
 
