@@ -421,6 +421,35 @@ class Throughput(SizedRow):
     compressed: RowRates
 
 
+class GenerationSpeed(Row):
+    """Times of one kind of call of a model that generates, dense and compressed in turn.
+
+    A call of the `prompt` reads the first `seq` tokens of each text, with the encoder where there is one; a call of the
+    `token` computes one more token of each text after `seq` tokens.
+    """
+
+    phase: Literal["prompt", "token"]
+    speed: Speed
+
+    @property
+    def label(self) -> str:
+        """The call in words: `token, batch 8, length 128`."""
+        return f"{self.phase}, {self.speed.size_label}"
+
+
+class Generation(Row):
+    """The graphs with key/value caches that generate text.
+
+    `files` are their names in the folder, in the order in which they run. `dense_cache` and `compressed_cache` are
+    bytes of keys and values that each token of a text adds to the cache.
+    """
+
+    files: tuple[str, ...]
+    speeds: tuple[GenerationSpeed, ...] = ()
+    dense_cache: int
+    compressed_cache: int
+
+
 class ProofStage(StrEnum):
     """Two consecutive artefacts of a run (models, graphs, engines) that must compute the same function."""
 
@@ -836,6 +865,8 @@ class Report(BaseModel):
     Empty where nothing was rewritten, or nothing but that was done."""
     throughputs: tuple[Throughput, ...] = ()
     """Rows per second with one caller and with several; empty for engines on a GPU, and where there is one core."""
+    generation: Generation | None = None
+    """The graphs that generate text; None for a model that does not."""
     dense: EngineFacts
     compressed: EngineFacts
     refused: tuple[Refusal, ...] = ()

@@ -508,6 +508,9 @@ class ExportConfig(Config):
     keep_unread_positions: bool = config_field(
         ENGINE, "compute the last layers at every position, even where no output depends on it", False
     )
+    cache: bool = config_field(
+        ENGINE, "export a model that generates with key/value caches too, for `compress generate`", True
+    )
 
 
 class MeasureConfig(Config):
@@ -519,6 +522,11 @@ class MeasureConfig(Config):
         "lengths to time in tokens, separated by commas; default: 128 or the model's maximum; with masks, the"
         " length of the longest example",
         is_basic=True,
+    )
+    prompt_tokens: Sizes | None = config_field(
+        MEASURING,
+        "lengths of the texts after which a generated token is timed, separated by commas; default: 128 or what the"
+        " model reads",
     )
     seconds: Positive = config_field(MEASURING, "approximate seconds per size, for at least ten pairs of rounds", 10.0)
 

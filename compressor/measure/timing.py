@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -104,10 +104,31 @@ def interleave(
         on_progress=on_progress,
         clock=clock,
     )
+    reason = incomparable_reason(dense, compressed)
+    speed = speed_of(pairs, batch=batch, seq=seq, seed=seed, device_seconds=device_seconds)
+    return speed if reason is None else speed.model_copy(update={"void": reason.text})
+
+
+def speed_of(
+    pairs: Iterable[np.ndarray],
+    *,
+    batch: int,
+    seq: int | None,
+    seed: int,
+    device_seconds: tuple[list[float | None], list[float | None]] = ([], []),
+) -> Speed:
+    """Latencies of two engines, and the ratio of their median times with a bootstrap interval over pairs of rounds.
+
+    Args:
+        pairs: seconds of the timed calls of each pair of rounds, see `alternate_calls`.
+        batch: number of rows of a call.
+        seq: their length in tokens; None for a model of images or sound.
+        seed: seed of the bootstrap.
+        device_seconds: seconds of every call of each engine by the device's clock; empty: it has none.
+    """
     times = 1e3 * np.stack(list(pairs), axis=1)
     low, high = ratio_interval(times, seed)
     ratio = float(np.median(times[0]) / np.median(times[1]))
-    reason = incomparable_reason(dense, compressed)
     return Speed(
         batch=batch,
         seq=seq,
@@ -118,7 +139,6 @@ def interleave(
         low=min(low, ratio),
         high=max(high, ratio),
         confidence=CONFIDENCE,
-        void=None if reason is None else reason.text,
     )
 
 

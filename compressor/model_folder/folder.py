@@ -62,6 +62,11 @@ class ModelFolder:
     needs_weights: bool = False
 
     @property
+    def generates(self) -> bool:
+        """Whether the model continues texts, with a cache of keys and values."""
+        return bool(self.model.can_generate())
+
+    @property
     def surroundings(self) -> dict[str, str]:
         """What answers depend on besides weights and configuration, by name; a part of the keys of stored results."""
         pooling = ", ".join(getattr(self.model, "settings", ())) or None

@@ -95,6 +95,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     for speed in valid_rows(report.speeds_over_rewritten):
         rows.append((f"p50, {speed.size_label}, dense rewritten", *_speed_cells(speed)))
     rows += _throughputs(report)
+    rows += generation_rows(report)
     for score in headline_scores(report.scores):
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
         rows.append((f"{formatting.metric_name(score)}, {score.split_name}", *levels, formatting.difference(score)))
@@ -113,6 +114,16 @@ def _shares_of_limit(report: Report) -> Iterator[tuple[str, str, str, str]]:
         after = report.compressed.share_of_limit(speed.batch, speed.seq, speed.compressed.p50)
         if before is not None and after is not None:
             yield f"share of the machine's limit, {speed.size_label}", f"{before:.0%}", f"{after:.0%}", ""
+
+
+def generation_rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
+    """Times of a prompt and of a token of a model that generates, and the bytes that a token adds to its caches."""
+    if report.generation is None:
+        return
+    for row in report.generation.speeds:
+        yield (f"p50, {row.label}", *_speed_cells(row.speed))
+    cache = report.generation.dense_cache, report.generation.compressed_cache
+    yield _row("cache, bytes a token", *cache, formatting.count)
 
 
 def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:

@@ -35,6 +35,7 @@ from compressor.run import run_notes
 from compressor.run.budget_rows import delivered_rows
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
 from compressor.run.evaluate import evaluate
+from compressor.run.generation import deliver_generation
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
 from compressor.run.plan_source import compared_plan
@@ -143,7 +144,9 @@ def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused)
+    generation, steps = deliver_generation(run, selected)
+    chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *steps)))
+    report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused, generation)
     return write_output(report, run, selected, dense)
 
 

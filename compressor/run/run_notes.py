@@ -65,11 +65,6 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
             f" and up to {config.memory_length} positions long, and its outputs the memories for the next segment;"
             " times include memories at their full length",
         )
-    elif folder.task == "causal-lm":
-        yield Note(
-            code=NoteCode.NO_CACHE,
-            text="the language model is exported without a key/value cache: every call reads the whole text",
-        )
     if data is None or not len(data.test):
         missing = "there are no rows" if data is None else "no rows have labels"
         yield Note(

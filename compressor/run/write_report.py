@@ -17,6 +17,7 @@ from compressor.engines.choose import ChosenEngine
 from compressor.graph.network import GraphNetwork
 from compressor.model_folder import save_companions
 from compressor.results import (
+    Generation,
     Refusal,
     Report,
     Score,
@@ -40,6 +41,7 @@ def make_report(
     evaluated: EvaluationResult,
     measured: Measurements,
     refused: Sequence[graph_passes.Refusal],
+    generation: Generation | None = None,
 ) -> Report:
     """The report of a run.
 
@@ -51,6 +53,7 @@ def make_report(
         evaluated: the metric of both variants, and their answers to a few rows.
         measured: times, sizes and memory of both variants.
         refused: sites that no plan could shrink.
+        generation: the graphs that generate text; None: there are none.
     """
     recipe, model = run.recipe, run.model
     compressed, engine = chosen.variant, chosen.choice.config
@@ -73,6 +76,7 @@ def make_report(
         task=model.folder.task if own_task is None else own_task.task_class.name,
         task_code=code_of(own_task),
         candidates=chosen.candidates,
+        generation=generation,
         notes=tuple(run.log.notes),
         curves=selected.curves,
         costs=selected.costs,
