@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,63 +12,118 @@ import numpy as np
 import graph_passes
 from compressor.engines.prove import Case, unoptimized
 from compressor.engines.prove_export import require_export
+from compressor.errors import ErrorCode, InputError
+from compressor.export import rewrite_reference
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, outputs_in_steps, prove_steps, whole_outputs
 from compressor.generation.steps import MASK, Steps
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.progress import RunLog
-from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, size_label
+from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, VariantName, size_label
 from compressor.targets.base import Feeds
 from compressor.targets.onnxruntime.ort_session import runner
 from compressor.units.hook import Attention
 from graph_passes import Plan
+from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.shrink import shrink_parts
 
 
-def write_graphs(
-    folder: ModelFolder,
-    plan: Plan,
-    cases: Sequence[Case],
-    scratch: Path,
-    out: Path,
-    *,
-    opset: int,
-    attention: Attention,
-) -> tuple[tuple[str, ...], tuple[Proof, ...]]:
-    """Write the graphs of a plan without what it drops, each proven.
+@dataclass(frozen=True)
+class CachedGraphs:
+    """The graphs of the whole model with caches, with a gate for every unit.
+
+    Attributes:
+        files: their names, in the order in which they run; the last is the decoder.
+        folder: their folder.
+        plan: the plan that keeps every unit.
+        attention: the form of attention in them.
+        proof: model = graphs with gates.
+    """
+
+    files: tuple[str, ...]
+    folder: Path
+    plan: Plan
+    attention: Attention
+    proof: Proof
+
+
+def export_whole(
+    folder: ModelFolder, plan: Plan, cases: Sequence[Case], out: Path, *, opset: int, attention: Attention
+) -> CachedGraphs:
+    """Export the whole model with caches, and prove that its graphs compute it.
 
     Args:
-        folder: the model, which has the weights of the plan.
-        plan: the plan.
+        folder: the model.
+        plan: the plan that keeps every unit.
         cases: inputs of the proofs.
-        scratch: folder for the graphs with gates, which stay there.
-        out: folder of the result.
+        out: folder of the graphs, which exists.
         opset: version of the ONNX operator set.
         attention: the form of attention in the graphs.
 
-    Returns:
-        The names of the files in the order in which they run, and the proofs.
-
     Raises:
         InputError: the model cannot be exported with caches.
+        MismatchError: the proof does not hold.
+    """
+    texts = generation_cases(cases)
+    files = export_generation(folder.model, plan, out, opset=opset, attention=attention)
+    proof = _prove_export(folder, plan, texts, out, files, attention, "dense")
+    return CachedGraphs(files, out, plan, attention, proof)
+
+
+def shrink_graphs(
+    whole: CachedGraphs, folder: ModelFolder, plan: Plan, cases: Sequence[Case], scratch: Path, out: Path
+) -> tuple[Proof, ...]:
+    """Write the graphs of a plan without what it drops, each proven.
+
+    Args:
+        whole: the graphs of the whole model.
+        folder: the model, which has the weights of the plan.
+        plan: the plan.
+        cases: inputs of the proofs.
+        scratch: folder for the graphs with the gates and weights of the plan, which exists.
+        out: folder of the result.
+
+    Returns:
+        The proofs.
+
+    Raises:
         PlanError: the graphs cannot lose what the plan drops.
         MismatchError: a proof does not hold.
     """
-    files = export_generation(folder.model, plan, scratch, opset=opset, attention=attention)
-    texts = generation_cases(cases)
-    gated, decoder = {name: unoptimized(scratch / name) for name in files}, files[-1]
-
-    def prove_export() -> Proof:
-        expected = whole_outputs(folder.model, plan, texts, attention)
-        return prove_steps(ProofStage.EXPORT, "compressed", texts, expected, gated, scratch / decoder)
-
-    exported = require_export(prove_export, folder.model, texts)
+    files, texts, decoder = whole.files, generation_cases(cases), whole.files[-1]
+    for name in files:
+        part = plan.part(find_gates(graph_passes.load(whole.folder / name).graph))
+        if not rewrite_reference(whole.folder / name, folder.model, part, scratch / name):
+            raise InputError(
+                f"{name}: the graph has no gate for a group of the plan, or masks; use --no-cache",
+                code=ErrorCode.PLAN_MISMATCH,
+                file=name,
+            )
+    exported = _prove_export(folder, plan, texts, scratch, files, whole.attention, "compressed")
     _shrink(files, plan, scratch, out)
-    expected = outputs_in_steps(gated, scratch / decoder, texts)
+    expected = outputs_in_steps({name: unoptimized(scratch / name) for name in files}, scratch / decoder, texts)
     shrunk = {name: unoptimized(out / name) for name in files}
-    proof = prove_steps(ProofStage.SHRINK, "compressed", texts, expected, shrunk, out / decoder)
-    return files, (exported, proof)
+    return exported, prove_steps(ProofStage.SHRINK, "compressed", texts, expected, shrunk, out / decoder)
+
+
+def _prove_export(
+    folder: ModelFolder,
+    plan: Plan,
+    texts: Sequence[Case],
+    graphs: Path,
+    files: Sequence[str],
+    attention: Attention,
+    variant: VariantName,
+) -> Proof:
+    """The proof that graphs with gates, in steps, compute what the gated model computes on whole texts."""
+    gated = {name: unoptimized(graphs / name) for name in files}
+
+    def prove() -> Proof:
+        expected = whole_outputs(folder.model, plan, texts, attention)
+        return prove_steps(ProofStage.EXPORT, variant, texts, expected, gated, graphs / files[-1])
+
+    return require_export(prove, folder.model, texts)
 
 
 def _shrink(files: Iterable[str], plan: Plan, source: Path, out: Path) -> None:
@@ -97,11 +152,9 @@ def prove_engines(files: Sequence[str], folder: Path, cases: Sequence[Case], set
 
 
 def time_graphs(
+    whole: CachedGraphs,
     folder: ModelFolder,
-    files: Sequence[str],
-    gated: Path,
     compressed: Path,
-    plan: Plan,
     sizes: Iterable[tuple[int, int]],
     settings: Mapping[str, Any],
     *,
@@ -112,21 +165,19 @@ def time_graphs(
     """Time the graphs with every unit and those of the plan, in turn, and count the bytes of their caches.
 
     Args:
+        whole: the graphs of the whole model.
         folder: the model.
-        files: names of the graphs in their order.
-        gated: folder of the graphs with gates, from which those with every unit are made.
         compressed: folder of the graphs without what the plan drops.
-        plan: the plan.
         sizes: batch sizes and lengths of the texts before the token.
         settings: settings of the sessions.
         seconds: approximate duration of each measurement.
         seed: seed of the bootstrap and the texts.
         log: receives the stages.
     """
-    dense = gated / "dense"
-    dense.mkdir(exist_ok=True)
-    every = plan.replace_groups(replace(group, kept=tuple(range(group.units)), scale=()) for group in plan.groups)
-    _shrink(files, every, gated, dense)
+    files, dense = whole.files, whole.folder / "dense"
+    if not dense.exists():
+        dense.mkdir()
+        _shrink(files, whole.plan, whole.folder, dense)
     both = [
         Steps.of({name: runner(path / name, settings) for name in files}, path / files[-1])
         for path in (dense, compressed)

@@ -1,70 +1,89 @@
-"""The stage that delivers the graphs with key/value caches of a model that generates."""
+"""The stages that export and deliver the graphs with key/value caches of a model that generates."""
 
 from __future__ import annotations
 
 import itertools
 
 from compressor.errors import CompressorError
-from compressor.generation.deliver import prove_engines, time_graphs, write_graphs
+from compressor.generation.deliver import CachedGraphs, export_whole, prove_engines, shrink_graphs, time_graphs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Generation, Note, NoteCode, Proof
-from compressor.run.run_context import RunContext, SelectedPlan
+from compressor.run.run_context import RunContext
 from compressor.targets.onnxruntime.ort_session import session_settings
-from graph_passes import GraphPassError
+from compressor.units import keep_all
+from graph_passes import GraphPassError, Plan
 
 _PROMPT = 128
 """Length of the texts after which a token is timed, unless the recipe sets one."""
 
 
-def deliver_generation(run: RunContext, selected: SelectedPlan) -> tuple[Generation | None, tuple[Proof, ...]]:
+def export_cached(run: RunContext) -> CachedGraphs | None:
+    """Export the whole model with caches.
+
+    Returns:
+        Its graphs; None where the model does not generate or the recipe wants no cache, or where it cannot be exported
+        with caches, for which there is a note with the reason.
+    """
+    config, folder = run.recipe.export, run.model.folder
+    if not (config.cache and folder.generates):
+        return None
+    out = run.work.scratch / "cached"
+    out.mkdir(exist_ok=True)
+    plan = keep_all(run.model.groups or run.model.sites)
+    try:
+        with run.log.stage("dense: exporting the graphs with caches"):
+            return export_whole(folder, plan, run.sizes.cases, out, opset=config.opset, attention=config.attention)
+    except (CompressorError, GraphPassError) as error:
+        _note_missing(run, error)
+        return None
+
+
+def deliver_cached(
+    run: RunContext, plan: Plan, whole: CachedGraphs | None
+) -> tuple[Generation | None, tuple[Proof, ...]]:
     """Write the graphs that generate text beside the engine, proven and timed.
 
     Args:
         run: the run, whose model has the weights of the plan.
-        selected: the plan.
+        plan: the plan.
+        whole: the graphs of the whole model; None: there are none.
 
     Returns:
-        What was written and measured, and the proofs. Nothing where the model does not generate or the recipe wants no
-        cache; or where the model cannot be exported with caches, for which there is a note with the reason.
+        What was written and measured, and the proofs. Nothing where the graphs cannot lose what the plan drops, for
+        which there is a note with the reason.
     """
-    recipe, folder, log = run.recipe, run.model.folder, run.log
-    if not (recipe.export.cache and folder.generates):
+    if whole is None:
         return None, ()
-    scratch = run.work.scratch / "generation"
+    recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
+    scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
-    try:
-        with log.stage("exporting the graphs with caches"):
-            files, proofs = write_graphs(
-                folder,
-                selected.plan,
-                run.sizes.cases,
-                scratch,
-                run.work.result,
-                opset=recipe.export.opset,
-                attention=recipe.export.attention,
-            )
-    except (CompressorError, GraphPassError) as error:
-        for name in ("encoder.onnx", "decoder.onnx"):
-            for file in run.work.result.glob(f"{name}*"):
-                file.unlink()
-        text = f"the folder has no graphs that generate text, only one that reads a whole text at once: {error}"
-        log.add_notes([Note(code=NoteCode.NO_CACHE, text=text)])
-        return None, ()
     settings = session_settings("cpu", recipe.engine.threads)
-    with log.stage("proving the graphs with caches"):
-        engines = prove_engines(files, run.work.result, run.sizes.cases, settings)
+    try:
+        with log.stage("compressed: shrinking the graphs with caches"):
+            proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, scratch, out)
+        with log.stage("compressed: proving the engines with caches"):
+            engines = prove_engines(whole.files, out, run.sizes.cases, settings)
+    except (CompressorError, GraphPassError) as error:
+        for file in (file for name in whole.files for file in out.glob(f"{name}*")):
+            file.unlink()
+        _note_missing(run, error)
+        return None, ()
     limit = token_limit(folder.model)
     lengths = recipe.measure.prompt_tokens or (min(_PROMPT, (limit or _PROMPT + 1) - 1),)
     generation = time_graphs(
+        whole,
         folder,
-        files,
-        scratch,
-        run.work.result,
-        selected.plan,
+        out,
         itertools.product(recipe.measure.batch, lengths),
         settings,
         seconds=recipe.measure.seconds,
         seed=recipe.selection.seed,
         log=log,
     )
-    return generation, (*proofs, engines)
+    return generation, (whole.proof, *proofs, engines)
+
+
+def _note_missing(run: RunContext, error: Exception) -> None:
+    """Note that the output has no graphs that generate text."""
+    text = f"the folder has no graphs that generate text, only one that reads a whole text at once: {error}"
+    run.log.add_notes([Note(code=NoteCode.NO_CACHE, text=text)])

@@ -35,7 +35,7 @@ from compressor.run import run_notes
 from compressor.run.budget_rows import delivered_rows
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
 from compressor.run.evaluate import evaluate
-from compressor.run.generation import deliver_generation
+from compressor.run.generation import deliver_cached, export_cached
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run
 from compressor.run.plan_source import compared_plan
@@ -114,7 +114,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     start = reference if compared is None else run.export("dense", compared, template=reference)
     dense = run.build(run.shrink(start), run.built.engine.reference)
     refused = _rehearse(run, reference)
-    graphs = Graphs(reference, dense, refused)
+    graphs = Graphs(reference, dense, refused, export_cached(run))
     learned = walk(run, graphs)
     began = time.perf_counter()
     report = _deliver(run, learned, graphs)
@@ -144,7 +144,7 @@ def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    generation, steps = deliver_generation(run, selected)
+    generation, steps = deliver_cached(run, selected.plan, graphs.cached)
     chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *steps)))
     report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused, generation)
     return write_output(report, run, selected, dense)

@@ -13,6 +13,7 @@ from compressor.config.steps import Step
 from compressor.engines.build import ExportedGraph, Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.engines.score import EvaluationScorer
+from compressor.generation.deliver import CachedGraphs
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
@@ -68,11 +69,13 @@ class Graphs:
         reference: the exported graph.
         dense: its engine.
         refused: groups that cannot be removed from the graph.
+        cached: its graphs with key/value caches; None: the model does not generate, or is exported without them.
     """
 
     reference: ExportedGraph
     dense: Variant
     refused: Sequence[Refusal]
+    cached: CachedGraphs | None = None
 
 
 def _accept(*_: object) -> None:
