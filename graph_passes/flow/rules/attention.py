@@ -43,6 +43,9 @@ class AttentionRule:
         shared = layout.heads // layout.kv_heads
         groups, counts = np.unique(heads // shared, return_counts=True)
         even = len(counts) == 0 or (counts == counts[0]).all()
+        if not even and any(value.is_graph_output() for value in node.outputs[1:]):
+            why = "keeps different numbers of query heads of its key/value heads, which it also returns as a cache"
+            raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
         keys = groups if even else heads // shared
         inputs = tuple(
             None if value is None else _need_of_heads(layout, head_axis, heads, keys, value, context)
@@ -62,6 +65,7 @@ class AttentionRule:
     ) -> np.ndarray:
         """Query heads that the outputs need, ascending."""
         needed: set[int] = set()
+        shared = layout.heads // layout.kv_heads
         for value, head_axis, need in zip(node.outputs, layout.outputs, outputs, strict=False):
             if head_axis is None or not _is_read(value, context):
                 continue
@@ -71,10 +75,10 @@ class AttentionRule:
                 raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
             index = need[head_axis.axis] if need else None
             per, width = head_axis.runs[0]
-            heads = range(layout.heads if per == "query" else layout.kv_heads) if index is None else index // width
-            shared = 1 if per == "query" else layout.heads // layout.kv_heads
-            needed |= {int(head) * shared + member for head in heads for member in range(shared)}
-            if value is not node.outputs[0] and index is None and any(axis is not None for axis in outputs[0]):
+            heads = set(range(layout.heads if per == "query" else layout.kv_heads) if index is None else index // width)
+            if value is node.outputs[0]:
+                needed = heads
+            elif not heads <= (needed if per == "query" else {head // shared for head in needed}):
                 raise NoRuleError(RefusalCode.EVERY_HEAD_NEEDED, f"also returns every head as {value.name}")
         return np.array(sorted(needed), dtype=np.int64)
 

@@ -1,0 +1,198 @@
+"""Attention with caches loses the same heads in the inputs and the outputs of its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graph_passes import PlanError, RefusalCode, Shrunk, shrink
+from graph_passes.flow.caches import cache_names, record_caches
+from graph_passes.groups import find_groups
+from graph_passes.shrink import shrink_parts
+from tests.graph_passes.graphs import SIZES, Feeds, draw, error, gated, graph, plan, run, site
+
+PAIRS = (("past_k", "present_k"), ("past_v", "present_v"))
+WEIGHTS = "float[8, 12] wq, float[8, 12] wk, float[8, 12] wv, float[12, 8] wo, int64[4] heads = {0, 0, 4, 3}"
+MERGED = "int64[3] merged = {0, 0, 12}"
+
+
+def decoder(present: str = "k, v", tail: str = "") -> ir.Model:
+    """Attention of 4 heads of width 3 over earlier and new positions; `k` and `v` are those of all positions."""
+    names = dict(zip(("present_k", "present_v"), present.split(", "), strict=True))
+    returned = "".join(f"{output} = Identity({name}) " for output, name in names.items())
+    model = graph(
+        "q1 = MatMul(x, wq) q2 = Reshape(q1, heads) q = Transpose<perm = [0, 2, 1, 3]>(q2)"
+        " k1 = MatMul(x, wk) k2 = Reshape(k1, heads) k3 = Transpose<perm = [0, 2, 1, 3]>(k2)"
+        " v1 = MatMul(x, wv) v2 = Reshape(v1, heads) v3 = Transpose<perm = [0, 2, 1, 3]>(v2)"
+        f" k = Concat<axis = 2>(past_k, k3) v = Concat<axis = 2>(past_v, v3) {tail} {returned}"
+        " kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) p = Softmax<axis = -1>(s) c1 = MatMul(p, v)"
+        " c = Mul(c1, gate) c2 = Transpose<perm = [0, 2, 1, 3]>(c) c3 = Reshape(c2, merged)"
+        " y = MatMul(c3, wo)",
+        WEIGHTS,
+        MERGED,
+        "float[4, 1, 1] gate",
+        inputs="float[B, S, 8] x, float[B, 4, P, 3] past_k, float[B, 4, P, 3] past_v",
+        outputs="float[B, S, 8] y, float[B, 4, T, 3] present_k, float[B, 4, T, 3] present_v",
+    )
+    gate = model.graph.initializers["gate"]
+    gate.name = "a.head_gate"
+    gate.const_value = ir.tensor(np.ones((4, 1, 1), np.float32), name=gate.name)
+    record_caches(model, PAIRS)
+    return model
+
+
+def cut(feeds: Feeds, shrunk: Shrunk) -> Feeds:
+    """Inputs of a graph whose caches hold fewer heads."""
+    cut = dict(feeds)
+    for name, need in shrunk.caches.items():
+        for axis, index in enumerate(need):
+            cut[name] = cut[name] if index is None else np.take(cut[name], index, axis)
+    return cut
+
+
+def assert_cut(model: ir.Model, kept: Sequence[int]) -> Shrunk:
+    """Check that a graph without heads computes what it computes with gates, from caches of the heads that are kept."""
+    reference = gated(model, plan(kept))
+    shrunk = shrink(model.clone(), plan(kept))
+    assert not shrunk.refused
+    outputs = {value.name: value for value in shrunk.model.graph.outputs}
+    for value in shrunk.model.graph.inputs[1:]:
+        assert value.shape is not None
+        assert value.shape[1] == len(kept)
+        pair = outputs[cache_names(shrunk.model)[value.name or ""]]
+        assert pair.shape is not None
+        assert pair.shape[1] == len(kept)
+    for sizes in SIZES:
+        feeds = draw(reference, sizes)
+        y, *caches = run(reference, feeds)
+        smaller = run(shrunk.model, cut(feeds, shrunk))
+        assert error(smaller[:1], [y]) <= 1e-4
+        assert error(smaller[1:], [np.take(cache, kept, 1) for cache in caches]) <= 1e-4
+    return shrunk
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 3), (2,), (1, 2), (0, 1, 2, 3)])
+def test_caches_lose_the_heads_of_their_attention(kept: tuple[int, ...]) -> None:
+    assert_cut(decoder(), kept)
+
+
+def test_a_cache_may_be_computed_from_what_attention_reads() -> None:
+    window = "kw = Slice(k, start, end, axis) vw = Slice(v, start, end, axis)"
+    constants = "".join(
+        f"{name} = Constant<value_ints = [{value}]>() " for name, value in (("start", -2), ("end", 9999), ("axis", 2))
+    )
+    assert_cut(decoder("kw, vw", tail=constants + window), (0, 3))
+
+
+def test_without_recorded_caches_the_graph_is_refused() -> None:
+    model = decoder()
+    model.metadata_props.clear()
+    shrunk = shrink(model, plan((0, 1)))
+    assert {refusal.code for refusal in shrunk.refused} <= {RefusalCode.EVERY_HEAD_NEEDED, RefusalCode.GRAPH_INPUT}
+    assert shrunk.refused
+    assert not shrunk.caches
+
+
+def test_groups_are_found_in_a_graph_with_caches() -> None:
+    (group,) = find_groups(decoder()).groups
+    assert (group.name, group.units) == ("a", 4)
+
+
+def test_only_inputs_of_the_graph_can_be_caches() -> None:
+    with pytest.raises(ValueError, match="past_q"):
+        record_caches(decoder(), [("past_q", "present_q")])
+
+
+def encoder(tail: str = "") -> ir.Model:
+    """Keys and values of 4 heads of width 3, which a decoder reads."""
+    return graph(
+        "k1 = MatMul(x, wk) k2 = Reshape(k1, heads) k3 = Transpose<perm = [0, 2, 1, 3]>(k2)"
+        " v1 = MatMul(x, wv) v2 = Reshape(v1, heads) v3 = Transpose<perm = [0, 2, 1, 3]>(v2)"
+        f" {tail or 'present_k = Identity(k3)'} present_v = Identity(v3)",
+        "float[8, 12] wk, float[8, 12] wv, int64[4] heads = {0, 0, 4, 3}",
+        outputs="float[B, 4, S, 3] present_k, float[B, 4, S, 3] present_v",
+    )
+
+
+def reader() -> ir.Model:
+    """Attention of 4 heads of width 3 over keys and values of another graph."""
+    model = decoder()
+    for name in ("k", "v"):  # reads the cache as it is, and returns none
+        concat = next(node for node in model.graph if node.outputs[0].name == name)
+        past = concat.inputs[0]
+        assert past is not None
+        ir.convenience.replace_all_uses_with(concat.outputs[0], past)
+    del model.graph.outputs[1:]
+    record_caches(model, PAIRS)
+    return model
+
+
+@pytest.mark.parametrize("kept", [(0, 1, 3), (2,), (0, 1, 2, 3)])
+def test_an_encoder_returns_the_heads_that_its_decoder_reads(kept: tuple[int, ...]) -> None:
+    whole = {"encoder": encoder(), "decoder": reader()}
+    parts = shrink_parts({name: model.clone() for name, model in whole.items()}, plan(kept))
+    source, feeds = draw(whole["encoder"], SIZES[0]), draw(whole["decoder"], SIZES[0])
+    reference = gated(whole["decoder"], plan(kept))
+    outputs = []
+    for first, second in ((whole["encoder"], reference), (parts["encoder"].model, parts["decoder"].model)):
+        keys, values = run(first, source)
+        outputs.append(run(second, {"x": feeds["x"], "past_k": keys, "past_v": values}))
+    assert keys.shape[1] == values.shape[1] == len(kept)
+    assert error(outputs[1], outputs[0]) <= 1e-4
+
+
+def test_an_encoder_that_mixes_its_heads_is_refused() -> None:
+    model = encoder("axis = Constant<value_int = 1>() present_k = CumSum(k3, axis)")
+    with pytest.raises(PlanError):
+        shrink_parts({"encoder": model, "decoder": reader()}, plan((0, 3)))
+
+
+def test_a_group_of_no_graph_is_refused() -> None:
+    unknown = plan(site((0, 1)), site((0,), name="b"))
+    with pytest.raises(PlanError):
+        shrink_parts({"encoder": encoder(), "decoder": reader()}, unknown)
+
+
+def fused() -> ir.Model:
+    """`GroupQueryAttention` of 4 query heads and 2 key/value heads of width 8, with caches."""
+    model = graph(
+        "q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)"
+        " c, present_k, present_v = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>"
+        "(q, k, v, past_k, past_v, lengths, total) y = MatMul(c, wo)",
+        "float[8, 32] wq, float[8, 16] wk, float[8, 16] wv, float[32, 8] wo",
+        "float[B, S, 32] c",
+        inputs="float[B, S, 8] x, float[B, 2, P, 8] past_k, float[B, 2, P, 8] past_v, int32[B] lengths, int32 total",
+        outputs="float[B, S, 8] y, float[B, 2, T, 8] present_k, float[B, 2, T, 8] present_v",
+    )
+    for value in model.graph.outputs[1:]:
+        value.shape = ir.Shape(["B", 2, "P + S", 8])
+    record_caches(model, PAIRS)
+    return model
+
+
+@pytest.mark.parametrize(("kept", "groups"), [((0, 1), 1), ((1, 3), 2), ((0, 1, 2, 3), 2)])
+def test_a_fused_attention_loses_heads_of_its_caches(kept: tuple[int, ...], groups: int) -> None:
+    model = fused()
+    (group,) = find_groups(model.clone()).groups
+    every = plan(site(kept, name=group.name, heads=4, kv_heads=2, head_dim=8))
+    reference, shrunk = gated(model, every), shrink(model.clone(), every)
+    assert not shrunk.refused
+    feeds = {
+        **draw(model, {"B": 2, "S": 1, "P": 3}),
+        "lengths": np.full(2, 3, np.int32),
+        "total": np.array(4, np.int32),
+    }
+    y, *_ = run(reference, feeds)
+    smaller, keys, _ = run(shrunk.model, cut(feeds, shrunk))
+    assert error([smaller], [y]) <= 1e-4
+    assert keys.shape[1] == groups
+
+
+def test_a_fused_attention_cannot_share_the_heads_of_a_cache_unevenly() -> None:
+    model = fused()
+    (group,) = find_groups(model.clone()).groups
+    shrunk = shrink(model, plan(site((0, 1, 2), name=group.name, heads=4, kv_heads=2, head_dim=8)))
+    assert [refusal.code for refusal in shrunk.refused] == [RefusalCode.UNSUPPORTED_FORM]
