@@ -449,6 +449,11 @@ class Generation(Row):
     dense_cache: int
     compressed_cache: int
 
+    @property
+    def labelled(self) -> list[tuple[str, Speed]]:
+        """The kind of each call in words, and its times."""
+        return [(row.label, row.speed) for row in self.speeds]
+
 
 class ProofStage(StrEnum):
     """Two consecutive artefacts of a run (models, graphs, engines) that must compute the same function."""
@@ -461,6 +466,9 @@ class ProofStage(StrEnum):
     BUILD_INT8 = "quantized graph = engine"
     FIXED_SHAPE = "graph = graph at a fixed shape"
     """A graph of the output folder, without rewrites, in an installed runtime that compiles it for one batch size."""
+    CACHED_EXPORT = "gated model on a whole text = graphs with caches, in steps"
+    CACHED_SHRINK = "graphs with caches = shrunk graphs with caches"
+    CACHED_BUILD = "shrunk graphs with caches = engines"
 
 
 FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)

@@ -17,8 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.export import export_reference, rewrite_reference
+from compressor.generation.export import DECODER, ENCODER, export_generation
 from compressor.models.sentence_encoder import SentenceEncoder
 from graph_passes import Plan, load, save
+from graph_passes.attention.gate_initializers import find_gates
 
 FOLDER = "COMPRESSOR_TEST_EXPORTS"
 """Environment variable with the folder of the exports, which the processes of one pytest run have in common."""
@@ -28,9 +30,11 @@ FOLDER = "COMPRESSOR_TEST_EXPORTS"
 def sharing_exports() -> Iterator[None]:
     """Runs export each structure once; later ones get its graph with their own weights and gates, and prove it."""
     from compressor.engines import export
+    from compressor.generation import deliver
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "export_reference", shared_export)
+        patch.setattr(deliver, "export_generation", shared_generation)
         yield
 
 
@@ -52,6 +56,21 @@ def shared_export(
             written.mkdir()
             save(load(path), written / "graph.onnx")
             written.rename(template)  # fails if another process has written the same structure
+
+
+def shared_generation(model: PreTrainedModel, plan: Plan, folder: Path, **settings: Any) -> tuple[str, ...]:
+    """As `export_generation`, but each structure is exported once."""
+    template = _folder() / f"cached-{_structure(model, plan, {}, settings)}"
+    if not template.is_dir():
+        with tempfile.TemporaryDirectory(dir=template.parent) as written, suppress(OSError):
+            export_generation(model, plan, written, **settings)
+            Path(written).rename(template)  # fails if another process has written the same structure
+            Path(written).mkdir()  # which is removed
+    files = tuple(name for name in (ENCODER, DECODER) if (template / name).is_file())
+    for name in files:
+        part = plan.part(find_gates(load(template / name).graph))
+        assert rewrite_reference(template / name, model, part, folder / name)
+    return files
 
 
 @functools.cache

@@ -104,7 +104,7 @@ def shrink_graphs(
     _shrink(files, plan, scratch, out)
     expected = outputs_in_steps({name: unoptimized(scratch / name) for name in files}, scratch / decoder, texts)
     shrunk = {name: unoptimized(out / name) for name in files}
-    return exported, prove_steps(ProofStage.SHRINK, "compressed", texts, expected, shrunk, out / decoder)
+    return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk, out / decoder)
 
 
 def _prove_export(
@@ -121,7 +121,7 @@ def _prove_export(
 
     def prove() -> Proof:
         expected = whole_outputs(folder.model, plan, texts, attention)
-        return prove_steps(ProofStage.EXPORT, variant, texts, expected, gated, graphs / files[-1])
+        return prove_steps(ProofStage.CACHED_EXPORT, variant, texts, expected, gated, graphs / files[-1])
 
     return require_export(prove, folder.model, texts)
 
@@ -148,7 +148,7 @@ def prove_engines(files: Sequence[str], folder: Path, cases: Sequence[Case], set
     texts, decoder = generation_cases(cases), folder / files[-1]
     expected = outputs_in_steps({name: unoptimized(folder / name) for name in files}, decoder, texts)
     engines = {name: runner(folder / name, settings) for name in files}
-    return prove_steps(ProofStage.BUILD, "compressed", texts, expected, engines, decoder)
+    return prove_steps(ProofStage.CACHED_BUILD, "compressed", texts, expected, engines, decoder)
 
 
 def time_graphs(

@@ -39,6 +39,7 @@ def render(report: Report) -> str:
         neurons=neuron_map(report.plan),
         curves=_curves(report),
         ratios=figures.ratios(report.speeds) if report.speeds else None,
+        labelled_speeds=[(speed.size_label, speed) for speed in report.speeds],
         latencies=[_latencies(speed) for speed in report.speeds],
         cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
         shares=_shares(report.seconds),
