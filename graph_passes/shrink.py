@@ -20,6 +20,7 @@ from graph_passes.flow.indices import Need
 from graph_passes.flow.refusal import Refusal
 from graph_passes.passes import (
     CleanUp,
+    DropIdleCaches,
     DropUnusedBlocks,
     FoldGates,
     InsertGates,
@@ -132,6 +133,7 @@ def shrink(
     set_gates(model.graph, plan)
     FoldGates()(model)
     RemoveDeadBranches()(model)
+    DropIdleCaches()(model)
     removal = RemoveUnits(returned)(model)
     CleanUp()(model)
     lowering = LowerBlockSparse(plan.masks, lower)(model)

@@ -142,7 +142,7 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
     original = type(model).forward
     ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
     with torch.no_grad():
-        past = _layers(original(model, ids[:, : _SIZES[PAST]], use_cache=True).past_key_values, model)
+        past = _earlier(original(model, ids[:, : _SIZES[PAST]], use_cache=True).past_key_values, model)
 
     def forward(**inputs: Any) -> list[Tensor]:
         result = original(model, **{**inputs, "past_key_values": _cache(inputs["past_key_values"])}, use_cache=True)
@@ -192,7 +192,7 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
         encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
     with torch.no_grad():
         result = original(model, **encoder_sample, decoder_input_ids=start[:, : _SIZES[PAST]], use_cache=True)
-        past = _layers(result.past_key_values.self_attention_cache, model)
+        past = _earlier(result.past_key_values.self_attention_cache, model)
         cross = _layers(result.past_key_values.cross_attention_cache, model)
     width, positions = result.encoder_last_hidden_state.shape[-1], cross[0].shape[2]
 
@@ -280,6 +280,11 @@ def _layers(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
     return _tensors(cache)
+
+
+def _earlier(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
+    """Empty keys and values of each layer for all earlier positions, of which a layer with a window keeps the last."""
+    return [tensor.new_zeros(*tensor.shape[:2], _SIZES[PAST], tensor.shape[3]) for tensor in _layers(cache, model)]
 
 
 def _tensors(cache: TransformersCache) -> list[Tensor]:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.caches import read_caches
+from graph_passes.flow.caches import cache_writers, read_caches
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import Cuts
 from graph_passes.flow.cut_inputs import can_cut
@@ -202,7 +202,8 @@ class Flow(Cuts):
     def _walk_back(self) -> None:
         """Walk back until each cache's output has what its input needs: at first, the output needs nothing."""
         refusals = list(self.refusals)
-        self._followers, self.unread = self._only_cached(), self._cached.keys() - self._returned.keys()
+        self.unread = self._cached.keys() - self._returned.keys()
+        self._followers = cache_writers(self._order.nodes, self.unread, self._captures)
         while True:
             self._backward()
             cached = {
@@ -217,20 +218,6 @@ class Flow(Cuts):
             self.refusals = list(refusals)
             for state in (self.needs, self.demands, self.shared, self._sites, self._answers):
                 state.clear()
-
-    def _only_cached(self) -> frozenset[ir.Node]:
-        """The nodes from which only outputs of caches are computed that the graph itself reads."""
-        cached = self._cached.keys() - self._returned.keys()
-        followers = set[ir.Node]()
-        for node in reversed(self._order.nodes) if cached else ():
-            if all(
-                (value in cached or not value.is_graph_output())
-                and all(reader in followers for reader, _ in value.uses())
-                and value not in self._captures
-                for value in node.outputs
-            ):
-                followers.add(node)
-        return frozenset(followers)
 
     def _backward(self) -> None:
         """Visit the nodes before which something is not needed; all of the others need everything."""

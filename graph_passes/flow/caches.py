@@ -12,7 +12,7 @@ between exporters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -51,3 +51,25 @@ def read_caches(model: ir.Model) -> dict[ir.Value, ir.Value | None]:
     outputs = {value.name: value for value in model.graph.outputs}
     names = cache_names(model)
     return {value: outputs.get(names[value.name]) for value in model.graph.inputs if value.name in names}
+
+
+def cache_writers(
+    nodes: Sequence[ir.Node], outputs: Collection[ir.Value], captured: Collection[ir.Value] = ()
+) -> frozenset[ir.Node]:
+    """The nodes from which nothing is computed but the outputs of caches.
+
+    Args:
+        nodes: the nodes of a graph, in its order.
+        outputs: outputs of caches.
+        captured: tensors that bodies of nodes read.
+    """
+    writers = set[ir.Node]()
+    for node in reversed(nodes) if outputs else ():
+        if all(
+            (value in outputs or not value.is_graph_output())
+            and value not in captured
+            and all(reader in writers for reader, _ in value.uses())
+            for value in node.outputs
+        ):
+            writers.add(node)
+    return frozenset(writers)

@@ -11,6 +11,7 @@ import pytest
 from graph_passes import PlanError, RefusalCode, Shrunk, shrink
 from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.groups import find_groups
+from graph_passes.passes import DropIdleCaches
 from graph_passes.shrink import shrink_parts
 from tests.graph_passes.graphs import SIZES, Feeds, draw, error, gated, graph, plan, run, site
 
@@ -196,3 +197,42 @@ def test_a_fused_attention_cannot_share_the_heads_of_a_cache_unevenly() -> None:
     (group,) = find_groups(model.clone()).groups
     shrunk = shrink(model, plan(site((0, 1, 2), name=group.name, heads=4, kv_heads=2, head_dim=8)))
     assert [refusal.code for refusal in shrunk.refused] == [RefusalCode.UNSUPPORTED_FORM]
+
+
+def test_the_cache_of_an_attention_without_heads_is_gone() -> None:
+    model = decoder()
+    shrunk = shrink(model.clone(), plan(()))
+    assert [value.name for value in shrunk.model.graph.inputs] == ["x"]
+    assert [value.name for value in shrunk.model.graph.outputs] == ["y"]
+    assert not cache_names(shrunk.model)
+    feeds = draw(model, SIZES[0])
+    (y,) = run(shrunk.model, {"x": feeds["x"]})
+    assert not y.any()
+
+
+def test_a_length_is_read_off_a_cache_that_stays() -> None:
+    model = graph(
+        "length = Shape<start = 2, end = 3>(past_k) other = Shape<start = 2, end = 3>(past_v)"
+        " present_k = Concat<axis = 2>(past_k, new) present_v = Concat<axis = 2>(past_v, new)"
+        " sum = ReduceSum<keepdims = 0>(present_v) y = Expand(sum, length)",
+        inputs="float[B, 4, 1, 3] new, float[B, 4, P, 3] past_k, float[B, 4, P, 3] past_v",
+        outputs="float[P] y, float[B, 4, T, 3] present_k, float[B, 4, T, 3] present_v",
+    )
+    record_caches(model, PAIRS)
+    reference = model.clone()
+    assert DropIdleCaches()(model).report.inputs == ("past_k",)
+    assert cache_names(model) == {"past_v": "present_v"}
+    feeds = draw(reference, SIZES[0])
+    y, *_ = run(reference, feeds)
+    assert error(run(model, {name: feeds[name] for name in ("new", "past_v")})[:1], [y]) == 0
+
+
+def test_a_cache_whose_length_is_read_stays_without_another() -> None:
+    model = graph(
+        "length = Shape<start = 2, end = 3>(past_k) one = Constant<value_float = 1.0>() y = Expand(one, length)"
+        " present_k = Concat<axis = 2>(past_k, new)",
+        inputs="float[B, 4, 1, 3] new, float[B, 4, P, 3] past_k",
+        outputs="float[P] y, float[B, 4, T, 3] present_k",
+    )
+    record_caches(model, PAIRS[:1])
+    assert DropIdleCaches()(model).report.inputs == ()

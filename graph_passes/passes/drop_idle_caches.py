@@ -1,0 +1,84 @@
+"""Drop the caches that no other output depends on: those of attentions without heads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from graph_passes.flow.axis_flow import captured_by_bodies
+from graph_passes.flow.caches import cache_names, cache_writers, read_caches, record_caches
+from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedCaches:
+    """What `DropIdleCaches` changed: names of the inputs that are gone."""
+
+    inputs: tuple[str, ...]
+
+
+class DropIdleCaches(GraphPass[DroppedCaches]):
+    """Drop the input and the output of a cache that is read for nothing but the next cache.
+
+    Cases:
+        1. Only outputs of caches are computed from the input: both go. A number of positions that is read off the input
+           is read off another cache.
+        2. Nothing reads the input, and the output belongs to another graph: the input goes.
+    """
+
+    def requires(self, model: ir.Model) -> None:
+        require_inlined(model)
+
+    def call(self, model: ir.Model) -> ReportedResult[DroppedCaches]:
+        graph, caches = model.graph, read_caches(model)
+        outputs = frozenset(output for output in caches.values() if output is not None)
+        writers = cache_writers(list(graph), outputs, captured_by_bodies(graph))
+        idle = {value for value in caches if all(node in writers or _sizes(node) for node, _ in value.uses())}
+        idle -= {
+            value for value in idle if not _read_elsewhere(value, [other for other in caches if other not in idle])
+        }
+        if not idle:
+            return ReportedResult(model, False, DroppedCaches(()))
+        names = tuple(value.name or "" for value in graph.inputs if value in idle)
+        gone = {caches[value] for value in idle}
+        graph.outputs[:] = [value for value in graph.outputs if value not in gone]
+        RemoveUnusedNodesPass()(model)
+        graph.inputs[:] = [value for value in graph.inputs if value not in idle]
+        record_caches(model, [pair for pair in cache_names(model).items() if pair[0] not in names])
+        return ReportedResult(model, True, DroppedCaches(names))
+
+
+def _sizes(node: ir.Node) -> tuple[int, int] | None:
+    """The axes whose sizes a `Shape` returns, as the first one and the end; None for other nodes."""
+    if node.op_type != "Shape" or node.domain:
+        return None
+    value = node.inputs[0]
+    rank = len(value.shape) if value is not None and value.shape is not None else 0
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", rank)
+    return start, end
+
+
+def _read_elsewhere(value: ir.Value, others: Sequence[ir.Value]) -> bool:
+    """Read the sizes that are read off a cache off another one; returns whether there is one for each."""
+    readers = {node: sizes for node, _ in value.uses() if (sizes := _sizes(node)) is not None}
+    equal = {node: _of_equal_sizes(value, others, *sizes) for node, sizes in readers.items()}
+    if any(other is None for other in equal.values()):
+        return False
+    for node, other in equal.items():
+        node.replace_input_with(0, other)
+    return True
+
+
+def _of_equal_sizes(value: ir.Value, others: Sequence[ir.Value], start: int, end: int) -> ir.Value | None:
+    """Another tensor some of whose axes have the same sizes by their names, whatever these are; None: there is none."""
+    axes = _axes(value)[start:end]
+    if not axes or any(isinstance(axis, int) or axis.value is None for axis in axes):
+        return None
+    return next((other for other in others if _axes(other)[start:end] == axes), None)
+
+
+def _axes(value: ir.Value) -> list[int | ir.SymbolicDim]:
+    return [] if value.shape is None else list(value.shape)

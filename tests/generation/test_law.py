@@ -1,0 +1,111 @@
+"""For any plan of any family, graphs with caches compute in steps what the gated model computes on a whole text."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.engines.prove import Case, unoptimized
+from compressor.generation.deliver import CachedGraphs, export_whole, shrink_graphs
+from compressor.generation.prove import generation_cases, whole_outputs
+from compressor.generation.steps import LOGITS, TARGET, TEXT, Steps
+from compressor.model_folder import ModelFolder
+from compressor.units import PrunableGroup, find_groups, keep_all
+from graph_passes import Plan, load
+from tests.generation.families import FAMILIES
+from tests.random_plans import random_groups
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="generation-")
+QUICK = ("llama", "t5")
+TOKENS = 12
+
+
+@functools.cache
+def exported(family: str) -> tuple[ModelFolder, list[PrunableGroup], tuple[Case, ...], CachedGraphs]:
+    """A family's graphs with every gate open, its groups, and inputs with padding."""
+    model, inputs = FAMILIES[family]()
+    folder = ModelFolder(Path("model"), model, None, model.config, "sha256:0", "causal-lm", family)
+    feeds = {name: value.numpy() for name, value in inputs.items()}
+    single = {name: value[:1] for name, value in feeds.items()}
+    cases = (Case(feeds, "three rows"), Case(single, "one row"))
+    groups = find_groups(model, inputs)
+    out = Path(_FOLDER.name) / family
+    out.mkdir()
+    return folder, groups, cases, export_whole(folder, keep_all(groups), cases, out, opset=18, attention="eager")
+
+
+def prove(family: str, plan: Plan, tmp_path: Path) -> Steps:
+    """Shrink the graphs by a plan, with both proofs, and return what runs them."""
+    folder, _, cases, whole = exported(family)
+    scratch, out = tmp_path / "scratch", tmp_path / "out"
+    for path in (scratch, out):
+        path.mkdir(exist_ok=True)
+    proofs = shrink_graphs(whole, folder, plan, cases, scratch, out)
+    assert all(proof.holds for proof in proofs)
+    return Steps.of({name: unoptimized(out / name) for name in whole.files}, out / whole.files[-1])
+
+
+def assert_bytes(steps: Steps, plan: Plan) -> None:
+    """Check that a token adds the keys and values of the heads that are kept."""
+    sites = [site for site in plan.sites if site.kind == "causal"]
+    shared = [site.heads // site.kv_heads for site in sites]
+    kept = [len({head // group for head in site.kept}) for site, group in zip(sites, shared, strict=True)]
+    # A layer without heads returns its cache as it was read: empty.
+    widths = [2 * 4 * site.head_dim * heads for site, heads in zip(sites, kept, strict=True)]
+    assert steps.bytes_per_token == sum(widths)
+
+
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(n, marks=pytest.mark.zoo) for n in FAMILIES if n not in QUICK)]
+)
+def test_graphs_with_caches_equal_the_gated_model(family: str, tmp_path: Path) -> None:
+    groups = exported(family)[1]
+    for seed in range(3 if family in QUICK else 10):
+        plan = random_groups(groups, np.random.default_rng(seed))
+        assert_bytes(prove(family, plan, tmp_path), plan)
+
+
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(n, marks=pytest.mark.zoo) for n in FAMILIES if n not in QUICK)]
+)
+def test_greedy_tokens_are_those_of_the_gated_model(family: str, tmp_path: Path) -> None:
+    folder, groups, cases, whole = exported(family)
+    plan = keep_all(groups)
+    plan = plan.replace_groups(
+        replace(group, kept=tuple(range(0, group.units, 2)), scale=())
+        for group in plan.groups
+        if group.type == "neurons"
+    )
+    steps = prove(family, plan, tmp_path)
+    text = generation_cases(cases)[1].feeds
+    name = TARGET if TARGET in text else TEXT
+    logits, caches = steps.step(text, 0, text[name].shape[1], steps.begin(text))
+    for _ in range(TOKENS):
+        token = logits[:, -1:].argmax(-1)
+        text = {**text, name: np.concatenate([text[name], token], axis=1)}
+        if name == TEXT and "attention_mask" in text:
+            text["attention_mask"] = np.ones_like(text[name])
+        length = text[name].shape[1]
+        logits, caches = steps.step(text, length - 1, length, caches)
+    (expected,) = whole_outputs(folder.model, plan, [Case(text, "all")], whole.attention)
+    started = text[name].shape[1] - TOKENS
+    assert np.array_equal(expected[LOGITS][:, started - 1 : -1].argmax(-1), text[name][:, started:])
+
+
+def test_weights_are_cut_with_the_heads(tmp_path: Path) -> None:
+    _, groups, _, whole = exported("llama")
+    prove("llama", random_groups(groups, np.random.default_rng(1)), tmp_path)
+    sizes = [
+        sum(
+            value.const_value.size
+            for value in load(path / "decoder.onnx").graph.initializers.values()
+            if value.const_value
+        )
+        for path in (whole.folder, tmp_path / "out")
+    ]
+    assert sizes[1] < sizes[0]
