@@ -158,7 +158,7 @@ def trace_gated(
     model: PreTrainedModel,
     plan: Plan,
     sample: Mapping[str, Any],
-    dynamic_shapes: Mapping[str, Any] | None = None,
+    dynamic_shapes: dict[str, Any] | None = None,
     *,
     opset: int,
     attention: Attention,
@@ -193,7 +193,7 @@ def trace_gated(
 
 
 def _export(
-    model: PreTrainedModel, sample: dict[str, Any], opset: int, dynamic_shapes: Mapping[str, Any] | None
+    model: PreTrainedModel, sample: dict[str, Any], opset: int, dynamic_shapes: dict[str, Any] | None
 ) -> ir.Model:
     """Export a model with the inputs `sample`; raise InputError if transformers' exporter fails."""
     config = OnnxConfig(dynamic=True, dynamic_shapes=dynamic_shapes, optimize=False, opset_version=opset)

@@ -189,7 +189,7 @@ def shrink_parts(
             code=GraphErrorCode.SITE_MISSING,
             site=missing[0],
         )
-    for name, model in reversed(models.items()):
+    for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
         parts[name] = shrunk = shrink(model, plan.part(names[name]), weights=weights, returned=returned)
         for refusal in shrunk.refused:

@@ -187,13 +187,12 @@ def time_graphs(
         feeds = _texts(folder, batch, length, seed)
         for phase, calls in (("prompt", _prompt_calls), ("token", _token_calls)):
             with log.stage(f"timing dense and compressed, {phase}, {size_label(batch, length)}") as on_progress:
-                pairs = alternate_calls(
-                    *(calls(steps, feeds, length) for steps in both), seconds, on_progress=on_progress
-                )
+                first, second = (calls(steps, feeds, length) for steps in both)
+                pairs = alternate_calls(first, second, seconds, on_progress=on_progress)
                 speed = speed_of(pairs, batch=batch, seq=length, seed=seed)
             speeds.append(GenerationSpeed(phase=phase, speed=speed))
-    first, second = (steps.bytes_per_token for steps in both)
-    return Generation(files=tuple(files), speeds=tuple(speeds), dense_cache=first, compressed_cache=second)
+    before, after = (steps.bytes_per_token for steps in both)
+    return Generation(files=tuple(files), speeds=tuple(speeds), dense_cache=before, compressed_cache=after)
 
 
 def _texts(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:

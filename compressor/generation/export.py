@@ -289,7 +289,8 @@ def _earlier(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
 
 def _tensors(cache: TransformersCache) -> list[Tensor]:
     """Keys and values of each layer, one after the other."""
-    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    layers: Sequence[Any] = cache.layers
+    return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def _cache(tensors: Sequence[Tensor]) -> DynamicCache:

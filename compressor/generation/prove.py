@@ -57,7 +57,7 @@ def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], att
         cases: the inputs.
         attention: form of attention.
     """
-    expected = []
+    expected = list[Outputs]()
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
         if TARGET not in inputs and MASK in inputs and "position_ids" in inspect.signature(model.forward).parameters:

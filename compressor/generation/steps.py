@@ -104,8 +104,8 @@ class Steps:
             lengths: numbers of tokens of the last steps; the tokens before them are read at once.
         """
         ids = feeds[TEXT if self.encoder is None else TARGET]
-        ends = np.cumsum([max(1, ids.shape[1] - sum(lengths)), *lengths])
-        ends = [end for end in ends if end < ids.shape[1]] + [ids.shape[1]]
+        after = np.cumsum([max(1, ids.shape[1] - sum(lengths)), *lengths]).tolist()
+        ends = [end for end in after if end < ids.shape[1]] + [ids.shape[1]]
         caches, parts = self.begin(feeds), list[np.ndarray]()
         for start, stop in zip([0, *ends], ends, strict=False):
             logits, caches = self.step(feeds, start, stop, caches)

@@ -214,7 +214,7 @@ class Flow(Cuts):
             if not self.needs or all(_same_need(need, self._cached[value]) for value, (need, _) in cached.items()):
                 return
             self._cached.update(cached)
-            self._followers = self.unread = frozenset()
+            self._followers, self.unread = frozenset(), frozenset()
             self.refusals = list(refusals)
             for state in (self.needs, self.demands, self.shared, self._sites, self._answers):
                 state.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ def _family(model: type, config: type, inputs: Callable[[], Mapping[str, Tensor]
 
 
 FAMILIES: dict[str, Callable[[], Case]] = {
-    **{name: lambda name=name: ZOO[name](0) for name in ("gpt2", "llama", "qwen3", "t5", "bart", "marian", "whisper")},
+    **{name: functools.partial(ZOO[name], 0) for name in ("gpt2", "llama", "qwen3", "t5", "bart", "marian", "whisper")},
     "gemma2": _family(hf.Gemma2ForCausalLM, hf.Gemma2Config, text, **_LLAMA, head_dim=8, sliding_window=4),
     "mistral": _family(hf.MistralForCausalLM, hf.MistralConfig, text, **_LLAMA, sliding_window=4),
     "bloom": _family(
