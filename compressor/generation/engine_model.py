@@ -131,11 +131,17 @@ class _Encoder:
 
 
 class EngineModel(PreTrainedModel):
-    """A model of transformers whose network is an engine; its weights do not exist."""
+    """A model of transformers whose network is an engine; its weights do not exist.
 
-    device = torch.device("cpu")  # type: ignore[assignment]
-    dtype = torch.float32  # type: ignore[assignment]
+    Attributes:
+        sessions: the engine.
+        generate: that of the class of the model.
+    """
+
+    device = torch.device("cpu")
+    dtype = torch.float32
     sessions: Sessions
+    generate: Any
 
     @classmethod
     def of(cls, model: type[PreTrainedModel], config: PretrainedConfig, sessions: Sessions) -> EngineModel:
@@ -201,7 +207,7 @@ class EngineModel(PreTrainedModel):
             if position_ids is None:
                 position_ids = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             position_ids = position_ids.expand(len(tokens), -1)
-        logits, caches = self.sessions.decode(*map(_array, (tokens, mask, position_ids)), caches)
+        logits, caches = self.sessions.decode(_array(tokens), _array(mask), _array(position_ids), caches)
         cache = past_key_values if isinstance(past_key_values, EngineCache) else EngineCache(caches)
         cache.caches = caches
         return CausalLMOutputWithPast(

@@ -74,7 +74,16 @@ def test_results_are_json(capfd: Cap, out: Path) -> None:
 
 def test_a_file_gives_a_line_for_each_prompt_in_order(capfd: Cap, out: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("\ufeffone\r\ntwo three four\nnine\n", encoding="utf-8")
-    command = ["generate", out, "--batch-file", tmp_path / "prompts.txt", "--max-new-tokens", "2", "--batch-size", "2"]
+    command: list[str | Path] = [
+        "generate",
+        out,
+        "--batch-file",
+        tmp_path / "prompts.txt",
+        "--max-new-tokens",
+        "2",
+        "--batch-size",
+        "2",
+    ]
     lines = [json.loads(line) for line in compress(capfd, *command).out.splitlines()]
     assert lines == [
         {"prompt": "one", "text": "two three"},
@@ -146,7 +155,7 @@ def test_flags_that_contradict_are_refused(capfd: Cap, out: Path, flags: str) ->
 
 
 def test_an_encoder_decoder_answers_and_has_no_chats(capfd: Cap, answers: Path) -> None:
-    command = ["generate", answers, "--prompt", "nine", "--max-new-tokens", "2", "--quiet"]
+    command: list[str | Path] = ["generate", answers, "--prompt", "nine", "--max-new-tokens", "2", "--quiet"]
     assert compress(capfd, *command).out == "one two\n"
     refused = compress(capfd, *command, "--chat")
     assert (refused.code, refused.error_code) == (2, ErrorCode.CONTRADICTION)

@@ -21,6 +21,15 @@ from tests.shared_exports import FOLDER
 
 _SIZES: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 64}
 _LAYERS: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
+_T5: dict[str, Any] = {
+    "vocab_size": 99,
+    "decoder_start_token_id": 0,
+    "d_model": 16,
+    "d_ff": 20,
+    "num_layers": 1,
+    "num_heads": 2,
+    "d_kv": 8,
+}
 _PAIR: dict[str, Any] = {
     "d_model": 16,
     "encoder_layers": 2,
@@ -34,13 +43,8 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "gpt2": lambda: hf.GPT2LMHeadModel(
         hf.GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
     ),
-    "t5": lambda: hf.T5ForConditionalGeneration(
-        hf.T5Config(vocab_size=99, d_model=16, d_ff=20, num_layers=1, num_heads=2, d_kv=8, decoder_start_token_id=0)
-    ),
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_SIZES, **_LAYERS, num_key_value_heads=2)),
-    "gemma2": lambda: hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**_SIZES, **_LAYERS, num_key_value_heads=2, head_dim=8, sliding_window=4)
-    ),
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**_SIZES, **_PAIR, forced_eos_token_id=None)),
     "whisper": lambda: hf.WhisperForConditionalGeneration(
         hf.WhisperConfig(

@@ -40,26 +40,28 @@ def tokens(engine: Any, batch: dict[str, Tensor], **options: Any) -> Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_equal_those_of_the_model(name: str) -> None:
     whole, engine, batch = model(name), load_engine(exported(name), provider="cpu", threads=1), inputs(name)
+    seen = set[int]()
     for mode, options in MODES.items():
         if mode == "chunks" and whole.config.is_encoder_decoder:
             continue
         expected = tokens(whole, batch, **options)
-        assert expected.unique().numel() > 3
+        seen.update(expected.flatten().tolist())
         assert torch.equal(tokens(engine, batch, **options), expected), mode
+    assert len(seen) > 5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_equal_those_of_the_model(name: str) -> None:
-    whole, engine, batch = model(name), load_engine(exported(name), provider="cpu", threads=1), inputs(name)
+    engines: tuple[Any, Any] = model(name), load_engine(exported(name), provider="cpu", threads=1)
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
-    results = [source.generate(**batch, **options, max_new_tokens=5, pad_token_id=0) for source in (whole, engine)]
+    results = [each.generate(**inputs(name), **options, max_new_tokens=5, pad_token_id=0) for each in engines]
     for expected, logits in zip(*(torch.stack(result.logits) for result in results), strict=True):
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.zoo
 def test_long_sounds_are_transcribed_as_by_the_model() -> None:
-    whole, engine = model("whisper"), load_engine(exported("whisper"), provider="cpu", threads=1)
+    engines: tuple[Any, Any] = model("whisper"), load_engine(exported("whisper"), provider="cpu", threads=1).model
     settings = GenerationConfig(
         no_timestamps_token_id=49, is_multilingual=False, decoder_start_token_id=47, eos_token_id=46, pad_token_id=48,
         bos_token_id=46, max_initial_timestamp_index=5, prev_sot_token_id=45, return_timestamps=False,
@@ -69,7 +71,7 @@ def test_long_sounds_are_transcribed_as_by_the_model() -> None:
     fallback: dict[str, Any] = {"temperature": (0.0, 0.5), "logprob_threshold": -1.0}
     options = {"return_timestamps": True, "max_new_tokens": 20, **fallback}
     results = []
-    for source in (whole, engine.model):
+    for source in engines:
         source.generation_config = settings
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
