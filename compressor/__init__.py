@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from compressor.config.run import Recipe
     from compressor.config.steps import Blocks, Distill, Follow, Heads, Units, Within
     from compressor.export import export_reference
+    from compressor.generation.runner import load_engine
     from compressor.measure.costs import CostTable
     from compressor.models import (
         AllAttentionConfig,
@@ -63,6 +64,7 @@ __all__ = [
     "find_groups",
     "find_sites",
     "gated",
+    "load_engine",
     "measure_costs",
     "target",
 ]
@@ -98,6 +100,7 @@ _MODULES = {
     "find_groups": "compressor.units",
     "find_sites": "compressor.units",
     "gated": "compressor.units",
+    "load_engine": "compressor.generation.runner",
     "measure_costs": "compressor.run.model_costs",
     "target": "compressor.targets",
 }

@@ -28,6 +28,7 @@ COMPRESSOR = (
     ("units",),
     ("models", "graph", "model_folder", "export"),
     ("tasks",),
+    ("generation",),
     ("measure", "quantization"),
     ("engines",),
     ("training",),

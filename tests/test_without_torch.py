@@ -68,6 +68,7 @@ def light(inputs: Path, tmp_path_factory: pytest.TempPathFactory, shared_exports
             "run": ["run", model, "--data", inputs / "rows.tsv"],
             "sites folder": ["sites", model],
             "costs": ["costs", model],
+            "generate": ["generate", model, "--prompt", "one"],
             "train": ["train", folder / "trained", "--data", inputs / "rows.tsv"],
             "check texts": ["check", small, "--baseline", dense, "--inputs", inputs / "rows.tsv", "--tokenizer", out],
         }
@@ -98,7 +99,7 @@ def test_commands_on_graphs_and_servers_work(name: str, light: Light) -> None:
     assert result["code"] == 0, result["out"] + result["err"]
 
 
-@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "train", "check texts"])
+@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "generate", "train", "check texts"])
 def test_commands_on_models_say_in_a_line_what_is_missing(name: str, light: Light) -> None:
     result = light.results[name]
     assert result["code"] == TargetMissingError.exit_code, result["out"] + result["err"]

@@ -20,6 +20,7 @@ from compressor.cli.commands import HELP_ALL, CommandGroup, FieldsCommand, commo
 from compressor.cli.console import Console
 from compressor.cli.costs import costs
 from compressor.cli.deploy import export_triton, kernel
+from compressor.cli.generate import generate
 from compressor.cli.run import build, explain, recipe, report, run
 from compressor.cli.sites import sites
 from compressor.cli.train import train
@@ -41,7 +42,10 @@ def cli() -> None:
     """
 
 
-for _command in (run, explain, sites, costs, apply, build, bench, check, report, train, export_triton, kernel, recipe):
+for _command in (
+    *(run, explain, sites, costs, apply, build, bench, check, report, generate, train),
+    *(export_triton, kernel, recipe),
+):
     cli.add_command(_command)
 
 

@@ -37,13 +37,13 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import ErrorCode, InputError
 from compressor.export import deployment_mode, drop_exporter_metadata, trace_gated
+from compressor.generation import DECODER, ENCODER
 from compressor.units.hook import Attention, family, unwrap
 from graph_passes import Plan, save
 from graph_passes.flow.caches import Cache, record_caches
 from graph_passes.passes import NameSqueezedAxes
 from graph_passes.passes.insert_gates import FINGERPRINT
 
-ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 BATCH, PAST, NEW, SOURCE = "batch", "past", "sequence", "source"
 """Names of the free axes: texts, earlier positions, new positions, positions of the encoder."""
 _SIZES = {BATCH: 2, PAST: 5, NEW: 3, SOURCE: 7}

@@ -18,7 +18,7 @@ FOLDERS = ("compressor", "graph_passes", "benchmarks/studies")
 ADVICE = re.compile(
     r"(?<![\w-])--(?:[a-z]|$)"  # a flag, whose name may follow
     r"|\(-o\)"
-    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|train|export-triton|kernel|recipe)\b"
+    r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|generate|train|export-triton|kernel|recipe)\b"
     r"|\bcompress (?:again|MODEL)\b"
     r"|\bpip install\b"
     r"|\bray start\b|\baccelerate launch\b"

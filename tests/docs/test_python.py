@@ -27,6 +27,7 @@ from compressor.units import find_sites, keep_all
 from graph_passes import count_parameters, find_attention, load
 from tests import folders
 from tests.docs.pages import ROOT, blocks, python_block
+from tests.generation.counting import write_decoder_only
 from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
 
@@ -41,6 +42,15 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     exec(python_block(ROOT / "README.md"), {})
     assert (tmp_path / "out" / "report.html").is_file()
     assert [site.heads for site in find_attention(load("small.onnx"))] == [1]
+
+
+def test_the_code_on_generation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_decoder_only(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(python_block(ROOT / "docs" / "generation.md"), names)
+    assert names["text"] == names["parts"]
+    assert names["ids"].shape == (1, 12)
 
 
 @pytest.mark.zoo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -193,3 +194,15 @@ def _(w: World) -> None:
     w.right(*command)
     w.right(*w.run("--plan", "plan.json", "--kernel", "kernel.so"))
     w.provoked += 1  # the text is the result of the command
+
+
+@advice("cli.generate _prompts missing-value")
+def _(w: World) -> None:
+    from tests.generation.counting import write_decoder_only
+
+    folder = write_decoder_only(w.file("counting"))
+    w.patch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    w.fails("generate", folder)
+    w.right("generate", folder, "--prompt", "one")
+    w.patch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(b"one")))
+    w.right("generate", folder)

@@ -31,6 +31,7 @@ def conflict(key: str, failing: str, *right: str) -> None:
         w.patch.setattr("compressor.latency.check", w.stop)
         w.patch.setattr("compressor.serving.export", w.stop)
         w.patch.setattr("compressor.training.train.train", w.stop)
+        w.patch.setattr("compressor.generation.runner.load_engine", w.stop)
         w.fails(*shlex.split(failing))
         for command in right:
             w.right(*shlex.split(command))
@@ -471,4 +472,31 @@ conflict(
 )
 conflict(
     "config.train Training.vocabulary rule", TRAIN + "--level character --vocabulary 40", TRAIN + "--level character"
+)
+
+GENERATE = "generate model "
+REQUEST = "config.generate GenerateRequest."
+conflict(
+    REQUEST + "prompt rule",
+    GENERATE + "--prompt one --batch-file rows.tsv",
+    GENERATE + "--prompt one",
+    GENERATE + "--batch-file rows.tsv",
+)
+conflict(
+    REQUEST + "batch_size rule",
+    GENERATE + "--prompt one --batch-size 2",
+    GENERATE + "--batch-file rows.tsv --batch-size 2",
+    GENERATE + "--prompt one",
+)
+conflict(
+    REQUEST + "name rule",
+    GENERATE + "--prompt one --beams 2 --top-p 0.5",
+    GENERATE + "--prompt one --beams 2",
+    GENERATE + "--prompt one --top-p 0.5",
+)
+conflict(
+    REQUEST + "seed rule",
+    GENERATE + "--prompt one --seed 1",
+    *(GENERATE + f"--prompt one --seed 1 --{flag}" for flag in ("temperature 0.7", "top-p 0.9", "top-k 5")),
+    GENERATE + "--prompt one",
 )

@@ -1,0 +1,324 @@
+"""Generate text with the engine of a folder: texts in and out around the `generate` of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, TextStreamer
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.generation.engine_model import EngineModel, refuse
+from compressor.generation.sessions import OrtSessions, Sessions
+from compressor.model_folder.configuration import damaged, load_config, read_config
+from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.model_class import model_class
+from compressor.model_folder.processor import load_processor, require_processor
+from compressor.silence_libraries import one_line
+from compressor.targets.base import Provider
+
+NEW_TOKENS = 64
+"""New tokens at most, where neither the caller nor generation_config.json says how many."""
+SAMPLING = ("temperature", "top_p", "top_k")
+"""Options with which tokens are drawn; without them the most probable are chosen."""
+_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "cache_implementation", "inputs_embeds")
+"""Options of `generate` that need more of a cache or a network than an engine has."""
+
+
+class Runner:
+    """A folder with the graphs of a model that generates, loaded; `compressor.load_engine` returns it.
+
+    Attributes:
+        folder: the folder.
+        model: a model of transformers whose network is the engine. Every function that takes such a model to generate
+            with it, such as a pipeline, takes this.
+        processor: the tokenizer of the folder, or the processor of sounds; None: it has none.
+    """
+
+    def __init__(self, folder: Path, model: EngineModel, processor: Any) -> None:
+        self.folder, self.model, self.processor = folder, model, processor
+
+    @property
+    def sessions(self) -> Sessions:
+        """The graphs, loaded."""
+        return self.model.sessions
+
+    def generate(self, *inputs: Tensor, **options: Any) -> Any:
+        """Generate tokens: `generate` of transformers, from the same inputs and with the same options and results.
+
+        Decoder-only models need batches with padding on the left. Sampling draws from the generator of PyTorch.
+
+        Args:
+            *inputs: ids `[text, position]`, or features of sounds `[sound, channel, frame]`.
+            **options: any option of `generate`, e.g. `attention_mask`, `max_new_tokens`, `num_beams`, `do_sample`,
+                `streamer` or `generation_config`.
+
+        Returns:
+            Ids `[text, position]`, or what else the options ask for.
+
+        Raises:
+            InputError: an option needs more than an engine has: its keys and values only grow, and it returns neither
+                attention weights nor hidden states.
+            ValueError: transformers refuses an option.
+        """
+        for source in (options, vars(options.get("generation_config") or GenerationConfig())):
+            refuse({name: source.get(name) for name in _REFUSED})
+        if options.get("stop_strings") is not None:
+            options.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
+        return self.model.generate(*inputs, **options)
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        *,
+        chat: bool = False,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        write: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Generate the text that follows each prompt; that of an encoder-decoder answers the prompt.
+
+        The most probable tokens are chosen, unless `temperature`, `top_p` or `top_k` is passed.
+
+        Args:
+            prompts: the prompts, as one batch.
+            chat: whether each prompt is the message of a user, which the chat template of the tokenizer formats.
+            stop: texts at which a result ends, without them.
+            seed: seed of the draws; None: the state of PyTorch's generator.
+            write: is called with each part of the text when it is complete; for a single prompt. A beam search has one
+                part.
+            **options: further options of `generate`, e.g. `max_new_tokens` or `num_beams`; those that are None have no
+                effect.
+
+        Returns:
+            The text of each prompt, without special tokens.
+
+        Raises:
+            InputError: the folder has no tokenizer or no chat template, a prompt is empty, or prompt and new tokens
+                together exceed the positions of the model.
+            UsageError: an option is contradictory or out of range.
+            ValueError: transformers refuses an option.
+        """
+        options = {name: value for name, value in options.items() if value is not None}
+        ids = self.tokenize(prompts, chat=chat)
+        options["max_new_tokens"] = self.new_tokens(ids, options.get("max_new_tokens"))
+        draws = any(name in options for name in SAMPLING)
+        options = {"do_sample": draws, **({"num_beams": 1} if draws else {}), **options}
+        beams, size = options.get("num_beams") or self.model.generation_config.num_beams or 1, self.sessions.vocabulary
+        if beams > size:
+            raise UsageError(
+                f"{beams} beams: the vocabulary has {size} tokens; use fewer beams",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="beams",
+                value=beams,
+                maximum=size,
+            )
+        start = 0 if self.model.config.is_encoder_decoder else max(map(len, ids))
+        if stop:
+            options["stopping_criteria"] = [_Stop(self.processor, stop, start)]
+        text = _Text(self.processor, stop, write)
+        if write is not None and beams == 1:
+            options["streamer"] = text
+        with _seeded(seed):
+            results = self.generate(**self._padded(ids), **options)
+        texts = [text.cut(part) for part in self.processor.batch_decode(results[:, start:], skip_special_tokens=True)]
+        if write is not None and beams > 1:
+            write(texts[0])
+        return texts
+
+    def tokenize(self, prompts: Sequence[str], *, chat: bool = False) -> list[list[int]]:
+        """The ids of each prompt.
+
+        Raises:
+            InputError: the folder has no tokenizer or no chat template, the model reads no text, or a prompt is empty.
+            UsageError: an encoder-decoder has no chats.
+        """
+        require_processor(self.processor, self.folder)
+        if self.model.main_input_name != "input_ids":
+            raise InputError(
+                f"{self.folder}: the model reads {self.model.main_input_name}, not text; pass them to"
+                " compressor.load_engine(folder).generate in Python",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=self.folder,
+            )
+        if chat:
+            prompts = [self._message(prompt) for prompt in prompts]
+        ids: list[list[int]] = self.processor(list(prompts), add_special_tokens=not chat)["input_ids"]
+        if empty := [number for number, tokens in enumerate(ids, 1) if not tokens]:
+            raise InputError(
+                f"prompt {empty[0]}: has no token; write a text",
+                code=ErrorCode.MISSING_VALUE,
+                field="prompt",
+                row=empty[0],
+            )
+        return ids
+
+    def new_tokens(self, ids: Sequence[Sequence[int]], requested: int | None = None) -> int:
+        """Number of new tokens at most.
+
+        Args:
+            ids: the ids of each prompt.
+            requested: the number that the caller wants; None: that of generation_config.json, else `NEW_TOKENS`, but no
+                more than the model has positions for.
+
+        Raises:
+            InputError: the model has too few positions.
+        """
+        length, limit, config = max(map(len, ids)), token_limit(self.model), self.model.generation_config
+        earlier = 1 if self.model.config.is_encoder_decoder else length
+        new = requested or config.max_new_tokens or (config.max_length or earlier + NEW_TOKENS) - earlier
+        if limit is None:
+            return max(new, 1)
+        if length > limit or earlier + (requested or 1) > limit:
+            raise InputError(
+                f"a prompt of {length} tokens and {requested or 1} new ones: the model has {limit} positions; shorten"
+                " the prompt, or generate fewer tokens",
+                code=ErrorCode.TOO_LONG,
+                length=length,
+                new=requested,
+                maximum=limit,
+            )
+        return max(min(new, limit - earlier), 1)
+
+    def _message(self, prompt: str) -> str:
+        """A prompt as the message of a user, in the format of the chats that the model was trained on."""
+        if self.model.config.is_encoder_decoder:
+            raise UsageError(
+                f"{self.folder}: an encoder-decoder answers a text and has no chats; pass the text as it is",
+                code=ErrorCode.CONTRADICTION,
+                field="chat",
+            )
+        if not getattr(self.processor, "chat_template", None):
+            raise InputError(
+                f"{self.folder}: the tokenizer has no chat template; copy chat_template.jinja of the model there, or"
+                " pass the text as it is",
+                code=ErrorCode.FILE_MISSING,
+                path=self.folder / "chat_template.jinja",
+            )
+        messages = [{"role": "user", "content": prompt}]
+        try:
+            return str(self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template can raise any error
+            raise InputError(
+                f"{self.folder}: the chat template cannot be used ({one_line(error)}); correct it",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=self.folder / "chat_template.jinja",
+                reason=one_line(error),
+            ) from error
+
+    def _padded(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Ids and mask `[text, position]`, padded before the texts that a decoder continues, and behind others."""
+        tokenizer, length = self.processor, max(map(len, ids))
+        padding = next(id_ for id_ in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if id_ is not None)
+        batch = {"input_ids": torch.full((len(ids), length), padding), "attention_mask": torch.zeros(len(ids), length)}
+        for row, tokens in enumerate(ids):
+            part = slice(len(tokens)) if self.model.config.is_encoder_decoder else slice(length - len(tokens), length)
+            batch["input_ids"][row, part] = torch.tensor(tokens)
+            batch["attention_mask"][row, part] = 1
+        return {name: tensor.long() for name, tensor in batch.items()}
+
+
+def load_engine(
+    folder: str | os.PathLike[str], *, provider: Provider | None = None, threads: int | None = None
+) -> Runner:
+    """Load the graphs of a model that generates.
+
+    Args:
+        folder: a folder with `decoder.onnx`, with `encoder.onnx` where the model has an encoder, and with the
+            configuration and the tokenizer or processor of the model. No weights are read.
+        provider: device to run on; None: CUDA where this machine has it, else the CPU.
+        threads: threads per call; None: one per core.
+
+    Returns:
+        The loaded engine, whose `generate` is that of transformers.
+
+    Raises:
+        InputError: the folder has no model that generates, lacks a graph, or has a file that cannot be read.
+        TargetMissingError: the device is missing.
+    """
+    folder = Path(folder)
+    read_config(folder)
+    config = load_config(folder, False)
+    network, _ = model_class(folder, config, None, False)
+    if not network.can_generate():
+        raise InputError(
+            f"{folder}: {network.__name__} generates no text; use a model with a language model head",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=folder,
+            model_class=network.__name__,
+        )
+    sessions = OrtSessions(folder, provider=provider, threads=threads)
+    model = EngineModel.of(network, config, sessions)
+    if (file := folder / GENERATION_CONFIG_NAME).is_file():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # any value can raise any error
+            raise damaged(file, error) from error
+        model.generation_config.cache_implementation = None  # of PyTorch's memory
+    return Runner(folder, model, load_processor(folder))
+
+
+class _Stop(StoppingCriteria):
+    """Ends texts that have a stop text. Transformers' own compares it with the tokens of some kinds of tokenizers only.
+
+    Args:
+        tokenizer: decodes tokens.
+        stop: the stop texts.
+        start: position of the first new token.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], start: int) -> None:
+        self._tokenizer, self._stop, self._start = tokenizer, stop, start
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        texts = self._tokenizer.batch_decode(input_ids[:, self._start :], skip_special_tokens=True)
+        return torch.tensor([any(stop in text for stop in self._stop) for text in texts])
+
+
+class _Text(TextStreamer):
+    """Texts that end before a stop text, and the stream of one.
+
+    Args:
+        tokenizer: decodes tokens.
+        stop: texts at which a text ends.
+        write: is called with each part that is certain to belong to the text.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], write: Callable[[str], None] | None) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._stop, self._write = tuple(stop), write
+        self._text, self._written = "", 0
+
+    def cut(self, text: str) -> str:
+        """A text up to the first stop text."""
+        return text[: min((text.find(stop) for stop in self._stop if stop in text), default=len(text))]
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Write what no later token can turn into the beginning of a stop text."""
+        assert self._write is not None
+        self._text += text
+        end = len(certain := self.cut(self._text))
+        if not stream_end and end == len(self._text):
+            begun = (n for stop in self._stop for n in range(1, len(stop)) if certain.endswith(stop[:n]))
+            end -= max(begun, default=0)
+        if end > self._written:
+            self._write(self._text[self._written : end])
+            self._written = end
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Inside, PyTorch draws with a seed; None: as it would."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

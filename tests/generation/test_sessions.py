@@ -1,0 +1,111 @@
+"""Sessions keep the caches of a decoder, whose layers differ in their heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from compressor.errors import ErrorCode, InputError
+from compressor.generation import DECODER, ENCODER
+from compressor.generation.sessions import OrtCaches, OrtSessions
+from graph_passes import load, save
+from graph_passes.flow.caches import CACHES
+from tests.generation.counting import SIZE, write_decoder_only, write_encoder_decoder
+
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> OrtSessions:
+    return OrtSessions(write_decoder_only(tmp_path), provider="cpu", threads=1)
+
+
+def decode(sessions: OrtSessions, ids: np.ndarray, caches: OrtCaches) -> tuple[np.ndarray, OrtCaches]:
+    mask = np.ones((len(ids), caches.length + ids.shape[1]), np.int64)
+    return sessions.decode(ids, mask, mask.cumsum(1)[:, caches.length :] - 1, caches)
+
+
+def numbers(caches: OrtCaches) -> list[list[float]]:
+    """The tokens that a cache was computed from."""
+    keys, values = (caches.decoded[name].numpy() for name in ("keys", "values"))
+    assert keys.shape[:2] == (caches.batch, 2)
+    assert values.shape[:2] == (caches.batch, 1)
+    assert (keys[:, :1] == values).all()
+    rows: list[list[float]] = values[:, 0, :, 0].tolist()
+    return rows
+
+
+def test_a_decoder_starts_without_positions_and_adds_them(sessions: OrtSessions) -> None:
+    start = sessions.start(2)
+    logits, first = decode(sessions, IDS, start)
+    assert logits.shape == (2, 3, SIZE)
+    assert logits.argmax(-1).tolist() == [[2, 3, 4], [5, 6, 7]]
+    _, second = decode(sessions, np.array([[7], [8]]), first)
+    assert [start.length, first.length, second.length] == [0, 3, 4]
+    assert numbers(second) == [[1, 2, 3, 7], [4, 5, 6, 8]]
+    assert numbers(first) == IDS.tolist()
+
+
+def test_texts_are_selected_and_repeated(sessions: OrtSessions) -> None:
+    _, caches = decode(sessions, IDS, sessions.start(2))
+    assert numbers(caches.select(np.array([1, 0, 1]))) == [[4, 5, 6], [1, 2, 3], [4, 5, 6]]
+    assert caches.select(np.arange(2)).decoded is caches.decoded
+
+
+def test_what_was_encoded_stays_while_beams_of_a_text_are_reordered(tmp_path: Path) -> None:
+    sessions = OrtSessions(write_encoder_decoder(tmp_path), provider="cpu", threads=1)
+    encoded = sessions.encode({"input_ids": IDS, "attention_mask": np.ones_like(IDS)})
+    beams = encoded.select(np.array([0, 0, 1, 1]))
+    assert beams.encoded["source"].numpy()[:, 0, 0, 0].tolist() == [1, 1, 4, 4]
+    ids = np.arange(4)[:, None]
+    _, caches = sessions.decode(ids, np.ones((4, 3), np.int64), None, beams)
+    reordered = caches.select(np.array([1, 0, 3, 3]))
+    assert reordered.encoded is beams.encoded
+    assert numbers(reordered) == [[1], [0], [3], [3]]
+    assert caches.select(np.array([2, 0, 1, 1])).encoded["source"].numpy()[:, 0, 0, 0].tolist() == [4, 1, 1, 1]
+
+
+def test_caches_share_their_memory_with_the_runtime(sessions: OrtSessions) -> None:
+    _, caches = decode(sessions, IDS, sessions.start(2))
+    value = caches.decoded["keys"]
+    assert isinstance(value, ort.OrtValue)
+    assert value.numpy().ctypes.data == value.data_ptr()
+
+
+def test_arrays_get_the_types_of_the_graph(sessions: OrtSessions) -> None:
+    mask = np.ones((2, 3), np.bool_)
+    logits, _ = sessions.decode(IDS.astype(np.int32), mask, mask.cumsum(1), sessions.start(2))
+    assert logits.argmax(-1).tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_an_input_that_is_missing_is_named(sessions: OrtSessions) -> None:
+    with pytest.raises(InputError) as error:
+        sessions.decode(IDS, None, None, sessions.start(2))
+    assert (error.value.code, error.value.details["tensor"]) == (ErrorCode.TENSOR_MISMATCH, "attention_mask")
+
+
+def test_inputs_that_do_not_fit_are_an_error_of_the_runtime(sessions: OrtSessions) -> None:
+    _, caches = decode(sessions, IDS[:1], sessions.start(1))
+    with pytest.raises(InputError) as error:
+        decode(sessions, IDS, caches)
+    assert error.value.code == ErrorCode.RUNTIME_FAILED
+
+
+@pytest.mark.parametrize("name", [ENCODER, DECODER])
+def test_a_graph_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    (write_encoder_decoder(tmp_path) / name).unlink()
+    with pytest.raises(InputError) as error:
+        OrtSessions(tmp_path, provider="cpu", threads=1)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, tmp_path / name)
+
+
+def test_a_graph_without_caches_is_refused(tmp_path: Path) -> None:
+    graph = load(write_decoder_only(tmp_path) / DECODER)
+    del graph.metadata_props[CACHES]
+    save(graph, tmp_path / DECODER)
+    with pytest.raises(InputError) as error:
+        OrtSessions(tmp_path, provider="cpu", threads=1)
+    assert error.value.code == ErrorCode.FILE_MISMATCH
