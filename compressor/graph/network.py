@@ -12,9 +12,11 @@ Nodes that depend on inputs and constants alone, such as those of an attention m
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -30,8 +32,11 @@ from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
+from compressor.targets.base import Feeds
+from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.graph_facts import graph_digest
-from graph_passes import FoundGroup, Refusal, RefusalCode
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from graph_passes import FoundGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
 from graph_passes.passes import Normalize
 from graph_passes.passes.insert_gates import FINGERPRINT
@@ -260,6 +265,70 @@ class GraphNetwork(PreTrainedModel):
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
         return model
+
+    def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
+        """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
+
+        Args:
+            plan: an entry for each group.
+            path: the file to write.
+            example: examples that the graph carries; None: inputs of trials and timing are random.
+
+        Raises:
+            PlanError: the plan has other groups than the graph.
+            OSError: the disk is full or the folder cannot be written; no file remains.
+        """
+        model = self.with_weights()
+        graph_passes.gate_groups(model, plan)
+        if example is not None:
+            record_example_rows(model, example)
+        if plan.model is not None:
+            model.metadata_props[FINGERPRINT] = plan.model
+        graph_passes.save(model, path)
+
+    def reference_run(self, plan: Plan) -> Callable[[Feeds], dict[str, np.ndarray]]:
+        """Runs the file in ONNX Runtime, without its optimizations and without the interpreter of the network.
+
+        The weights are those of the network now, and the gates of the plan are multiplied into them: the reference of
+        a proof shares neither the inserted gates nor the operators in torch with what is proven.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            graph_passes.save(self.with_weights(plan), path)
+            return unoptimized_runner(path)
+
+    def with_weights(self, gates: Plan | None = None) -> ir.Model:
+        """The graph as its file has it, normalized, with the weights that the network has now.
+
+        Args:
+            gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
+                weights stay as they are.
+        """
+        model = self.read_graph()
+        factors = {} if gates is None else self._factors(gates)
+        for name, weight in self.weights.items():
+            if not weight.is_parameter:
+                continue
+            value = model.graph.initializers[name]
+            assert value.const_value is not None
+            content = weight.value.detach().cpu().numpy()
+            if name in factors:
+                factor = factors[name]
+                content = content * (factor[:, None] if weight.is_transposed else factor)
+            content = content.astype(value.const_value.dtype.numpy())
+            if not np.array_equal(content, value.const_value.numpy()):
+                value.const_value = ir.Tensor(content, dtype=value.const_value.dtype, name=name)
+        return model
+
+    def _factors(self, plan: Plan) -> dict[str, np.ndarray]:
+        """Initializer of the weight that a group ends in -> the gate of each of its inputs, for changed groups."""
+        changed = [group for group in plan.groups if group.gate != (1.0,) * group.units]
+        gates = {self.get_submodule(group.name): np.repeat(np.array(group.gate), group.width) for group in changed}
+        return {
+            name: gates[weight.owner]
+            for name, weight in self.weights.items()
+            if weight.name == "weight" and weight.owner in gates
+        }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs of the graph by name.

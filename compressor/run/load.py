@@ -17,6 +17,7 @@ from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.signature import file_model
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
@@ -137,7 +138,8 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
-    stored = getattr(folder.model, "precision", "fp32")
+    file = file_model(folder.model)
+    stored = "fp32" if file is None else file.precision
     if engine.definite_precision == "int8" and stored != "fp32":
         raise InputError(
             f"--precision int8: {folder.path} has a graph in {stored}, and 8 bits are made from float32; export it in"

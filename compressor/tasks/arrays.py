@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.graph.signature import InputSpec, OutputSpec
+from compressor.graph.signature import HasSignature, InputSpec, OutputSpec
 from compressor.model_folder import ModelFolder
 from compressor.models.classifiers import declare_vector
 from compressor.results import Note, NoteCode
@@ -76,7 +76,7 @@ class Arrays(Task):
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
         """Whether the model is a bare graph."""
-        return hasattr(folder.model, "input_specs")
+        return isinstance(folder.model, HasSignature)
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:

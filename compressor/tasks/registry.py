@@ -7,6 +7,7 @@ from typing import Any
 from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.signature import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.silence_libraries import one_line
 from compressor.tasks.base import Task
@@ -56,8 +57,8 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             field="task",
             value=folder.own_task.path,
         ) from error
-    outputs = getattr(folder.model, "output_specs", None)
-    if outputs is not None and folder.sentence is None:
+    if isinstance(folder.model, HasSignature) and folder.sentence is None:
+        outputs = folder.model.output_specs
         task.use_outputs([name for name, output in outputs.items() if output.dtype.kind == "f"])
     return task
 

@@ -41,7 +41,6 @@ from compressor.config.graph_file import graph_of
 from compressor.errors import CompressorError
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.write import reference_run
 from compressor.units import find_groups
 from graph_passes import GraphPassError, Plan, gate_groups, shrink
 from tests.graph_passes.exporters import Attention, export, free_axes, trace
@@ -253,7 +252,7 @@ def _wrong(
         yield f"shrink refuses {shrunk.obstacle}"
     outputs = run(shrunk.model, arrays)
     gated = run(gate_groups(read(), plan), arrays)
-    zeroed = list(reference_run(network, plan)(arrays).values())
+    zeroed = list(network.reference_run(plan)(arrays).values())
     if (difference := error(outputs, gated)) > tolerance:
         yield f"the shrunk graph differs from the gated one by {difference:.1e}"
     if (difference := error(outputs, zeroed)) > tolerance:

@@ -12,7 +12,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.write import with_weights
 from compressor.model_folder import load
 from graph_passes import GraphErrorCode
 from tests.command import compress
@@ -255,12 +254,12 @@ def test_a_tokenizer_is_for_graphs(inputs: Path, capfd: pytest.CaptureFixture[st
 def test_a_file_that_changes_is_not_written_back(inputs: Path) -> None:
     file = inputs / "model.onnx"
     network: Any = load(file, rows=arrays()).model
-    with_weights(network)
+    network.with_weights()
     model = onnx.load(file)
     model.graph.node[0].name += "_"
     onnx.save(model, file)
     with pytest.raises(InputError) as error:
-        with_weights(network)
+        network.with_weights()
     assert error.value.code == ErrorCode.FILE_MISMATCH
     assert error.value.details["path"] == file
 

@@ -14,9 +14,10 @@ from transformers import AlbertConfig, AlbertForSequenceClassification
 import graph_passes
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.write import reference_run, with_weights, write_gated
+from compressor.graph.signature import file_model
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
+from tests import folders
 from tests.exported_graphs import Inputs, Session
 from tests.graph_passes.exporters import export, trace
 from tests.zoo import FAMILIES, VOCABULARY, text
@@ -66,6 +67,14 @@ def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) ->
     assert all(error(actual[key], array) <= TOLERANCE for key, array in expected.items())
     least = model.config.get_text_config().num_hidden_layers if name == "bert" else 1
     assert len(made.graph_layers) >= least
+
+
+def test_a_network_declares_its_file_and_a_model_of_pytorch_has_none(bert: tuple[Path, Inputs]) -> None:
+    path, _ = bert
+    made = network(path)
+    assert file_model(made) is file_model(torch.nn.DataParallel(made)) is made
+    assert (made.file, made.precision) == (path, "fp32")
+    assert file_model(folders.bert()) is None
 
 
 def test_groups_of_a_network_are_its_linears(bert: tuple[Path, Inputs]) -> None:
@@ -123,7 +132,7 @@ def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: P
     optimizer.step()
     changed = [name for name, value in made.initializers.items() if not torch.equal(value, before[name])]
     assert len(changed) > 0.8 * len(before)
-    graph_passes.save(with_weights(made), tmp_path / "trained.onnx")
+    graph_passes.save(made.with_weights(), tmp_path / "trained.onnx")
     expected = Session(tmp_path / "trained.onnx").run(inputs)
     with torch.no_grad():
         assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
@@ -134,9 +143,9 @@ def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_pa
     made = network(path)
     groups = find_groups(made, inputs)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    write_gated(made, plan, tmp_path / "gated.onnx")
+    made.write_gated(plan, tmp_path / "gated.onnx")
     gated = Session(tmp_path / "gated.onnx").run(inputs)
-    folded = reference_run(made, plan)({name: value.numpy() for name, value in inputs.items()})
+    folded = made.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
     assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
     whole = Session(path).run(inputs)
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
@@ -172,8 +181,8 @@ def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(
     groups = find_groups(made, inputs)
     assert any(len(group.weights) > 1 for group in Program.of(path).found.groups)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    write_gated(made, plan, tmp_path / "gated.onnx")
-    expected = reference_run(made, plan)({name: value.numpy() for name, value in inputs.items()})
+    made.write_gated(plan, tmp_path / "gated.onnx")
+    expected = made.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
     with torch.no_grad(), gated(made, plan):
         assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
     actual = Session(tmp_path / "gated.onnx").run(inputs)
