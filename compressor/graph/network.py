@@ -211,7 +211,7 @@ class GraphNetwork(PreTrainedModel):
 
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
-        self.file, self.search_outcome = program.file, program.found.outcome
+        self.file, self.search_outcome = program.file, program.search.outcome
         self._content, self.precision = program.content, program.precision
         self.input_specs, self.output_specs = program.signature
         if self.main_input_name not in program.inputs:
@@ -223,13 +223,13 @@ class GraphNetwork(PreTrainedModel):
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
         self.graph_layers = nn.ModuleList(builder.layers)
-        groups = [group for group in program.found.groups if group.linear in builder.paths]
+        groups = [group for group in program.search.groups if group.linear in builder.paths]
         self.group_names = [group.linear for group in groups]
         self.sites = tuple(site for site in program.sites if site.name in self.group_names)
         self.feed_forwards = {name: count for name, count in program.feed_forwards.items() if name in self.group_names}
         self.obstacles = (
-            *program.found.obstacles,
-            *(_no_linear(group) for group in program.found.groups if group not in groups),
+            *program.search.obstacles,
+            *(_no_linear(group) for group in program.search.groups if group not in groups),
         )
 
     def _init_weights(self, module: nn.Module) -> None:

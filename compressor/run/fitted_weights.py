@@ -8,7 +8,6 @@ from pathlib import Path
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.signature import file_model
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.run.load import load_folder
@@ -39,7 +38,7 @@ def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelF
         output = str(file.parent) if has_file else _OUTPUT
         raise missing("it does not record which weights its run began with", output)
     pruned = file.with_name("model.onnx")
-    if not has_file and file_model(model.model) is not None and pruned.is_file():
+    if not has_file and model.file is not None and pruned.is_file():
         raise missing(f"{pruned} has them, with nothing left that the plan removes", str(pruned))
     if not has_file:
         raise missing(f"{WEIGHTS} does not lie beside it")

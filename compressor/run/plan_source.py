@@ -205,7 +205,8 @@ def _other_model_error(path: Path, model: LoadedModel) -> InputError:
 
 
 def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Path | None) -> Note:
-    location = ", which lies in the model folder" if file == model.path / "plan.json" else ""
+    preposition = "in" if model.file is None else "beside"
+    location = f", which lies {preposition} the {model.kind}" if file == model.path / "plan.json" else ""
     source = "" if weights is None else f", and the weights are those of {weights}"
     learned = "nothing was learned" if len(steps) == 1 else "no unit was selected"
     if any(isinstance(step, Units) for step in steps):

@@ -131,7 +131,7 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 
         data = read_rows(run, scratch, log)
     except CompressorError as error:
-        _note_unmeasured(run, f"the rows or the model folder of the run cannot be used here ({error})", log)
+        _note_unmeasured(run, f"the rows or the model of the run cannot be used here ({error})", log)
         return None
     if data is None:
         rows = run.report.recipe.get("data") or run.report.recipe.get("test_data")

@@ -14,7 +14,6 @@ from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
-from compressor.graph.signature import file_model
 from compressor.model_folder import save_companions
 from compressor.results import (
     Refusal,
@@ -109,7 +108,7 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
     link_library_files(folder)
-    if (selected.trained or model.folder.needs_weights) and file_model(model.folder.model) is None:
+    if (selected.trained or model.folder.needs_weights) and model.folder.file is None:
         with quiet_transformers():
             model.folder.model.save_pretrained(folder)
     report = report.model_copy(update={"graphs": graphs})

@@ -229,8 +229,8 @@ class Arrays(Task):
     def _default(self, folder: ModelFolder) -> tuple[str, Form]:
         """The output that is scored without labels, and its form; raise InputError without such an output."""
         if LABELS in self._inputs:
-            text = f"{folder.path}: reads {LABELS!r} as an input, as a graph for training does; use one for inference"
-            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path, input=LABELS)
+            text = f"{folder.source}: reads {LABELS!r} as an input, as a graph for training does; use one for inference"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.source, input=LABELS)
         requested = self._request.metric
         usual = ((name, form) for name in self._outputs if (form := self._usual(name)) is not None)
         choice = next(usual, None) if requested is None else self._choice(requested)
@@ -238,10 +238,10 @@ class Arrays(Task):
             listed = ", ".join(f"{name} {_axes(output)}" for name, output in self._outputs.items()) or "none"
             metrics = "no metric" if requested is None else f"the metric {requested}"
             text = (
-                f"{folder.path}: {metrics} fits the outputs of floats of the graph ({listed}); use a graph that returns"
-                " logits, numbers or vectors of each row, or another metric"
+                f"{folder.source}: {metrics} fits the outputs of floats of the graph ({listed}); use a graph that"
+                " returns logits, numbers or vectors of each row, or another metric"
             )
-            details = {"path": folder.path, "outputs": tuple(self._outputs), "metric": requested}
+            details = {"path": folder.source, "outputs": tuple(self._outputs), "metric": requested}
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, **details)
         return choice
 

@@ -27,10 +27,10 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
     """
     if folder.own_task is None and folder.task not in TASK_NAMES:
         raise InputError(
-            f"{folder.path}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
+            f"{folder.source}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
             " one of these or a custom task (--task), or run without data and with a plan",
             code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
+            path=folder.source,
             task=folder.task,
         )
     task_class = _task_class(folder)
@@ -71,9 +71,9 @@ def _task_class(folder: ModelFolder) -> Any:
     task_class = folder.own_task.task_class
     if not task_class.accepts(folder):
         raise InputError(
-            f"{folder.path}: {task_class.name} does not accept this model; name another task (--task)",
+            f"{folder.source}: {task_class.name} does not accept this model; name another task (--task)",
             code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
+            path=folder.source,
             task=task_class.name,
         )
     return task_class

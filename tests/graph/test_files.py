@@ -152,3 +152,8 @@ def test_arrays_need_no_task(tmp_path: Path) -> None:
     file = classifier(tmp_path / "model.onnx", names=("scores",))
     rows = npz(tmp_path / "rows.npz", input_ids=np.ones((9, 8), np.int64), attention_mask=np.ones((9, 8), np.int64))
     assert load(file, rows=dict(np.load(rows))).task == "arrays"
+
+
+def test_notes_name_the_file(report: Report) -> None:
+    (text,) = (note.text for note in report.notes if note.code is NoteCode.WEIGHTS_CHANGED)
+    assert "the file as it was" in text

@@ -27,7 +27,7 @@ ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for 
 TOLERANCE = 1e-5
 
 
-def network(path: Path) -> GraphNetwork:
+def load_network(path: Path) -> GraphNetwork:
     return network_of(Program.of(path), GraphConfig())
 
 
@@ -60,28 +60,28 @@ def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) ->
             export(model, inputs, path, opset=18, attention="eager")
     except Exception as failure:
         pytest.skip(f"the exporter fails: {failure}")
-    made = network(path)
+    network = load_network(path)
     expected = Session(path).run(inputs)
     with torch.no_grad():
-        actual = made(**{key: value for key, value in inputs.items() if key in made.input_specs})
+        actual = network(**{key: value for key, value in inputs.items() if key in network.input_specs})
     assert all(error(actual[key], array) <= TOLERANCE for key, array in expected.items())
     least = model.config.get_text_config().num_hidden_layers if name == "bert" else 1
-    assert len(made.graph_layers) >= least
+    assert len(network.graph_layers) >= least
 
 
 def test_a_network_declares_its_file_and_a_model_of_pytorch_has_none(bert: tuple[Path, Inputs]) -> None:
     path, _ = bert
-    made = network(path)
-    assert file_model(made) is file_model(torch.nn.DataParallel(made)) is made
-    assert (made.file, made.precision) == (path, "fp32")
+    network = load_network(path)
+    assert file_model(network) is file_model(torch.nn.DataParallel(network)) is network
+    assert (network.file, network.precision) == (path, "fp32")
     assert file_model(folders.bert()) is None
 
 
 def test_groups_of_a_network_are_its_linears(bert: tuple[Path, Inputs]) -> None:
-    made = network(bert[0])
-    groups = find_groups(made, bert[1])
+    network = load_network(bert[0])
+    groups = find_groups(network, bert[1])
     assert groups
-    assert all(made.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups)
+    assert all(network.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups)
     assert {group.type for group in groups} == {"heads", "neurons"}
 
 
@@ -93,30 +93,30 @@ def test_paths_of_groups_may_be_those_of_a_model_without_a_head(tmp_path: Path) 
         node.name = (node.name or "").replace("/model/model/", "/")
         node.metadata_props.clear()
     graph_passes.save(whole, tmp_path / "bare.onnx")
-    made = network(tmp_path / "bare.onnx")
-    assert "layers.0.self_attn.o_proj" in made.group_names
-    assert all(isinstance(made.get_submodule(name), torch.nn.Linear) for name in made.group_names)
+    network = load_network(tmp_path / "bare.onnx")
+    assert "layers.0.self_attn.o_proj" in network.group_names
+    assert all(isinstance(network.get_submodule(name), torch.nn.Linear) for name in network.group_names)
 
 
 def test_a_copy_shares_parameters_and_computes_the_same(bert: tuple[Path, Inputs]) -> None:
     path, inputs = bert
-    made = network(path)
-    copied = copy.deepcopy(made, {id(parameter): parameter for parameter in made.parameters()})
-    shared = {id(parameter) for parameter in made.parameters()}
+    network = load_network(path)
+    copied = copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
+    shared = {id(parameter) for parameter in network.parameters()}
     assert all(id(parameter) in shared for parameter in copied.parameters())
     with torch.no_grad():
-        assert torch.equal(made(**inputs)["logits"], copied(**inputs)["logits"])
+        assert torch.equal(network(**inputs)["logits"], copied(**inputs)["logits"])
 
 
 def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, Inputs]) -> None:
     path, inputs = bert
-    made = network(path)
-    linear = str(find_groups(made, inputs)[-1].linear)
+    network = load_network(path)
+    linear = str(find_groups(network, inputs)[-1].linear)
     seen: list[torch.Tensor] = []
-    module = made.get_submodule(linear)
+    module = network.get_submodule(linear)
     with module.register_forward_hook(lambda *arguments: seen.append(arguments[2])), torch.no_grad():
-        made(**inputs)
-    run = LayerwiseRun(made, [inputs])
+        network(**inputs)
+    run = LayerwiseRun(network, [inputs])
     run.advance(run.layers_of(linear).start)
     (calls,) = run.observe({linear: None})
     assert calls[0].output is not None
@@ -125,27 +125,27 @@ def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, 
 
 def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
     path, inputs = bert
-    made = network(path)
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
-    before = {name: value.clone() for name, value in made.initializers.items()}
-    made(**inputs)["logits"].square().sum().backward()
+    network = load_network(path)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    before = {name: value.clone() for name, value in network.initializers.items()}
+    network(**inputs)["logits"].square().sum().backward()
     optimizer.step()
-    changed = [name for name, value in made.initializers.items() if not torch.equal(value, before[name])]
+    changed = [name for name, value in network.initializers.items() if not torch.equal(value, before[name])]
     assert len(changed) > 0.8 * len(before)
-    graph_passes.save(made.with_weights(), tmp_path / "trained.onnx")
+    graph_passes.save(network.with_weights(), tmp_path / "trained.onnx")
     expected = Session(tmp_path / "trained.onnx").run(inputs)
     with torch.no_grad():
-        assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
+        assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
 
 
 def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
     path, inputs = bert
-    made = network(path)
-    groups = find_groups(made, inputs)
+    network = load_network(path)
+    groups = find_groups(network, inputs)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    made.write_gated(plan, tmp_path / "gated.onnx")
+    network.write_gated(plan, tmp_path / "gated.onnx")
     gated = Session(tmp_path / "gated.onnx").run(inputs)
-    folded = made.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    folded = network.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
     assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
     whole = Session(path).run(inputs)
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
@@ -177,13 +177,13 @@ def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(
             graph.graph.register_initializer(copied)
             node.replace_input_with(1, copied)
     graph_passes.save(graph, path)
-    made = network(path)
-    groups = find_groups(made, inputs)
-    assert any(len(group.weights) > 1 for group in Program.of(path).found.groups)
+    network = load_network(path)
+    groups = find_groups(network, inputs)
+    assert any(len(group.weights) > 1 for group in Program.of(path).search.groups)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    made.write_gated(plan, tmp_path / "gated.onnx")
-    expected = made.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
-    with torch.no_grad(), gated(made, plan):
-        assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
+    network.write_gated(plan, tmp_path / "gated.onnx")
+    expected = network.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    with torch.no_grad(), gated(network, plan):
+        assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
     actual = Session(tmp_path / "gated.onnx").run(inputs)
     assert np.abs(actual["logits"] - expected["logits"]).max() <= TOLERANCE * np.abs(expected["logits"]).max()
