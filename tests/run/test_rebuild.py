@@ -170,7 +170,7 @@ def test_notes_on_a_quantized_graph_are_not_those_of_an_engine_in_floats(copy: P
     assert {note.code for note in report.notes} & set(stored) == {NoteCode.ROWS_SET_ASIDE}
 
 
-def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path) -> None:
+def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path, capfd: Cap) -> None:
     before = reports.load(copy)
     graphs = {"model.onnx": before.graphs["model.onnx"]}
     reports.write(before.model_copy(update={"graphs": graphs}), copy)
@@ -186,6 +186,8 @@ def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path
     assert all(f"batch {batch}, length 8" in texts[NoteCode.TIMED_ALONE] for batch in (1, 2))
     assert "engine.plan, engine.plan.json" in texts[NoteCode.FILES_KEPT]
     assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
+    timed = compress(capfd, "bench", copy, "--seconds", "0.01", "--threads", "1", "--json", "--quiet").json
+    assert {row["seq"] for row in timed} == {8}, "as the build"
 
 
 def test_a_build_notes_quantized_graphs_that_it_does_not_use(copy: Path) -> None:
