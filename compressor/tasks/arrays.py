@@ -54,7 +54,6 @@ class Arrays(Task):
     """
 
     name = "arrays"
-    compares_with_whole = True
     metrics: ClassVar[tuple[Metric, ...]] = (*Classes.metrics, *Numbers.metrics, *Vectors.metrics)
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:

@@ -157,3 +157,14 @@ def test_arrays_need_no_task(tmp_path: Path) -> None:
 def test_notes_name_the_file(report: Report) -> None:
     (text,) = (note.text for note in report.notes if note.code is NoteCode.WEIGHTS_CHANGED)
     assert "the file as it was" in text
+
+
+def test_texts_without_labels_are_compared_with_the_whole_graph(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "model.onnx")
+    folders.tokenizer().save_pretrained(tmp_path)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\n" + "\n".join(f"good film {word}" for word in folders.WORDS * 4) + "\n")
+    data = open_data(rows_config(str(rows)), load(file), drawn_rows=8)
+    assert data.scores_eval
+    assert len(data.test)
+    assert NoteCode.ANSWERS_AS_LABELS in {note.code for note in data.notes}
