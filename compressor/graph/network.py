@@ -212,7 +212,7 @@ class GraphNetwork(PreTrainedModel):
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
         self.file, self.search_outcome = program.file, program.search.outcome
-        self._content, self.precision = program.content, program.precision
+        self._content, self._sizes, self.precision = program.content, program.sizes, program.precision
         self.input_specs, self.output_specs = program.signature
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
@@ -264,6 +264,7 @@ class GraphNetwork(PreTrainedModel):
         model = graph_passes.load(self.file)
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
+        graph_passes.record_example_sizes(model, self._sizes)
         return model
 
     def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:

@@ -65,6 +65,7 @@ class Program:
             fused, and halves of floats are float32.
         search: the groups of units of the graph in the file, and what prevents more.
         precision: the precision in which the file stores its matrices.
+        sizes: shapes of an example of the inputs by name, where some axes fit no other size.
     """
 
     file: Path
@@ -72,6 +73,7 @@ class Program:
     model: ir.Model
     search: FoundGroups
     precision: Literal["fp32", "fp16", "bf16"]
+    sizes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
@@ -88,11 +90,10 @@ class Program:
         content, model = graph_digest(file), graph_passes.load(file)
         _require_readable(model, file)
         Normalize()(model)
-        if sizes:
-            graph_passes.record_example_sizes(model, sizes)
+        graph_passes.record_example_sizes(model, sizes or {})
         fused = fuse(model)
         _widen(fused)
-        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model))
+        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model), sizes or {})
 
     @property
     def graph(self) -> ir.Graph:

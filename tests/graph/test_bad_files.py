@@ -15,7 +15,8 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
 from graph_passes import GraphErrorCode
 from tests.command import compress
-from tests.graph.files import TEXT_INPUTS, arrays, classifier, npz, texts
+from tests.graph.files import TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
+from tests.tasks import pictures
 
 Fault = Callable[[Path], list[str | Path]]
 
@@ -174,6 +175,12 @@ def outside_of_table(inputs: Path) -> list[str | Path]:
     return run(inputs, "--tokenizer", inputs / "tokenizer", rows="rows.tsv")
 
 
+def images_alone(inputs: Path) -> list[str | Path]:
+    """Images, and a graph without the file that says how they become its input."""
+    image_classifier(inputs, has_processor=False)
+    return [*run(inputs)[:2], pictures.write_folder(inputs / "images", 12), *run(inputs)[3:]]
+
+
 UNSUPPORTED = ErrorCode.UNSUPPORTED_MODEL
 BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "no graph": (no_graph, 3, GraphErrorCode.FILE_UNREADABLE, {}),
@@ -218,6 +225,7 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     ),
     "no tokenizer": (lambda i: run(i, rows="rows.tsv"), 3, ErrorCode.FILE_MISSING, {"field": "tokenizer"}),
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),
+    "no image processor": (images_alone, 3, ErrorCode.FILE_MISSING, {"inputs": ("pixel_values",)}),
     "task of arrays": (lambda i: run(i, "--task", "fill-mask"), 2, ErrorCode.CONTRADICTION, {"field": "task"}),
     **{
         flags[0]: (with_flags(*flags), 2, ErrorCode.CONTRADICTION, {})

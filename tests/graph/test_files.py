@@ -21,7 +21,8 @@ from compressor.tasks import Task, open_data
 from tests import folders
 from tests.command import compress
 from tests.folders import rows_config
-from tests.graph.files import classifier, halve, npz, texts, write_graph
+from tests.graph.files import classifier, halve, image_classifier, npz, texts, write_graph
+from tests.tasks import pictures
 from tests.tasks.questions import bert as reader
 from tests.tasks.questions import row as question
 from tests.tasks.questions import wordpieces
@@ -168,3 +169,18 @@ def test_texts_without_labels_are_compared_with_the_whole_graph(tmp_path: Path) 
     assert data.scores_eval
     assert len(data.test)
     assert NoteCode.ANSWERS_AS_LABELS in {note.code for note in data.notes}
+
+
+def test_an_image_classifier_beside_its_processor(tmp_path: Path) -> None:
+    file = image_classifier(tmp_path / "graph")
+    rows = pictures.write_folder(tmp_path / "rows", 48)
+    recipe = Recipe(model=file, data=str(rows), macs=0.7, batch=(1,), seconds=0.02, threads=1, out=tmp_path / "out")
+    report = compressor.compress(recipe)
+    assert report.task == "image-classification"
+    assert report.proofs
+    assert all(proof.holds for proof in report.proofs)
+    plan = report.plan
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+    folder = load(tmp_path / "out")
+    assert (folder.task, folder.image_size) == ("image-classification", (3, pictures.SIZE, pictures.SIZE))
