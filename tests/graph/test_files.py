@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
 from compressor.config.run import Recipe
@@ -160,17 +161,6 @@ def test_notes_name_the_file(report: Report) -> None:
     assert "the file as it was" in text
 
 
-def test_texts_without_labels_are_compared_with_the_whole_graph(tmp_path: Path) -> None:
-    file = classifier(tmp_path / "model.onnx")
-    folders.tokenizer().save_pretrained(tmp_path)
-    rows = tmp_path / "rows.tsv"
-    rows.write_text("text\n" + "\n".join(f"good film {word}" for word in folders.WORDS * 4) + "\n")
-    data = open_data(rows_config(str(rows)), load(file), drawn_rows=8)
-    assert data.scores_eval
-    assert len(data.test)
-    assert NoteCode.ANSWERS_AS_LABELS in {note.code for note in data.notes}
-
-
 def test_an_image_classifier_beside_its_processor(tmp_path: Path) -> None:
     file = image_classifier(tmp_path / "graph")
     rows = pictures.write_folder(tmp_path / "rows", 48)
@@ -184,3 +174,34 @@ def test_an_image_classifier_beside_its_processor(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "preprocessor_config.json").is_file()
     folder = load(tmp_path / "out")
     assert (folder.task, folder.image_size) == ("image-classification", (3, pictures.SIZE, pictures.SIZE))
+
+
+def test_texts_without_labels_are_compared_with_the_whole_graph(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "model.onnx")
+    folders.tokenizer().save_pretrained(tmp_path)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\n" + "\n".join(f"good film {word}" for word in folders.WORDS * 4) + "\n")
+    data = open_data(rows_config(str(rows)), load(file), drawn_rows=8)
+    assert data.scores_eval
+    assert len(data.test)
+    assert NoteCode.ANSWERS_AS_LABELS in {note.code for note in data.notes}
+
+
+def test_the_plan_of_another_graph_is_refused_by_its_group(
+    report: Report, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = place / "out" / "plan.json"
+    torch.manual_seed(1)
+    sizes = {**folders.SIZES, "intermediate_size": 24}
+    others = {
+        "wider": (BertForSequenceClassification(BertConfig(**sizes)), report.plan.feed_forwards[0].name),
+        "trained otherwise": (folders.bert(), None),
+    }
+    for name, (model, group) in others.items():
+        file = write_graph(model, tmp_path / name / "model.onnx")
+        flags = ("--tokenizer", place / "model", "--data", place / "rows.tsv", "--plan", plan)
+        refused = compress(capfd, file, *flags, "-o", tmp_path / "out", "--quiet")
+        assert (refused.code, refused.error_code) == (3, ErrorCode.FILE_MISMATCH)
+        assert refused.details.get("group") == group
+        assert str(file) in refused.error
+        assert not (tmp_path / "out").exists()
