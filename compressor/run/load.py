@@ -142,7 +142,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     stored = "fp32" if file is None else file.precision
     if engine.definite_precision == "int8" and stored != "fp32":
         raise InputError(
-            f"--precision int8: {folder.path} has a graph in {stored}, and 8 bits are made from float32; export it in"
+            f"--precision int8: {folder.source} has a graph in {stored}, and 8 bits are made from float32; export it in"
             " float32, or omit it",
             code=ErrorCode.UNSUPPORTED_MODEL,
             field="precision",
