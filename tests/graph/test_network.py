@@ -17,8 +17,10 @@ from compressor.graph.program import GraphConfig, Program
 from compressor.graph.signature import file_model
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
+from graph_passes import Plan
 from tests import folders
 from tests.exported_graphs import Inputs, Session
+from tests.graph.files import classifier
 from tests.graph_passes.exporters import export, trace
 from tests.zoo import FAMILIES, VOCABULARY, text
 
@@ -187,3 +189,19 @@ def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(
         assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
     actual = Session(tmp_path / "gated.onnx").run(inputs)
     assert np.abs(actual["logits"] - expected["logits"]).max() <= TOLERANCE * np.abs(expected["logits"]).max()
+
+
+def test_neurons_are_removed_where_no_attention_has_heads_to_remove(tmp_path: Path) -> None:
+    def shrunk(path: Path, heads: int, neurons: int) -> Path:
+        kept = {"heads": heads, "neurons": neurons}
+        groups = graph_passes.find_groups(graph_passes.load(path)).groups
+        plan = Plan(groups=tuple(group.plan(range(min(group.units, kept[group.type]))) for group in groups))
+        out = path.with_name(f"{heads} heads.onnx")
+        graph_passes.save(graph_passes.shrink(graph_passes.load(path), plan).model, out)
+        return out
+
+    single = shrunk(classifier(tmp_path / "model.onnx"), 1, 20)
+    before = graph_passes.find_groups(graph_passes.load(single)).groups
+    assert {group.type for group in before} == {"neurons"}
+    after = graph_passes.find_groups(graph_passes.load(shrunk(single, 0, 5))).groups
+    assert {group.units for group in after} == {5}
