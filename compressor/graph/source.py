@@ -85,6 +85,7 @@ def load_graph(
     if reads_images and processor is not None:
         sizes = {IMAGES: (1, *processed_size(folder, processor))}
     program = Program.of(graph, sizes)
+    _require_free_rows(graph, program)
     if not rows and inputs is None and processor is None and reads_images:
         raise InputError(
             f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
@@ -143,6 +144,20 @@ def _companion_folder(path: Path, graph: Path) -> Path:
     has_own = any(any(inner.glob(pattern)) for pattern in COMPANIONS)
     is_layout = inner.name == "onnx" and any((above / name).is_file() for name in (CONFIG, PREPROCESSOR))
     return above if is_layout and not has_own else inner
+
+
+def _require_free_rows(graph: Path, program: Program) -> None:
+    """Raise InputError unless a graph takes any number of rows."""
+    inputs, _ = program.signature
+    fixed = ((name, spec.shape[0]) for name, spec in inputs.items() if spec.shape and spec.shape[0] is not None)
+    for name, rows in fixed:
+        raise InputError(
+            f"{graph}: its input {name} has a batch of {rows}, and proofs and times need any; export the graph with a"
+            " free first axis of each input",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=graph,
+            input=name,
+        )
 
 
 def _require_texts(graph: Path, program: Program, processor: Any) -> None:

@@ -235,9 +235,9 @@ class Arrays(Task):
         choice = next(usual, None) if requested is None else self._choice(requested)
         if choice is None:
             listed = ", ".join(f"{name} {_axes(output)}" for name, output in self._outputs.items()) or "none"
-            metrics = "no metric" if requested is None else f"the metric {requested}"
+            fit = "no metric fits" if requested is None else f"the metric {requested} does not fit"
             text = (
-                f"{folder.source}: {metrics} fits the outputs of floats of the graph ({listed}); use a graph that"
+                f"{folder.source}: {fit} the outputs of floats of the graph ({listed}); use a graph that"
                 " returns logits, numbers or vectors of each row, or another metric"
             )
             details = {"path": folder.source, "outputs": tuple(self._outputs), "metric": requested}
@@ -408,7 +408,9 @@ class Arrays(Task):
 
 
 def _axes(output: OutputSpec) -> str:
-    """The axes of an output, e.g. `[row, 3]`."""
+    """The axes of an output, e.g. `[row, 3]`; `[]`: a single number, or no tensor."""
+    if not output.shape:
+        return "[]"
     return f"[{', '.join(['row', *('any' if size is None else str(size) for size in output.shape[1:])])}]"
 
 

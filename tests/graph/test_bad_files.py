@@ -112,6 +112,16 @@ def integers_alone(graph: onnx.GraphProto) -> None:
     graph.output[0].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.INT64, None))
 
 
+def fixed_rows(graph: onnx.GraphProto) -> None:
+    for value in graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def one_number(graph: onnx.GraphProto) -> None:
+    with_last(helper.make_node("ReduceSum", ["before"], ["logits"], keepdims=0))(graph)
+    graph.output[0].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, []))
+
+
 def no_graph(inputs: Path) -> list[str | Path]:
     (inputs / "model.onnx").write_bytes(b"no graph")
     return run(inputs)
@@ -203,6 +213,16 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "two inputs of one name": (
         lambda i: edited(i, lambda graph: graph.input.append(graph.input[0])),
         *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "input_ids"}),
+    ),
+    "two outputs of one name": (
+        lambda i: edited(i, lambda graph: graph.output.append(graph.output[0])),
+        *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "logits"}),
+    ),
+    "a number of rows": (lambda i: edited(i, fixed_rows), 3, UNSUPPORTED, {"input": "input_ids"}),
+    "one number": (lambda i: edited(i, one_number), 3, UNSUPPORTED, {"outputs": ("logits",), "metric": None}),
+    "another metric": (
+        lambda i: run(i, "--metric", "spearman"),
+        *(3, UNSUPPORTED, {"outputs": ("logits",), "metric": "spearman"}),
     ),
     "nothing to remove": (plain_layer, 3, UNSUPPORTED, {"obstacles": ()}),
     "an array less": (with_arrays(attention_mask=None), 3, ErrorCode.COLUMN_MISSING, {"input": "attention_mask"}),
