@@ -115,6 +115,17 @@ def test_a_build_notes_that_it_measures_no_metric_again(light: Light) -> None:
     assert all(proof.holds for proof in report.proofs)
 
 
+def test_pruning_and_refits_of_graphs_import_no_pytorch() -> None:
+    lines = (
+        "from importlib import import_module; from pkgutil import iter_modules; import compressor.pruning as pruning",
+        "from tests.light_environment import hide; hide({'torch', 'transformers', 'datasets', 'accelerate'})",
+        "[import_module(f'compressor.pruning.{module.name}') for module in iter_modules(pruning.__path__)]",
+        "import compressor.selection.pruners.reconstruct.refit_in_order",
+    )
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_packages_of_pytorch_are_those_of_the_extra() -> None:
     required = {canonicalize_name(requirement.name) for requirement in extra("pytorch")}
     distributions = packages_distributions()
