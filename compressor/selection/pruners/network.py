@@ -1,7 +1,7 @@
 """What a refit asks of a network: its linears, and forwards on its calibration examples.
 
 The linear algebra of `reconstruct` works on arrays and knows nothing else of a model. `layerwise.torch_network` has the
-modules of PyTorch behind this interface.
+modules of PyTorch behind this interface, and `session_network` the layers of an ONNX graph in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class RefitSet:
 
 SumsOfLinears = Callable[[], Mapping[str, RefitSums]]
 """Runs the calibration examples; path of a linear -> sums over its inputs and its targets."""
+
+
+Divergence = Callable[[str, LinearWeights], float]
+"""The mean divergence of the answers with other weights of the linear at a path."""
 
 
 class Network(Protocol):
@@ -100,10 +104,10 @@ class Network(Protocol):
         """
         ...
 
-    def divergence(self, linear: str, weights: LinearWeights) -> float:
-        """The mean divergence of the answers on the held-out examples with other weights of one linear.
+    def divergence(self) -> Divergence:
+        """Measures losses of the whole network on the held-out examples, whose activations it holds.
 
-        The network has the weights of the whole model whenever this is called.
+        The network must not change while the returned function is in use.
         """
         ...
 

@@ -17,7 +17,7 @@ from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedC
 from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights, collect_inputs, count_tokens
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.network import LinearWeights, RefitSet, SumsOfLinears
+from compressor.selection.pruners.network import Divergence, LinearWeights, RefitSet, SumsOfLinears
 from compressor.training.precision import native_autocast
 from compressor.units.layers import linear_at, linear_sizes, linear_weight
 
@@ -36,7 +36,6 @@ class TorchNetwork:
         self._inputs, self._model = inputs, inputs.model
         self._weights: Sequence[TokenWeights] = ()
         self._ends = {str(group.linear): group.name for group in inputs.groups}
-        self._partial: PartialKL | None = None
 
     @property
     def rows(self) -> int:
@@ -83,12 +82,15 @@ class TorchNetwork:
         on_progress(len(batches), len(batches))
         return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
 
-    def divergence(self, linear: str, weights: LinearWeights) -> float:
-        bias = None if weights.bias is None else torch.from_numpy(weights.bias)
+    def divergence(self) -> Divergence:
+        def mean(linear: str, weights: LinearWeights) -> float:
+            bias = None if weights.bias is None else torch.from_numpy(weights.bias)
+            with native_autocast(self._model.device, self._model.dtype):
+                return partial.mean(linear, torch.from_numpy(weights.weight), bias)
+
         with native_autocast(self._model.device, self._model.dtype):
-            if self._partial is None:
-                self._partial = PartialKL(self._model, self._inputs.held_out, self._inputs.outputs)
-            return self._partial.mean(linear, torch.from_numpy(weights.weight), bias)
+            partial = PartialKL(self._model, self._inputs.held_out, self._inputs.outputs)
+        return mean
 
     def feeders(self, linear: str) -> tuple[str, ...]:
         return self._feeders[linear]

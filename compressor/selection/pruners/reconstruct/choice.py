@@ -12,7 +12,7 @@ import numpy as np
 from compressor.errors import ErrorCode, InputError
 from compressor.selection.allocation import interpolate
 from compressor.selection.pruners.layerwise.gram import Gram
-from compressor.selection.pruners.network import LinearWeights, Network
+from compressor.selection.pruners.network import Divergence, LinearWeights, Network
 from compressor.selection.pruners.reconstruct.second_order import (
     Reconstruction,
     Removal,
@@ -145,7 +145,7 @@ def loss_counts(group: PrunableGroup) -> tuple[int, ...]:
     return tuple(sorted({*counts[:2], counts[-1], *shares}))
 
 
-def loss_curve(choice: GroupChoice, network: Network) -> dict[int, float]:
+def loss_curve(choice: GroupChoice, divergence: Divergence) -> dict[int, float]:
     """What the model loses if one group alone keeps fewer units: number of units -> loss, at every number.
 
     The loss is the mean divergence of the model's outputs from those of the whole model, with the linear of the group
@@ -153,12 +153,12 @@ def loss_curve(choice: GroupChoice, network: Network) -> dict[int, float]:
 
     Args:
         choice: the units of the group.
-        network: measures the loss on held-out examples.
+        divergence: measures the loss on held-out examples.
     """
     group = choice.group
     curve = {group.counts[-1]: 0.0}
     for count in loss_counts(group)[:-1]:
         part = choice.reconstruction(count)
-        curve[count] = network.divergence(str(group.linear), LinearWeights(part.weight, part.bias))
+        curve[count] = divergence(str(group.linear), LinearWeights(part.weight, part.bias))
     logger.debug("%s: loss %s", group.name, curve)
     return interpolate(curve, group.counts)

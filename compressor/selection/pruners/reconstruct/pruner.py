@@ -14,8 +14,8 @@ from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.gram import Gram, StoredGrams, write_grams
-from compressor.selection.pruners.layerwise.torch_network import TorchNetwork
-from compressor.selection.pruners.network import Network
+from compressor.selection.pruners.layerwise.graph_sessions import network_of
+from compressor.selection.pruners.network import Divergence, Network
 from compressor.selection.pruners.reconstruct.choice import (
     GroupChoice,
     choices_of,
@@ -53,7 +53,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     Args:
         inputs: the model and its rows.
         options: the options; None: the defaults.
-        network: what runs the rows; None: the modules of the model.
+        network: what runs the rows; None: ONNX Runtime for a graph on the CPU, else PyTorch.
 
     Raises:
         InputError: the rows have fewer tokens than a linear has inputs, or a loss is NaN or infinite.
@@ -65,7 +65,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self, inputs: PruningInputs, options: ReconstructOptions | None = None, network: Network | None = None
     ) -> None:
         super().__init__(inputs, options)
-        self._network = network or TorchNetwork(inputs)
+        self._network = network or network_of(inputs)
         require_tokens(self._network, inputs.groups)
         self._choices: dict[str, GroupChoice] = {}
         self._used: Mapping[str, Damping] = {}
@@ -74,7 +74,11 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         inputs = self.inputs
         linears = [str(group.linear) for group in inputs.groups]
 
-        @versioned(1, "compressor.selection.pruners.layerwise")
+        @versioned(
+            2,
+            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
+            *("compressor.graph.layers", "compressor.graph.sessions"),
+        )
         def gather(_: Path) -> Mapping[str, Gram]:
             return self._network.grams(list(dict.fromkeys(linears)), progress_of(1))
 
@@ -92,10 +96,18 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, curves = self.inputs, dict[str, Curve]()
+        divergence: Divergence | None = None
 
-        @versioned(1, "compressor.selection.pruners.reconstruct", "compressor.selection.pruners.layerwise")
+        @versioned(
+            2,
+            "compressor.selection.pruners.reconstruct",
+            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
+            *("compressor.graph.layers", "compressor.graph.sessions"),
+        )
         def measure(group: PrunableGroup, _: Path) -> Curve:
-            curve = loss_curve(self._choices[group.name], self._network)
+            nonlocal divergence
+            divergence = divergence or self._network.divergence()
+            curve = loss_curve(self._choices[group.name], divergence)
             require_finite_losses(group.name, curve)
             return curve
 
