@@ -18,7 +18,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
 from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
-from compressor.units.projections import Site
+from compressor.units import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
 

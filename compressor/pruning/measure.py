@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_ratios, paired_times
@@ -382,7 +382,7 @@ def _cache() -> Store:
     return Store(user_cache(), is_shared=True)
 
 
-def structure_of(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
+def structure_of(model: Any, groups: Sequence[PrunableGroup]) -> str:
     """What times depend on of a model: its configuration and units, not its weights."""
     config = {name: value for name, value in model.config.to_diff_dict().items() if name != "_name_or_path"}
     units = [(group.name, group.units, group.multiple, group.parts) for group in groups]

@@ -25,7 +25,6 @@ from compressor.config.steps import Units, parts_of
 from compressor.engines.build import ExportedGraph, require_complete
 from compressor.engines.export import rehearse
 from compressor.engines.prove import prove_graphs
-from compressor.engines.quantize import quantize_for_target
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.report import frontier_page
@@ -33,7 +32,7 @@ from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run import run_notes
 from compressor.run.budget_rows import delivered_rows
-from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
+from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph, quantize_for_target
 from compressor.run.evaluate import evaluate
 from compressor.run.load_context import load_context
 from compressor.run.measure import measure_run

@@ -25,7 +25,8 @@ from compressor.units.dependencies import DependencyTracker, hidden_from_modes, 
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.layers import is_linear, removed_afterwards
 from compressor.units.probe import observed_projections
-from compressor.units.projections import Site, called_projections, is_projection
+from compressor.units.projections import called_projections, is_projection
+from compressor.units.prunable import Site
 from graph_passes import Kind, Refusal
 
 logger = logging.getLogger(__name__)

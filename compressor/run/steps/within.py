@@ -20,6 +20,7 @@ from compressor.errors import BudgetError, ErrorCode, UsageError
 from compressor.pruning.bisect import (
     MARGIN,
     LossEstimate,
+    ResampledScore,
     estimate_losses,
     mean_table,
     next_speed,
@@ -31,7 +32,6 @@ from compressor.pruning.bisect import (
 from compressor.pruning.constraints import Budgets
 from compressor.pruning.measure import KeptTimes
 from compressor.pruning.prune import PlanCosts, plan_costs
-from compressor.pruning.score import ResampledScore, TorchScorer, metric_sums
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prunable_groups import prunable_groups
@@ -39,6 +39,7 @@ from compressor.run.prune_units import fold_gates
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps import distill, units
 from compressor.run.steps.base import PLAN, STATISTICS, Rungs, State, StepContext, StepFunctions, stored_state
+from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.store import Store, versioned
@@ -295,7 +296,7 @@ class _Search:
         with on_accelerator(model, copies=3):
             scorer = TorchScorer(model, run.rows.eval_task, searched, step.units.seed, run.log)
             whole = scorer.score_whole()
-        require_informed(whole, run.rows.eval_task)
+        require_informed(whole, run.rows.eval_task.metric)
         parts = (scorer, len(searched), unseen, whole, deadline, time.perf_counter() - began)
         return cls(step, context, store, base, groups, costs, *parts)
 

@@ -333,9 +333,8 @@ def informed(w: World, order: str | None) -> None:
     """A whole model whose metric shows nothing, and one whose metric does."""
     from compressor.pruning.bisect import require_informed
 
-    task: Any = SimpleNamespace(metric="accuracy")
-    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), task)
-    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), task)
+    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), "accuracy")
+    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), "accuracy")
 
 
 @advice("run.prunable_groups prunable_groups site-refused")
@@ -628,7 +627,7 @@ def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tup
     w.right(notes, rows[1], bounded[1])
 
 
-@advice("engines.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
+@advice("run.compressed_stages quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
 def _(w: World) -> None:
     w.whole()
     w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
@@ -724,7 +723,7 @@ def _(w: World) -> None:
 
 def _attempts(w: World, **attributes: Any) -> Any:
     """What decides on attempts, of which one is stored, with the deadline in the past."""
-    from compressor.pruning.score import ResampledScore
+    from compressor.pruning.bisect import ResampledScore
     from compressor.results import MetricUnit
     from compressor.run.steps import within
     from compressor.store import Store
@@ -755,7 +754,7 @@ def _(w: World) -> None:
 
 @advice("run.steps.within _Search._note text #2")
 def _(w: World) -> None:
-    from compressor.pruning.score import ResampledScore
+    from compressor.pruning.bisect import ResampledScore
     from compressor.run.steps import within
 
     search = _attempts(w, score=ResampledScore(0.9, np.array([0.9, 0.7]), 0.1))

@@ -16,7 +16,7 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import load
-from compressor.pruning.score import ResampledScore
+from compressor.pruning.bisect import ResampledScore
 from compressor.report import load as load_report
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import DropStatus, NoteCode

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.selection.pruners.reconstruct import output_sensitivity
-from compressor.selection.pruners.reconstruct.output_sensitivity import FLOOR, sensitivity_of
+from compressor.selection.pruners.layerwise import output_sensitivity
+from compressor.selection.pruners.layerwise.output_sensitivity import FLOOR, sensitivity_of
 from tests.faults import fails_with
 from tests.selection.pruners.reconstruct.shared import CASES, albert, bert, bert_spans, with_more_padding
 from tests.unchanged import unchanged
