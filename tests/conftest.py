@@ -12,8 +12,9 @@ import torch
 torch.set_num_threads(1)
 
 LONGEST = (
-    *("tests/run/", "tests/law/", "tests/selection/", "tests/training/", "tests/benchmarks/studies/", "tests/tasks/"),
-    "tests/test_export.py",
+    *("tests/run/", "tests/law/", "tests/engines/", "tests/block_masks/", "tests/benchmarks/studies/", "tests/advice/"),
+    *("tests/selection/", "tests/training/", "tests/tasks/", "tests/graph/", "tests/docs/", "tests/test_export.py"),
+    *("tests/serving/test_triton.py", "tests/cli/test_costs.py", "tests/test_without_torch.py"),
 )
 """Where the tests are that take longest."""
 

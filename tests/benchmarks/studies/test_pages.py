@@ -87,6 +87,7 @@ def test_engines_of_speed_are_built_for_every_batch(
     assert (built[0].batch[0], built[0].batch[2]) == (1, 64)
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize(("shares", "base"), [((0.0, 0.5), "retrained"), ((0.5,), "dense")])
 def test_legend_and_description_name_the_same_baseline(
     shares: tuple[float, ...], base: str, inputs: Path, tmp_path: Path
