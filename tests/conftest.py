@@ -53,6 +53,17 @@ def _few_rounds() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _random_fingerprints() -> Iterator[None]:
+    """Data sets are not identified by hashes of their rows, which take as long as most of what tests do with them."""
+    from datasets import arrow_dataset
+    from datasets.fingerprint import generate_random_fingerprint
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_dataset, "generate_fingerprint", lambda dataset: generate_random_fingerprint())
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_exports() -> Iterator[None]:
     """Until the end of the session, runs in this process export each structure of a model once."""

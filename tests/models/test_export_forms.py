@@ -127,7 +127,10 @@ def linear_recurrence(length: int) -> tuple[Any, str, tuple[Any, ...], dict[str,
     return RecurrentGemmaRglru, "_rnn_scan", operands, {}
 
 
-@pytest.mark.parametrize("recurrence", [selective_scan, chunk_scan, delta_rule, delta_attention, linear_recurrence])
+@pytest.mark.parametrize(
+    "recurrence",
+    [selective_scan, chunk_scan, delta_rule, pytest.param(delta_attention, marks=pytest.mark.zoo), linear_recurrence],
+)
 @pytest.mark.parametrize("length", [24, pytest.param(200, marks=pytest.mark.zoo)])
 def test_the_form_for_the_export_equals_the_recurrence(recurrence: Any, length: int) -> None:
     owner, name, operands, options = recurrence(length)

@@ -218,6 +218,7 @@ def test_a_refused_site_is_reported_before_learning(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.zoo
 def test_a_site_that_cannot_be_shrunk_is_reported(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
