@@ -143,6 +143,7 @@ def test_dynamics_takes_the_number_of_evaluations_from_the_recipe(
     assert (set(requested_steps), set(default_steps)) == ({"3"}, {"1", "2", "3"})
 
 
+@pytest.mark.zoo
 def test_astar_keeps_at_most_as_many_heads_as_random(finished: Callable[[str], Path]) -> None:
     rows = table(finished("astar"))
     assert {row["variant"] for row in rows} == {"paper", "lazy", "random"}
