@@ -19,16 +19,16 @@ from markupsafe import Markup
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.engines.trials import EngineTrials
 from compressor.export import export_reference, rewrite_reference
-from compressor.measure import facts
 from compressor.models.pooled_encoder import PooledEncoder
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.report import figures
-from compressor.results import EngineFacts
-from compressor.targets import Engine
+from compressor.targets import Engine, Feeds
 from compressor.targets.example_rows import EXAMPLE_ROWS, record_example_rows
 from compressor.targets.onnxruntime import engine
-from compressor.targets.onnxruntime.engine import Fusion, Rewrite
+from compressor.targets.onnxruntime.engine import Fusion, OrtEngine, Rewrite
+from compressor.targets.openvino.engine import OpenVinoEngine
 from graph_passes import Plan, load, save
 from graph_passes.passes.insert_gates import FINGERPRINT
 
@@ -54,7 +54,8 @@ def sharing_exports() -> Iterator[None]:
         for module in (export, beyond_served):
             patch.setattr(module, "export_reference", shared_export)
         patch.setattr(engine, "fuse", shared_fusion)
-        patch.setattr(measure, "facts_of", _facts_of)
+        patch.setattr(measure, "facts_of", _measuring_memory_once(measure.facts_of))
+        patch.setattr(EngineTrials, "measure_memory", _measuring_memory_once(EngineTrials.measure_memory))
         patch.setattr(pipeline, "write_output", _drawing_once(pipeline.write_output))
         patch.setattr(rebuild, "replace_engine", _drawing_once(rebuild.replace_engine))
         yield
@@ -64,15 +65,24 @@ _MEMORY: dict[type[Engine], int | None] = {}
 """Runtime -> peak memory of its first engine."""
 
 
-def _facts_of(engine: Engine, graph: Path, **settings: Any) -> EngineFacts:
-    """As `compressor.measure.facts`, with the peak memory of the first engine of the runtime."""
-    kind = type(engine)
-    with pytest.MonkeyPatch.context() as patch:
-        if kind in _MEMORY:
-            patch.setattr(kind, "memory", lambda self, feeds: _MEMORY[kind])
-        measured = facts(engine, graph, **settings)
-    _MEMORY.setdefault(kind, measured.peak_memory_bytes)
-    return measured
+def _measuring_memory_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that measures the memory of engines, which is that of the first engine of their runtime."""
+
+    def first(measure: Callable[..., int | None]) -> Callable[..., int | None]:
+        def memory(self: Engine, feeds: Feeds) -> int | None:
+            if type(self) not in _MEMORY:
+                _MEMORY[type(self)] = measure(self, feeds)
+            return _MEMORY[type(self)]
+
+        return memory
+
+    def call(*arguments: Any, **settings: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in (OrtEngine, OpenVinoEngine):
+                patch.setattr(kind, "memory", first(kind.memory))
+            return function(*arguments, **settings)
+
+    return call
 
 
 _DRAW = {name: getattr(figures, name) for name in ("ratios", "latencies", "curve")}
