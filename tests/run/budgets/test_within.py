@@ -30,6 +30,7 @@ from tests.command import compress
 from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe
 from tests.run.listeners import RecordingListener, interrupt
+from tests.run.runs import learn
 
 pytestmark = pytest.mark.usefixtures("times_by_macs")
 
@@ -79,10 +80,10 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
         write(search, stored)
 
     monkeypatch.setattr(within._Search, "_write", record)
-    recipe = recipe_of(answered, tmp_path / "out")
-    plan, _, listener = finish(recipe)
-    assert NoteCode.BUDGET_MET in listener.codes
-    trained = [listener.codes.count(code) for code in (NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN)]
+    learned = learn(recipe_of(answered, tmp_path / "out"))
+    plan, codes = learned.selected.plan, learned.listener.codes
+    assert NoteCode.BUDGET_MET in codes
+    trained = [codes.count(code) for code in (NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN)]
     assert (sum(trained), plan.method) == (1, "reconstruct")  # notes are those of the delivered attempt
     assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
     for number, attempt in enumerate(attempts):
@@ -93,6 +94,24 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
         assert all(attempt.speedup < speed for speed in failed if speed > max(faster, default=0))
 
 
+@pytest.mark.parametrize(("fields", "stage"), [({}, "training on the outputs"), (UNTRAINED, "certificate")])
+def test_an_interrupted_run_learns_the_same(
+    fields: dict[str, Any], stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(within, "upper_losses", holding(0))
+    expected = learn(recipe_of(answered, tmp_path / "whole", **fields))
+    recipe = recipe_of(answered, tmp_path / "out", **fields)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe, RecordingListener(stage, interrupt))
+    resumed = learn(recipe)
+    assert NoteCode.RESUMED in resumed.codes
+    assert resumed.selected.plan == expected.selected.plan
+    assert all(torch.equal(resumed.weights[name], weight) for name, weight in expected.weights.items())
+    assert resumed.selected.certificate == expected.selected.certificate
+    assert (expected.selected.certificate is None) == (fields is not UNTRAINED)
+
+
+@pytest.mark.zoo
 @pytest.mark.parametrize(
     ("fields", "stages"),
     [
@@ -132,7 +151,10 @@ def test_attempts_that_are_not_trained_begin_with_the_whole_model(
     assert len([stage for stage in listener.stages if stage.startswith("scoring attempt")]) == len(scored)
 
 
-@pytest.mark.parametrize("fields", [{}, {"max_drop": 0.9, "distill": False, "distill_steps": 2000}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, pytest.param({"max_drop": 0.9, "distill": False, "distill_steps": 2000}, marks=pytest.mark.zoo)],
+)
 def test_slower_attempts_that_hold_are_rungs(
     fields: dict[str, Any], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +177,7 @@ def test_slower_attempts_that_hold_are_rungs(
     assert Plan.load(ladder / slower.name / "plan.json").groups == run.report.plan.groups
 
 
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.zoo)])
 def test_rungs_that_cannot_be_built_in_time_are_named(
     fails: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +207,7 @@ def test_rungs_that_cannot_be_built_in_time_are_named(
     assert NoteCode.LADDER_ENDED in listener.codes
 
 
-@pytest.mark.parametrize("distills", [True, False])
+@pytest.mark.parametrize("distills", [True, pytest.param(False, marks=pytest.mark.zoo)])
 def test_where_no_attempt_holds_every_unit_stays(
     distills: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,7 +289,7 @@ def test_minutes_bound_the_training_of_every_attempt(
 
     functions = within.distill.FUNCTIONS
     monkeypatch.setattr(within.distill, "FUNCTIONS", type(functions)(train, check=functions.check))
-    finish(recipe_of(answered, tmp_path / "out", minutes=5))
+    learn(recipe_of(answered, tmp_path / "out", minutes=5))
     assert len(trained) > 1
     assert all(minutes * (5 - number) < 5 for number, minutes in enumerate(trained))
 

@@ -15,6 +15,8 @@ from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans, 
 from tests.unchanged import unchanged
 from tests.zoo import Case, text
 
+QUICK = ("bert", "gpt2", "llama", "shared_llama", "t5", "vit")
+
 
 def halved(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """The weight `[out, in]` of a linear without half of its inputs, and its bias plus one."""
@@ -46,7 +48,13 @@ def check(case: Case, names: tuple[str, ...] = ("logits",)) -> None:
             assert partial.mean(linear, *halved(model.get_submodule(linear))) == pytest.approx(float(rows.mean()))
 
 
-@pytest.mark.parametrize("family", sorted(CASES.keys() - {"clip_text"}))
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo)
+        for name in sorted(CASES.keys() - {"clip_text"})
+    ],
+)
 def test_equal_to_whole_forwards(family: str) -> None:
     check(CASES[family]())
 
