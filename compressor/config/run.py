@@ -18,7 +18,7 @@ from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTI
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.rules import check
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.step_list import option_of
+from compressor.config.step_list import option_of, with_option
 from compressor.config.steps import Step, steps_from
 from compressor.errors import ErrorCode, UsageError
 
@@ -123,6 +123,18 @@ class Recipe(RecipeSections):
             sections.setdefault(SECTION_OF[name], {})[name] = value
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
+
+    def with_option(self, kind: type[Step], name: str, value: Any) -> Recipe:
+        """A copy with another value for an option of its step of a kind, which flags or a list request.
+
+        Args:
+            kind: the kind of the step.
+            name: the option; its flag has the same name.
+            value: the value.
+        """
+        if self.steps is None:
+            return self.updated(**{name: value})
+        return self.model_copy(update={"steps": tuple(with_option(step, kind, name, value) for step in self.steps)})
 
 
 def _names_of(section: Any) -> Collection[str]:

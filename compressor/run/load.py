@@ -148,9 +148,19 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
         )
     sites, groups = _find_units(recipe, steps, folder)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
-    command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
-    missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
-    return LoadedModel(folder, sites, groups, missing)
+    return LoadedModel(folder, sites, groups, None if reason is None else missing_target(recipe, reason))
+
+
+def missing_target(recipe: Recipe, reason: str) -> MissingTarget:
+    """The requested target of a run, which this machine lacks, with the command that builds its engine elsewhere.
+
+    Args:
+        recipe: names the target and the output folder.
+        reason: what the machine lacks.
+    """
+    name = recipe.engine.target
+    command = shlex.join(["compress", "build", str(recipe.output.out), "--target", name])
+    return MissingTarget(target=name, reason=reason, command=command)
 
 
 def _find_units(

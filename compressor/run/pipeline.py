@@ -1,8 +1,8 @@
-"""One run from a model folder to a proven, measured engine: the list of its stages.
+"""One run from a model folder to proven, measured engines: the list of its stages.
 
 load -> sizes -> export, shrink, build (dense) -> steps -> export, shrink, build (compressed) -> evaluate -> measure ->
-report. Each stage is a function from frozen products (`products`) to a frozen product, in a module of its own. This
-module alone knows their order; `walk` carries out the steps.
+report. The steps and the stages after them are repeated for each rung of a ladder. Each stage is a function from frozen
+results to a frozen result, in a module of its own. This module alone knows their order; `walk` carries out the steps.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-
-from accelerate import PartialState
 
 from compressor.config.fields import fields_with, flag_of
 from compressor.config.recipe_fields import FIELDS
@@ -35,7 +34,7 @@ from compressor.run import run_notes
 from compressor.run.budget_rows import delivered_rows
 from compressor.run.compressed_stages import build_compressed, build_rewritten, compress_graph
 from compressor.run.evaluate import evaluate
-from compressor.run.load_context import load_context
+from compressor.run.load_context import load_context, next_rung
 from compressor.run.measure import measure_run
 from compressor.run.plan_source import compared_plan
 from compressor.run.run_context import RunContext, SelectedPlan
@@ -44,7 +43,7 @@ from compressor.run.walk import run_worker, walk
 from compressor.run.write_report import make_report, write_output
 from compressor.training.processes import process_state
 from compressor.units import keep_all
-from compressor.workdir import LADDER, WorkDir, open_workdir
+from compressor.workdir import LADDER, open_workdir
 from graph_passes import GraphPassError, Refusal
 
 
@@ -68,15 +67,49 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         raise UsageError(
             f"{recipe!r}: no recipe; use compress(Recipe(model=...))", code=ErrorCode.INVALID_VALUE, value=recipe
         )
-    state = process_state()
-    if not state.is_main_process:
-        run_worker(recipe, state)
-        sys.exit(0)
-    _refuse_inputs_inside_output(recipe)
-    with open_workdir(recipe.output.out, force=recipe.output.force) as work:
-        report = run_stages(recipe, work, RunLog(listener or NullListener()), state)
-        work.finish()
+    (report,) = run_rungs([recipe], listener or NullListener())
     return report
+
+
+def run_rungs(rungs: Sequence[Recipe], listener: Listener, shared: Path | None = None) -> Iterator[Report]:
+    """Walk the steps of rungs, each of which is delivered to its output folder before the next one begins.
+
+    The rungs share the model, the rows, and the graph and the engine of the whole model. A rung begins with the weights
+    of the model folder; its step `units` goes on from the folder of an earlier rung where it names one. Every process
+    of a distributed run calls this; the worker processes end after the last step.
+
+    Args:
+        rungs: their recipes, which differ in their steps and output folders alone; one for a run without a ladder.
+        listener: receives stages, progress and notes.
+        shared: a folder for the graph of the whole model, which is removed; None: it is that of the only rung.
+
+    Yields:
+        The report of each rung, when its folder is complete.
+
+    Raises:
+        CompressorError: see `compress`; the folders of the rungs before are complete.
+        GraphPassError: see `compress`.
+    """
+    state, (first, *later) = process_state(), rungs
+    if not state.is_main_process:
+        run_worker(rungs, state)
+        sys.exit(0)
+    with ExitStack() as stack:
+        for number, recipe in enumerate(rungs):
+            _refuse_inputs_inside_output(recipe)
+            with open_workdir(recipe.output.out, force=recipe.output.force) as work:
+                if number == 0:
+                    log, kept = RunLog(listener), work
+                    if shared is not None:
+                        kept = stack.enter_context(work.with_scratch(shared))
+                    whole = load_context(first, kept, log, state, later)
+                    graphs = _export_whole(whole)
+                    run, before = replace(whole, work=work), log.later()
+                else:
+                    run = next_rung(whole, recipe, work, before.later())
+                report = run_stages(run, graphs)
+                work.finish()
+            yield report
 
 
 def _refuse_inputs_inside_output(recipe: Recipe) -> None:
@@ -97,23 +130,22 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
             )
 
 
-def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> Report:
-    """Run every stage in order and return the report; the output is in `work.result` afterwards.
-
-    Args:
-        recipe: what to do.
-        work: the folder of the run.
-        log: receives stages and notes.
-        state: the processes of the run.
-    """
-    run = load_context(recipe, work, log, state)
-    recipe = run.recipe
+def _export_whole(run: RunContext) -> Graphs:
+    """Export the whole model, and build the engine that results are compared with."""
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
-    compared = compared_plan(recipe, run.model, run.followed)
+    compared = compared_plan(run.recipe, run.model, run.followed)
     start = reference if compared is None else run.export("dense", compared, template=reference)
     dense = run.build(run.shrink(start), run.built.engine.reference)
-    refused = _rehearse(run, reference)
-    graphs = Graphs(reference, dense, refused)
+    return Graphs(reference, dense, _rehearse(run, reference))
+
+
+def run_stages(run: RunContext, graphs: Graphs) -> Report:
+    """Walk the steps of a run or of a rung and deliver what they come to; the output is in `run.work.result` then.
+
+    Args:
+        run: the run.
+        graphs: the graph and the engine of the whole model.
+    """
     learned = walk(run, graphs)
     began = time.perf_counter()
     report = _deliver(run, learned, graphs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ from accelerate import PartialState
 from compressor.config.run import Recipe
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import NullListener, RunLog
-from compressor.run.load_context import load_context
+from compressor.run.load_context import load_context, next_rung
 from compressor.run.plan_source import whole_plan
 from compressor.run.run_context import RunContext
 from compressor.run.step_stores import open_stores, step_store
@@ -66,6 +67,10 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
     return state
 
 
-def run_worker(recipe: Recipe, state: PartialState) -> None:
+def run_worker(rungs: Sequence[Recipe], state: PartialState) -> None:
     """Take part in a run as a worker process; the main process exports, builds, proves and measures."""
-    walk(load_context(recipe, WorkDir(recipe.output.out.absolute()), RunLog(NullListener()), state))
+    log, (first, *later) = RunLog(NullListener()), rungs
+    whole = load_context(first, WorkDir(first.output.out.absolute()), log, state, later)
+    walk(whole)
+    for recipe in later:
+        walk(next_rung(whole, recipe, WorkDir(recipe.output.out.absolute()), log))

@@ -634,7 +634,7 @@ def _(w: World) -> None:
     w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
 
 
-@advice("run.load load_model text", unfollowed="needs a GPU and TensorRT")
+@advice("run.load missing_target text", unfollowed="needs a GPU and TensorRT")
 def _(w: World) -> None:
     from compressor.cli.console import Console
     from compressor.cli.run import finish
