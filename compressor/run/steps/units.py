@@ -27,6 +27,7 @@ from compressor.run.plan_source import PlanFiles, check_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import BudgetRun, check_reachable, prune_units, share_left, timed_sizes
 from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.stages import stages_of
 from compressor.run.steps.base import (
     DELIVERED,
     LABEL,
@@ -146,7 +147,7 @@ def with_engine(step: Units, state: State, context: StepContext, store: Store) -
     """The engine to remove units for, with what scored it: that of an earlier step, or it is chosen now."""
     if state.engine is not None and state.scorer is not None:
         return state.scorer, state.engine
-    scorer = context.run.scorer(context.graphs.dense)
+    scorer = stages_of(context.run).scorer(context.graphs.dense)
     return scorer, _choose_first(step, context, scorer, store)
 
 

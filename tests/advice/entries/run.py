@@ -565,7 +565,7 @@ def _(w: World) -> None:
     w.right(lambda: note(kernel="kernel.so"))
 
 
-@advice("run.finished_run _check_quantized file-missing", zoo=True)
+@advice("run.rebuild _check_quantized file-missing", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     w.whole()

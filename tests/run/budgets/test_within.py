@@ -21,7 +21,7 @@ from compressor.report import load as load_report
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import DropStatus, NoteCode
 from compressor.run import pipeline
-from compressor.run.finished_run import load_run
+from compressor.run.rebuild import load_run
 from compressor.run.run_context import RunContext
 from compressor.run.steps import within
 from compressor.store import Store
