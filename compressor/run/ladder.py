@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from compressor.run.load import load_folder
 from compressor.run.pipeline import run_rungs
 from compressor.run.write_report import code_of
 from compressor.tasks import make_task
-from compressor.training.processes import process_count, refuse_processes
+from compressor.training.processes import by_main, process_state
 from graph_passes import GraphPassError
 
 _TEACHER_OUTPUTS, _WHOLE = ".teacher-outputs", ".whole"
@@ -42,7 +43,8 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
     """Run the rungs of a ladder and write the page of their frontier after each.
 
     A rung that an earlier command finished is not run again, unless its recipe, its task or a file that it reads has
-    changed. A budget that nothing meets ends the ladder, and the rungs before it stay.
+    changed. A budget that nothing meets ends the ladder, and the rungs before it stay. Under `accelerate launch` every
+    process learns; the worker processes end after that.
 
     Args:
         recipes: one recipe for each rung, from the mildest budget to the strictest, which differ in their steps and
@@ -54,28 +56,40 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
         The rungs with their metrics and speeds, and the fastest of them that is within `max_drop` on evaluation rows.
 
     Raises:
-        UsageError: there are several processes, `out` is the output of a run, or there are no rungs or rungs elsewhere.
+        UsageError: `out` is the output of a run, or there are no rungs or rungs elsewhere.
         InputError: the file of `compare_points` is missing, or has a bad field or a metric above the maximum; nothing
             has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
     """
-    _require_one_process()
-    out = Path(out)
-    _check_folders(recipes, out)
-    listener = listener or NullListener()
-    points = points_of(recipes[0])
-    if recipes[0].output.force and not (out / _FORCED).exists():
-        out.mkdir(parents=True, exist_ok=True)
-        (out / _FORCED).touch()
+    out, listener, state = Path(out), listener or NullListener(), process_state()
+    rungs = [_sharing_outputs(recipe, out) for recipe in recipes]
+    finished: dict[Path, Report] = {}
+    points: list[ComparisonPoint] = []
+
+    def begin() -> list[Path]:
+        """The output folders of the rungs that are finished."""
+        _check_folders(recipes, out)
+        points.extend(points_of(recipes[0]))
+        if recipes[0].output.force and not (out / _FORCED).exists():
+            out.mkdir(parents=True, exist_ok=True)
+            (out / _FORCED).touch()
+        finished.update(_finished(rungs, out, listener))
+        return list(finished)
+
+    kept = by_main(state, begin)
+    running = run_rungs([rung for rung in rungs if rung.output.out not in kept], listener, out / _WHOLE)
+    if not state.is_main_process:
+        list(running)  # ends the process, unless every rung is finished
+        sys.exit(0)
     frontier = Frontier(
         model=recipes[0].source.model.resolve().name,
         max_drop=recipes[0].selection.max_drop,
         rungs=(),
-        points=points,
+        points=tuple(points),
     )
     try:
-        for rung in _climb(recipes, out, listener):
+        for rung in _climb(rungs, finished, running, out, listener):
             frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
             frontier_page.write(frontier, out)
     except (CompressorError, GraphPassError) as error:
@@ -118,16 +132,6 @@ def points_of(recipe: Recipe) -> tuple[ComparisonPoint, ...]:
     return points
 
 
-def _require_one_process() -> None:
-    """Raise UsageError under `accelerate launch`."""
-    if process_count() > 1:
-        text = (
-            "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from the"
-            " folder of the one before"
-        )
-        refuse_processes(UsageError(text, code=ErrorCode.CONTRADICTION))
-
-
 def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
     """Remove the folder of the page, and what `--force` left in it, if no rung is finished."""
     if not any(_is_output(recipe.output.out) for recipe in recipes):
@@ -168,21 +172,22 @@ def _is_output(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (reports.JSON_NAME, _PLAN))
 
 
-def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator[Rung]:
+def _climb(
+    rungs: Sequence[Recipe], finished: Mapping[Path, Report], running: Iterator[Report], out: Path, listener: Listener
+) -> Iterator[Rung]:
     """Run the rungs, or take those that are finished.
 
     Args:
-        recipes: one recipe for each rung.
+        rungs: the recipe of each rung.
+        finished: output folder of each rung that is finished -> its report.
+        running: runs the others, and yields their reports.
         out: the folder of the page.
-        listener: receives stages, progress and notes.
+        listener: receives notes.
 
     Raises:
         CompressorError: a rung fails; a BudgetError if its budget cannot be met.
         GraphPassError: see `compress`.
     """
-    rungs = [_sharing_outputs(recipe, out) for recipe in recipes]
-    finished = _finished(rungs, out, listener)
-    running = run_rungs([rung for rung in rungs if rung.output.out not in finished], listener, out / _WHOLE)
     for number, rung in enumerate(rungs, 1):
         name = _rung_name(rung, out)
         try:

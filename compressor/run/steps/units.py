@@ -44,6 +44,7 @@ from compressor.selection.pool import heads_to_keep
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_rows
+from compressor.training.processes import by_main
 from graph_passes import GraphPassError, Plan
 
 _FEWEST_ROWS = 4
@@ -155,8 +156,7 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
     """The units that a gate keeps; the main process writes the pool of those that compete."""
     run, folder = context.run, context.run.model.folder
     budgets = None if context.whole is None else budget_run(step, context, store)
-    tables = [] if budgets is None else make_pool(budgets)
-    run.state.wait_for_everyone()
+    tables = by_main(run.state, lambda: [] if budgets is None else make_pool(budgets))
 
     def learn(work: Path) -> SelectedPlan:
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:

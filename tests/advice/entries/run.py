@@ -100,17 +100,6 @@ def _(w: World) -> None:
     w.right("encoder", "--match-dense", "--macs", "70%", "-o", "out", "--data", "pairs.tsv")
 
 
-@advice("run.ladder _require_one_process text")
-def _(w: World) -> None:
-    from compressor.run import ladder
-
-    w.patch.setattr(ladder, "process_count", lambda: 2)
-    w.patch.setattr(ladder, "refuse_processes", _raise)
-    w.fails(*w.run("--macs", "80%,60%"))
-    w.right(*w.run("--macs", "80%"))
-    w.right(*w.run("--macs", "60%", "--start-from", w.pruned()))
-
-
 def _raise(error: Exception) -> None:
     raise error
 
