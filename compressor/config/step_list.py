@@ -22,7 +22,6 @@ _LEARNING = ("batch_size", "seed")
 _TRAINING = (*_LEARNING, "options", "epochs", "learning_rate")
 _BUDGET = tuple(name for name in BudgetConfig.model_fields if name not in ("match_dense", "compare_points"))
 
-
 OPTIONS_OF_STEPS = frozenset(
     name
     for section in (SelectionConfig, BudgetConfig, BlocksConfig, DistillationConfig)

@@ -23,6 +23,9 @@ from compressor.selection.allocation import Curve
 from compressor.selection.pruners.base import Pruner
 from compressor.units import PrunableGroup
 
+RANKING_STAGES = ("gathering statistics of the rows", "measuring what each group contributes")
+"""Stages whose results are kept for further plans of a model with the same weights."""
+
 
 @dataclass(frozen=True)
 class PlanCosts:
@@ -95,9 +98,10 @@ def prune(pruner: Pruner[Any], costs: PlanCosts, budgets: Budgets, log: RunLog) 
     """
 
     def losses() -> dict[str, Curve]:
-        with log.stage("gathering statistics of the rows") as on_progress:
+        ranking, measuring = RANKING_STAGES
+        with log.stage(ranking) as on_progress:
             pruner.rank(on_progress)
-        with log.stage("measuring what each group contributes") as on_progress:
+        with log.stage(measuring) as on_progress:
             return pruner.losses(on_progress)
 
     groups = pruner.inputs.groups

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Distill, Units, Within
-from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note
 from tests import folders
 from tests.advice.world import SHORT, World, advice
@@ -750,23 +748,3 @@ def _(w: World) -> None:
     search = _attempts(w, score=ResampledScore(0.9, np.array([0.9, 0.7]), 0.1))
     w.notes(search._note, within._stored(search.store), [])
     w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
-
-
-@advice("run.steps.within _Search.allot out-of-range")
-def _(w: World) -> None:
-    w.fails(_attempts(w).allot, 0, 1.0)
-    w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))
-
-
-@advice("run.steps.within _train text")
-def _(w: World) -> None:
-    from compressor.run.steps import within
-
-    def fail(*arguments: Any) -> None:
-        raise UsageError("one step takes longer", code=ErrorCode.OUT_OF_RANGE, field="minutes", value=0.1)
-
-    search = _attempts(w)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(within.distill, "FUNCTIONS", SimpleNamespace(run=fail))
-        w.fails(within._train, search.step, 0, search.base, search.context, search.store)
-    w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))
