@@ -128,7 +128,7 @@ def test_pruning_imports_no_pytorch() -> None:
 
 def test_units_of_a_graph_are_removed_without_pytorch(tmp_path: Path) -> None:
     graph, rows = classifier(tmp_path / "model.onnx"), npz(tmp_path / "rows.npz", **arrays(48))
-    command = [sys.executable, "-m", "tests.graph.light_pruning", graph, rows]
+    command = [sys.executable, "-m", "tests.graph.light_pruning", str(graph), str(rows)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(0.5)

@@ -264,7 +264,7 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     """Run the proofs of an engine in 8 bits or bfloat16, which this machine may compute in fp32."""
     # Imported here: checks that prove nothing, and the processes of scenarios, do not wait for them.
     from compressor.engines.build import prove_build, require_precision
-    from compressor.run.finished_run import load_run
+    from compressor.run.rebuild import load_run
 
     path = Path(engine.name)
     run = load_run(path.parent, {})

@@ -22,6 +22,9 @@ from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve
 from compressor.units import PrunableGroup
 
+RANKING_STAGES = ("gathering statistics of the rows", "measuring what each group contributes")
+"""Stages whose results are kept for further plans of a model with the same weights."""
+
 
 class Method(Protocol):
     """What a method does with its model, its rows and the groups whose units it may remove, in order."""
@@ -116,9 +119,10 @@ def prune(method: Method, groups: Sequence[PrunableGroup], costs: PlanCosts, bud
     """
 
     def losses() -> dict[str, Curve]:
-        with log.stage("gathering statistics of the rows") as on_progress:
+        ranking, measuring = RANKING_STAGES
+        with log.stage(ranking) as on_progress:
             method.rank(on_progress)
-        with log.stage("measuring what each group contributes") as on_progress:
+        with log.stage(measuring) as on_progress:
             return method.losses(on_progress)
 
     constraints = budgets.constraints([*costs.counted, *(costs.deciding or costs.timed)])

@@ -23,7 +23,7 @@ from compressor.results import (
     TaskCode,
 )
 from compressor.run.measure import Measurements
-from compressor.run.report_fields import Conclusions, EvaluationResult, drop_status, measured_fields
+from compressor.run.report_fields import EvaluationResult, drop_status, measured_fields
 from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
@@ -55,7 +55,8 @@ def make_report(
     compressed, engine = chosen.variant, chosen.choice.config
     plan = compressed.graph.plan
     plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(evaluated.scores)}})
-    conclusions = Conclusions(
+    measured_here = measured_fields(
+        *(plan, compressed, evaluated, measured),
         proofs=(*dense.proofs, *compressed.proofs),
         drop_status=drop_status(recipe.selection.max_drop, evaluated.scores),
         refused=_refusals(refused, plan),
@@ -66,7 +67,7 @@ def make_report(
     )
     own_task = model.folder.own_task
     return Report(
-        **measured_fields(plan, compressed, evaluated, measured, conclusions),
+        **measured_here,
         model=recipe.source.model.resolve().name,
         family=model.folder.family,
         task=model.folder.task if own_task is None else own_task.task_class.name,

@@ -21,8 +21,8 @@ from compressor.models.tiny_model import tiny_model
 from compressor.results import NoteCode, ProofStage, Report
 from compressor.run import beyond_served
 from compressor.run.beyond_served import prove_beyond
-from compressor.run.finished_run import load_run
 from compressor.run.proof_lengths import both_sides, switch_lengths
+from compressor.run.rebuild import load_run
 from compressor.run.row_cases import row_cases
 from compressor.tasks import open_data
 from compressor.units import find_sites, keep_all

@@ -19,8 +19,7 @@ from compressor.engines.prove import prove_engine
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import FLOAT_STAGES, BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage, Report
-from compressor.run.finished_run import load_run, quantized_source
-from compressor.run.rebuild import rebuild, replace_engine
+from compressor.run.rebuild import load_run, quantized_source, rebuild, replace_engine
 from compressor.serving import ServeRequest, export
 from compressor.targets import Precision, target
 from compressor.targets.example_rows import EXAMPLE_ROWS

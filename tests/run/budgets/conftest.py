@@ -46,6 +46,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         inputs: Mapping[Size, Feeds],
         partial: Any,
         on_progress: Any,
+        seconds: float,
     ) -> list[CostTable]:
         _, *counted = count_costs(engines.float_graph, engines.reference.plan, groups, list(inputs), on_progress)
         return [

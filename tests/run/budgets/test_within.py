@@ -14,20 +14,19 @@ import torch
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
 from compressor.pruning.bisect import ResampledScore
 from compressor.report import load as load_report
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import DropStatus, NoteCode
 from compressor.run import pipeline
-from compressor.run.finished_run import load_run
+from compressor.run.rebuild import load_run
 from compressor.run.run_context import RunContext
 from compressor.run.steps import within
 from compressor.store import Store
 from graph_passes import Plan
 from tests.command import compress
-from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learn
@@ -271,9 +270,17 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
     assert search._holding(attempts) == expected
 
 
-def test_too_few_minutes_are_refused(answered: Path, tmp_path: Path) -> None:
-    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="minutes"):
-        compressor.compress(recipe_of(answered, tmp_path / "out", minutes=1e-3))
+@pytest.mark.parametrize("stage", ["", "refitting", "scoring attempt 1", "compressed: exporting"])
+def test_units_are_removed_without_training_where_none_fits(
+    stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(within, "upper_losses", holding(0))
+    plan, _, listener = finish(recipe_of(answered, tmp_path / "out", minutes=1e-3), stage)
+    assert not any("training on the outputs" in each for each in listener.stages)
+    assert not {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & set(listener.codes)
+    codes = [note.code for note in load_report(tmp_path / "out").notes]
+    assert (codes.count(NoteCode.BUDGET_MET), codes.count(NoteCode.TIME_LIMITED)) == (1, 2)
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
 
 
 def test_minutes_bound_the_training_of_every_attempt(

@@ -19,7 +19,7 @@ from compressor.selection.pruners.network import Network
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.selection.pruners.session_network import SessionNetwork
 from tests.graph.files import classifier, halve
-from tests.graph.test_network import legacy, network
+from tests.graph.test_network import legacy, load_network
 from tests.selection.pruners.pruning import pruning_inputs, random_counts
 from tests.zoo import VOCABULARY, text
 
@@ -33,7 +33,7 @@ FAMILIES = [
 
 def graph_inputs(path: Path, store: Path, length: int = 6) -> PruningInputs:
     """The network of a graph with rows of text."""
-    graph, batches = network(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
+    graph, batches = load_network(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
     for batch in batches:
         batch["input_ids"] %= min(spec.ids or VOCABULARY for spec in graph.input_specs.values())
     return pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
