@@ -31,10 +31,10 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.progress import RunLog
-from compressor.pruning.bisect import estimate_losses
-from compressor.pruning.score import ResampledScore, TorchScorer
+from compressor.pruning.bisect import ResampledScore, estimate_losses
 from compressor.run.load import load_model, read_rows
 from compressor.run.run_context import LoadedModel
+from compressor.run.torch_scorer import TorchScorer
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows

@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.network import GraphNetwork
-from compressor.graph.write import write_gated
+from compressor.graph.signature import file_model
 from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length, with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
@@ -63,7 +62,7 @@ def export_reference(
     of dynamic length, if `memory_0`, ... are among the inputs. Weights are in `<path>.data`.
 
     Args:
-        model: a transformers model, whose state is restored; or a `GraphNetwork`, whose file gets gates as it is.
+        model: a transformers model, whose state is restored; or that of an ONNX file, which gets gates as it is.
         plan: one entry for each site of the model.
         inputs: keyword arguments of its forward, tensors only, e.g. `input_ids` `[batch, position]` with at least two
             positions; their names become the inputs of the graph.
@@ -86,10 +85,10 @@ def export_reference(
     if unknown := sorted(set(fixed) - inputs.keys()):
         text = f"fixed: {listed(unknown)}: no such input; use names of the inputs, which are {listed(inputs)}"
         raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="fixed", value=unknown)
-    bare = unwrap(model)
-    if isinstance(bare, GraphNetwork):
-        write_gated(bare, plan, Path(path), example)
+    if (file := file_model(model)) is not None:
+        file.write_gated(plan, Path(path), example)
         return
+    bare = unwrap(model)
     with deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)
         sample = _dynamic_sample(inputs)
@@ -133,7 +132,7 @@ def rewrite_reference(
     Raises:
         OSError: the disk is full or the folder cannot be written; no file remains.
     """
-    if plan.masks or isinstance(unwrap(model), GraphNetwork):  # a graph is written as fast as it is rewritten
+    if plan.masks or file_model(model) is not None:  # a graph is written as fast as it is rewritten
         return False
     program = load(source)
     gates = find_gates(program.graph)

@@ -84,6 +84,12 @@ class RunLog:
         log.seconds = {}
         return log
 
+    def later(self) -> RunLog:
+        """A log that begins with the notes so far, and whose times are its own."""
+        log = copy.copy(self)
+        log.notes, log.seconds, log.start = [*self.notes], {}, time.perf_counter()
+        return log
+
 
 class _Stages:
     """Passes stages on to another listener, and drops notes."""

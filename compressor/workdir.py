@@ -70,6 +70,18 @@ class WorkDir:
             folder.mkdir(parents=True)
         return rung
 
+    @contextlib.contextmanager
+    def with_scratch(self, folder: Path) -> Iterator[WorkDir]:
+        """The folders of the run with another one for graphs that are not kept, which later runs may read too."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        work = copy.copy(self)
+        work.scratch = folder
+        try:
+            yield work
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def reserve(self, needed: int) -> None:
         """Raise InputError unless `needed` bytes are free where the run works."""
         free = shutil.disk_usage(self.path).free

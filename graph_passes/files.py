@@ -90,12 +90,13 @@ def _unreadable(path: Path, fault: str, **details: str | None) -> GraphError:
 def _check_names(graph: onnx.GraphProto, path: Path) -> None:
     """Check that every tensor that a node reads is an input, an initializer or the output of a node before it.
 
-    No two inputs have one name.
+    No two inputs have one name, and no two outputs.
     """
-    names = [value.name for value in graph.input]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise _unreadable(path, f"two inputs are named {repeated}", tensor=repeated)
+    for kind, values in (("inputs", graph.input), ("outputs", graph.output)):
+        names = [value.name for value in values]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise _unreadable(path, f"two {kind} are named {repeated}", tensor=repeated)
     defined = {value.name for value in (*graph.input, *graph.initializer)}
     defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:

@@ -12,8 +12,9 @@ import torch
 torch.set_num_threads(1)
 
 LONGEST = (
-    *("tests/run/", "tests/law/", "tests/selection/", "tests/training/", "tests/benchmarks/studies/", "tests/tasks/"),
-    "tests/test_export.py",
+    *("tests/run/", "tests/law/", "tests/engines/", "tests/block_masks/", "tests/benchmarks/studies/", "tests/advice/"),
+    *("tests/selection/", "tests/training/", "tests/tasks/", "tests/graph/", "tests/docs/", "tests/test_export.py"),
+    *("tests/serving/test_triton.py", "tests/cli/test_costs.py", "tests/test_without_torch.py"),
 )
 """Where the tests are that take longest."""
 
@@ -49,6 +50,17 @@ def _few_rounds() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", (3, timing.ROUNDS[1]))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _random_fingerprints() -> Iterator[None]:
+    """Data sets are not identified by hashes of their rows, which take as long as most of what tests do with them."""
+    from datasets import arrow_dataset
+    from datasets.fingerprint import generate_random_fingerprint
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_dataset, "generate_fingerprint", lambda dataset: generate_random_fingerprint())
         yield
 
 

@@ -20,6 +20,7 @@ from compressor import report as reports
 from compressor.environment import PYTORCH_PACKAGES
 from compressor.errors import TargetMissingError
 from compressor.results import NoteCode
+from tests.graph.files import arrays, classifier, npz
 from tests.latency.http_server import serving_http
 from tests.light_environment import ROOT, extra, hidden_packages
 from tests.run.runs import learning_recipe
@@ -114,6 +115,24 @@ def test_a_build_notes_that_it_measures_no_metric_again(light: Light) -> None:
     assert not report.scores
     assert report.speeds
     assert all(proof.holds for proof in report.proofs)
+
+
+def test_pruning_imports_no_pytorch() -> None:
+    lines = (
+        "from importlib import import_module; from pkgutil import iter_modules; import compressor.pruning as pruning",
+        "from tests.light_environment import hide; hide({'torch', 'transformers', 'datasets', 'accelerate'})",
+        "[import_module(f'compressor.pruning.{module.name}') for module in iter_modules(pruning.__path__)]",
+    )
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_units_of_a_graph_are_removed_without_pytorch(tmp_path: Path) -> None:
+    graph, rows = classifier(tmp_path / "model.onnx"), npz(tmp_path / "rows.npz", **arrays(48))
+    command = [sys.executable, "-m", "tests.graph.light_pruning", str(graph), str(rows)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(0.5)
 
 
 def test_the_packages_of_pytorch_are_those_of_the_extra() -> None:

@@ -108,9 +108,11 @@ def _bench_folder(
 
 
 def _lengths(report: Report | None) -> tuple[int, ...]:
-    """The lengths that a run timed, in tokens; else 128."""
-    timed = () if report is None else (*report.speeds, *report.throughputs)
-    return tuple(dict.fromkeys(row.seq for row in timed if row.seq is not None)) or (_LENGTH,)
+    """The lengths in tokens at which engines of a run were compared, else those of its last build; else 128."""
+    if report is None:
+        return (_LENGTH,)
+    compared = dict.fromkeys(row.seq for row in (*report.speeds, *report.throughputs) if row.seq is not None)
+    return tuple(compared) or tuple(report.recipe.get("seq") or (_LENGTH,))
 
 
 def _bench_graphs(

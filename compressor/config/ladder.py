@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compressor.config.fields import as_list, flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.recipe_file import recipe_of, stored_recipe
 from compressor.config.run import BUDGETS, Recipe
+from compressor.config.step_list import rungs_of, steps_of
+from compressor.config.steps import Step, Units, steps_from
 from compressor.errors import ErrorCode, UsageError
 
 
@@ -18,8 +21,9 @@ def recipes_of(
 ) -> tuple[Recipe, ...]:
     """The recipe of a command, or the rungs of a ladder where a budget has several values: `--speedup 2,4,8`.
 
-    Rungs are ordered from the mildest budget to the strictest. Each writes a folder of its own inside the output
-    folder, and starts from the units and weights of the rung before.
+    A list of steps with several budgets is the same ladder: `units`, `distill`, `units`, `distill`. Rungs are ordered
+    from the mildest budget to the strictest. Each writes a folder of its own inside the output folder, and starts from
+    the units and weights of the rung before.
 
     Args:
         model: the model folder; None where the file names it.
@@ -28,12 +32,22 @@ def recipes_of(
         options: see `recipe_of`.
 
     Raises:
-        UsageError: see `recipe_of`; two budgets have several values each, a value is given twice, or `compare_points`
-            is set and no budget has several values.
+        UsageError: see `recipe_of`; two budgets have several values each, a value is given twice, the budgets of a list
+            of steps are not in order, or `compare_points` is set and no budget has several values.
     """
     stored = stored_recipe(model, file)
     fields = {**stored.fields, **flags}
     several = {name: as_list(fields[name]) for name in BUDGETS if len(as_list(fields.get(name))) > 1}
+    parts = rungs_of(steps_from(fields["steps"])) if fields.get("steps") is not None else ()
+    if "steps" in fields and several:
+        raise UsageError(
+            f"{flag_of(next(iter(several)))}: the steps are written out; write the budgets of a ladder into their list,"
+            " omit the list, or give one value",
+            code=ErrorCode.CONTRADICTION,
+            field=next(iter(several)),
+        )
+    if len(parts) > 1:
+        several = _budgets_of(parts)
     if not several:
         recipe = recipe_of(model, file, flags, options=options)
         if recipe.budget.compare_points is not None:
@@ -43,13 +57,6 @@ def recipes_of(
                 field="compare_points",
             )
         return (recipe,)
-    if "steps" in fields:
-        raise UsageError(
-            f"{flag_of(next(iter(several)))}: a ladder has its steps from flags; omit the list of steps, or give one"
-            " value",
-            code=ErrorCode.CONTRADICTION,
-            field=next(iter(several)),
-        )
     if len(several) > 1:
         raise UsageError(
             f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value",
@@ -57,14 +64,20 @@ def recipes_of(
             fields=tuple(several),
         )
     ((name, values),) = several.items()
-    recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
+    if "steps" not in fields:
+        recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
+    elif "steps" in flags:
+        recipes = [recipe_of(model, file, {**flags, "steps": part}, options=options) for part in parts]
+    else:
+        files = (replace(stored, fields={**stored.fields, "steps": part}) for part in parts)
+        recipes = [file.with_flags(model, flags, options) for file in files]
     if (followed := recipes[0].plan_file) is not None:
         raise UsageError(
             f"{flag_of(name)}: a ladder begins with the whole model, not with the plan {followed}; give one value",
             code=ErrorCode.CONTRADICTION,
             fields=(name, "plan"),
         )
-    rungs = [recipe.updated(out=recipe.output.out / rung_name(name, recipe.value(name))) for recipe in recipes]
+    rungs = [recipe.updated(out=recipe.output.out / rung_name(name, _budget(recipe, name))) for recipe in recipes]
     if len({recipe.output.out for recipe in rungs}) < len(rungs):
         raise UsageError(
             f"{flag_of(name)}: a value is given twice; give each once",
@@ -74,11 +87,41 @@ def recipes_of(
     if (minutes := rungs[0].distillation.minutes) is not None:
         # A rung that makes all of its steps leaves minutes, but so does every later rung, whose model is smaller.
         rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
-    rungs.sort(key=lambda recipe: _mildness(recipe, name), reverse=True)
-    if rungs[0].selection.method not in BUDGET_METHODS:  # another method selects heads of the whole model
-        return tuple(rungs)
-    chained = [recipe.updated(start_from=before.output.out) for before, recipe in itertools.pairwise(rungs)]
-    return (rungs[0], *chained)
+    ordered = sorted(rungs, key=lambda recipe: _mildness(recipe, name), reverse=True)
+    if "steps" in fields and ordered != rungs:
+        values_in_order = ", ".join(str(_budget(rung, name)) for rung in rungs)
+        raise UsageError(
+            f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest",
+            code=ErrorCode.CONTRADICTION,
+            field="steps",
+        )
+    if not _removes_units_first(rungs[0]):  # heads, or units that a gate learns, are selected of the whole model
+        return tuple(ordered)
+    chained = (rung.with_option(Units, "start_from", before.output.out) for before, rung in itertools.pairwise(ordered))
+    return (ordered[0], *chained)
+
+
+def _removes_units_first(recipe: Recipe) -> bool:
+    """Whether the first step of a recipe removes units without training, so that it can go on from another run."""
+    first = steps_of(recipe)[0]
+    is_alone = recipe.steps is not None or recipe.selection.method in BUDGET_METHODS
+    return is_alone and isinstance(first, Units) and not first.learns
+
+
+def _budgets_of(parts: Sequence[Sequence[Step]]) -> dict[str, list[Any]]:
+    """The budgets of the rungs of a list of steps that have several values -> these."""
+    units = [step for part in parts for step in part if isinstance(step, Units)]
+    values = {name: [getattr(step, name) for step in units] for name in BUDGETS}
+    return {name: several for name, several in values.items() if len(set(several)) > 1}
+
+
+def _budget(recipe: Recipe, name: str) -> Any:
+    """The value of a budget of a rung, whether flags or a list of steps set it."""
+    return getattr(_units_of(recipe), name)
+
+
+def _units_of(recipe: Recipe) -> Units:
+    return next(step for step in steps_of(recipe) if isinstance(step, Units))
 
 
 def rung_name(name: str, value: float | str) -> str:
@@ -95,6 +138,7 @@ def rung_name(name: str, value: float | str) -> str:
 
 def _mildness(recipe: Recipe, name: str) -> float:
     """A number that is larger the more a budget allows."""
+    units = _units_of(recipe)
     if name == "latency":
-        return recipe.budget.milliseconds or 0.0
-    return -recipe.value(name) if name == "speedup" else recipe.value(name)
+        return units.milliseconds or 0.0
+    return -(units.speedup or 0.0) if name == "speedup" else float(getattr(units, name))

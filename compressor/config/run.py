@@ -18,7 +18,7 @@ from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTI
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.rules import check
 from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.step_list import option_of
+from compressor.config.step_list import option_of, with_option
 from compressor.config.steps import Step, steps_from
 from compressor.errors import ErrorCode, UsageError
 
@@ -27,6 +27,9 @@ __all__ = ["BUDGETS", "BUILD_FIELDS", "FIELDS", "SECTIONS", "SECTION_OF", "Recip
 PLAIN_MAX_DROP, PLAIN_MINUTES = 0.01, 20.0
 """Loss of the metric, and minutes of the run, of a recipe that has rows and says nothing else. When the rows are read,
 the loss becomes a point of the metric of their task (`compressor.run.load.with_point`)."""
+
+_LEAST_SETTINGS: dict[str, Any] = {"prune_rows": 256, "calibration_rows": 100, "seconds": 1.0}
+"""Settings of a plain run that are smaller in fewer minutes than those -> their least values."""
 
 
 class Recipe(RecipeSections):
@@ -124,6 +127,18 @@ class Recipe(RecipeSections):
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
 
+    def with_option(self, kind: type[Step], name: str, value: Any) -> Recipe:
+        """A copy with another value for an option of its step of a kind, which flags or a list request.
+
+        Args:
+            kind: the kind of the step.
+            name: the option; its flag has the same name.
+            value: the value.
+        """
+        if self.steps is None:
+            return self.updated(**{name: value})
+        return self.model_copy(update={"steps": tuple(with_option(step, kind, name, value) for step in self.steps)})
+
 
 def _names_of(section: Any) -> Collection[str]:
     """The names of the fields that a section sets, which may be missing."""
@@ -149,14 +164,25 @@ def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     implied: dict[str, Any] = {}
     if _says_nothing(fields):
-        engine = {name: AUTO for name in ("target", "precision") if name not in fields}
-        implied = {"max_drop": PLAIN_MAX_DROP, "distill": True, "minutes": fields.get("minutes", PLAIN_MINUTES)}
-        implied |= engine
+        minutes = fields.get("minutes", PLAIN_MINUTES)
+        implied = {"max_drop": PLAIN_MAX_DROP, "distill": True, "minutes": minutes}
+        settings = {"target": AUTO, "precision": AUTO, **_settings_within(minutes)}
+        implied |= {name: value for name, value in settings.items() if name not in fields}
     is_set = {name for name, value in {**fields, **implied}.items() if value is not None}
     bounded = "max_drop" in is_set and "plan" not in is_set and not fields.keys() & BlocksConfig.model_fields.keys()
     if not is_set & {"method", "keep"} and (bounded or is_set & set(BUDGETS)):
         implied["method"] = DEFAULT_BUDGET_METHOD
     return implied
+
+
+def _settings_within(minutes: Any) -> dict[str, Any]:
+    """The settings of a plain run of few minutes: what takes time in proportion to them, down to a least value."""
+    try:
+        share = float(minutes) / PLAIN_MINUTES
+    except (TypeError, ValueError):  # which is refused later
+        return {}
+    scaled = {name: max(least, type(least)(share * FIELDS[name].default)) for name, least in _LEAST_SETTINGS.items()}
+    return scaled if 0 < share < 1 else {}
 
 
 _NO_REQUEST = {"seed", "batch_size", "match_dense", "minutes"}

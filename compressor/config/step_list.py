@@ -12,15 +12,15 @@ from typing import Any
 
 from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD
+from compressor.config.recipe_fields import BUDGETS
 from compressor.config.recipe_sections import RecipeSections
 from compressor.config.sections import BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.steps import Blocks, Distill, Follow, Heads, Step, Units, Within, parts_of, step_of
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within, parts_of, step_of
 from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
 _TRAINING = (*_LEARNING, "options", "epochs", "learning_rate")
 _BUDGET = tuple(name for name in BudgetConfig.model_fields if name not in ("match_dense", "compare_points"))
-
 
 OPTIONS_OF_STEPS = frozenset(
     name
@@ -39,6 +39,25 @@ def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     distilled.
     """
     return tuple(_completed(recipe, requested_steps(recipe)))
+
+
+def rungs_of(steps: Sequence[Step]) -> tuple[tuple[Step, ...], ...]:
+    """The parts of a list after each of which a ladder delivers: each is in order, and the next begins with it again.
+
+    A list whose parts do not all have steps of the same kinds, with the same budgets, is no ladder, but one part.
+    """
+    order, parts = list(STEPS), list[list[Step]]()
+    for step in steps:
+        if not parts or order.index(step.name) <= order.index(parts[-1][-1].name):
+            parts.append([])
+        parts[-1].append(step)
+    kinds = {tuple((step.name, _budgets_of(step)) for step in part) for part in parts}
+    is_ladder = len(kinds) == 1 and any(budgets for _, budgets in kinds.pop())
+    return tuple(map(tuple, parts)) if is_ladder else (tuple(steps),)
+
+
+def _budgets_of(step: Step) -> tuple[str, ...]:
+    return tuple(name for name in BUDGETS if getattr(step, name, None) is not None)
 
 
 def requested_kinds(recipe: RecipeSections) -> tuple[type[Step], ...]:
@@ -257,6 +276,12 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
 def _with_parts(step: Step) -> tuple[Step, ...]:
     """A step, and those that it carries out."""
     return (step,) if step.parts == (step,) else (step, *step.parts)
+
+
+def with_option(step: Step, kind: type[Step], option: str, value: Any) -> Step:
+    """A step with another value for an option of the part of it that is of a kind; as it is if it has no such part."""
+    part = next((part for part in step.parts if isinstance(part, kind)), None)
+    return step if part is None else _with_option(step, part, option, value)
 
 
 def _with_option(step: Step, part: Step, option: str, value: Any) -> Step:

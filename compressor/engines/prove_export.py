@@ -19,8 +19,7 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require, unoptimized
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.network import GraphNetwork
-from compressor.graph.write import reference_run
+from compressor.graph.signature import FileModel, file_model
 from compressor.model_folder import copy_of
 from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys
 from compressor.models.text_config import text_config
@@ -73,9 +72,9 @@ def prove_export(
             ) from error
 
     expected: list[Outputs] = []
-    if isinstance(model, GraphNetwork):  # the reference is the file, not the network that interprets it
-        expected = _outputs_of_file(model, plan, cases)
-        tolerance = TOLERANCE[model.precision]
+    if (file := file_model(model)) is not None:  # the reference is the file, not the network that interprets it
+        expected = _outputs_of_file(file, plan, cases)
+        tolerance = TOLERANCE[file.precision]
         return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, tolerance)
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
@@ -93,13 +92,13 @@ def prove_export(
     return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
 
 
-def _outputs_of_file(model: GraphNetwork, plan: Plan, cases: Sequence[Case]) -> list[Outputs]:
-    """Outputs of the file of a network under a plan.
+def _outputs_of_file(model: FileModel, plan: Plan, cases: Sequence[Case]) -> list[Outputs]:
+    """Outputs of the file of a model under a plan.
 
     Raises:
         InputError: the graph does not run on a case.
     """
-    run, expected = reference_run(model, plan), list[Outputs]()
+    run, expected = model.reference_run(plan), list[Outputs]()
     for case in cases:
         try:
             expected.append(run(case.feeds))

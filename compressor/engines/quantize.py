@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from compressor.config.sections import EngineConfig
-from compressor.engines.build import ShrunkGraph
 from compressor.environment import int8_instructions
-from compressor.progress import ProgressCallback, RunLog
+from compressor.progress import ProgressCallback
 from compressor.quantization import (
     QuantizedGraph,
-    output_distance,
     quantize_graph,
     quantize_symmetric,
     quantize_without_ruined,
 )
-from compressor.results import Note, NoteCode
-from compressor.targets import Feeds, target
-from compressor.tasks import Data
-from compressor.tasks.calibration import calibration_rows
+from compressor.targets import Feeds
 from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH
-
-_COMPARED_ROWS = 32
-"""Calibration rows on which a quantized graph is compared with its float graph."""
 
 
 def quantize_as(
@@ -77,28 +68,3 @@ def remove_graph(path: Path) -> None:
     """Remove a graph that was not written whole, with its weights."""
     for file in (path, path.with_name(f"{path.name}.data")):
         file.unlink(missing_ok=True)
-
-
-def quantize_for_target(graph: ShrunkGraph, engine: EngineConfig, data: Data | None, seed: int, log: RunLog) -> None:
-    """Write the quantized graph that another machine builds the engine from, since only this one has the rows.
-
-    Args:
-        graph: the graph of the compressed variant.
-        engine: target and precision, and the number of calibration rows.
-        data: the rows; None: nothing is written.
-        seed: seed of the draw of calibration rows.
-        log: receives the stage, and a note with the difference to the float graph.
-    """
-    file = target(engine.target).quantized_graph(engine.definite_precision)
-    if file is None or data is None:
-        return
-    rows = calibration_rows(data, engine.calibration_rows, seed)
-    with log.stage("compressed: quantizing the graph") as on_progress:
-        quantized = quantize_as(file, graph.path, rows, on_progress)
-        distance = output_distance(quantized.path, graph.path, rows[:_COMPARED_ROWS])
-    text = (
-        f"{file} is the graph that compress build makes the engine of {engine.target} in {engine.precision} from; its"
-        f" metric was not measured; the mean square of the difference to the outputs in fp32 is {distance:.2g} of"
-        " theirs"
-    )
-    log.add_notes([Note(code=NoteCode.QUANTIZED_FOR_TARGET, text=text)])

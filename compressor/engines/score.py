@@ -15,13 +15,14 @@ from torch import Tensor
 from compressor.engines.build import Variant
 from compressor.errors import DivergedError, ErrorCode
 from compressor.measure import paired_interval
+from compressor.measure.bootstrap import uninformed_text
 from compressor.progress import ProgressCallback, RunLog
 from compressor.results import Note, NoteCode, Score, is_within, loss_of
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
 from compressor.tasks.data import PURPOSES
-from compressor.tasks.scoring import batches, sample_of, uninformed_text
+from compressor.tasks.scoring import batches, sample_of
 from compressor.tasks.segment_streams import read
 
 _COMPARED_ROWS = 2_000

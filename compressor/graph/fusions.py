@@ -1,8 +1,8 @@
 """GELU and normalization as the one operator that PyTorch has, where an exporter wrote several.
 
 Exporters and optimizers write them in many forms: factors before or after, `Div` or `Mul` by a reciprocal, with casts.
-A stretch of a graph is therefore not compared with patterns: it is run on samples, and replaced by an operator that
-computes the same. Exporters' forms of attention stay, as no rewriting of them holds for every mask.
+A subgraph is therefore not compared with patterns: it is run on samples, and replaced by an operator that computes the
+same. Exporters' forms of attention stay, as no rewriting of them holds for every mask.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _ACTIVATIONS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
 """An operator within an activation, and those that the whole may be."""
 _PARTS = {"Add", "Cast", "Div", "Erf", "Identity", "Mul", "Neg", "Pow", "Reciprocal", "ReduceMean", "Sigmoid", "Sqrt"}
 _PARTS |= {"Sub", "Tanh"}
+"""Operators of decomposed activations and normalizations."""
 _LONGEST = 16
-"""Most operators of a stretch."""
+"""Most operators of a subgraph that is replaced."""
 _WIDTH = 16
 _HALF_TOLERANCE, _TOLERANCE = 2e-3, 2e-5
 """Largest difference where constants are rounded to 16 bits, and elsewhere."""
@@ -92,14 +93,14 @@ def _after(value: ir.Value | None) -> Iterator[ir.Value]:
 
 
 def _before(value: ir.Value | None) -> list[ir.Value]:
-    """The tensors that one is computed from by parts of stretches, the nearest first, itself included."""
-    found = [value] if value is not None else []
-    for reached in found:
-        node = reached.producer()
-        if node is None or node.op_type not in _PARTS or len(found) > _LONGEST:
+    """A tensor and those that it is computed from by operators of `_PARTS`, the nearest first."""
+    sources = [value] if value is not None else []
+    for source in sources:
+        node = source.producer()
+        if node is None or node.op_type not in _PARTS or len(sources) > _LONGEST:
             continue
-        found += [x for x in node.inputs if x is not None and x not in found and _number(x) is None]
-    return found
+        sources += [x for x in node.inputs if x is not None and x not in sources and _number(x) is None]
+    return sources
 
 
 def _next_of_vector(value: ir.Value, operator: str) -> tuple[ir.Value, ir.Value] | None:
@@ -107,10 +108,10 @@ def _next_of_vector(value: ir.Value, operator: str) -> tuple[ir.Value, ir.Value]
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output() or uses[0].node.op_type != operator:
         return None
-    other = next((x for x in uses[0].node.inputs if x is not value), None)
-    if other is None or not other.is_initializer() or other.shape is None or len(other.shape) != 1:
+    vector = next((x for x in uses[0].node.inputs if x is not value), None)
+    if vector is None or not vector.is_initializer() or vector.shape is None or len(vector.shape) != 1:
         return None
-    return other, uses[0].node.outputs[0]
+    return vector, uses[0].node.outputs[0]
 
 
 def _number(value: ir.Value) -> Tensor | None:
@@ -119,7 +120,7 @@ def _number(value: ir.Value) -> Tensor | None:
     return tensor_of(constant) if constant is not None and constant.size == 1 else None
 
 
-def _stretch(y: ir.Value, x: ir.Value) -> list[ir.Node]:
+def _nodes_between(y: ir.Value, x: ir.Value) -> list[ir.Node]:
     """The nodes that compute y from x and numbers alone, in order; none where there are others, or too many."""
     nodes: dict[ir.Node, None] = {}
 
@@ -138,15 +139,15 @@ def _stretch(y: ir.Value, x: ir.Value) -> list[ir.Node]:
 
 
 def _numbers(y: ir.Value, x: ir.Value) -> list[float]:
-    """The constants of the stretch from x to y."""
-    read = [value for node in _stretch(y, x) for value in node.inputs if value is not None]
+    """The constants that y is computed from, besides x."""
+    read = [value for node in _nodes_between(y, x) for value in node.inputs if value is not None]
     numbers = [_number(value) for value in read if value is not x]
     return [float(number) for number in numbers if number is not None and number.is_floating_point()]
 
 
 def _computes(whole: ir.Node, x: ir.Value, y: ir.Value, opset: int) -> bool:
     """Whether an operator computes y from x, with weights of one."""
-    nodes = _stretch(y, x)
+    nodes = _nodes_between(y, x)
     sample = _sample(x, nodes)
     if not nodes or sample is None:
         return False

@@ -12,9 +12,10 @@ Nodes that depend on inputs and constants alone, such as those of an attention m
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -26,27 +27,25 @@ from transformers.utils import ModelOutput
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
+from compressor.graph.layers import Division, GraphLinear, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program
 from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
+from compressor.targets.base import Feeds
+from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.graph_facts import graph_digest
-from graph_passes import FoundGroup, Refusal, RefusalCode
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from graph_passes import FoundGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
 from graph_passes.passes import Normalize
 from graph_passes.passes.insert_gates import FINGERPRINT
 
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
-_LARGEST = 1e4
-"""Magnitude of a constant above which it is a mask, and no weight."""
-_LONG_LIVED = 3
-"""Sums of the residual stream that a value outlives if it belongs to no single layer, such as an encoder's output."""
 _LOGITS = "logits"
 _SPAN_LABELS, _SPAN_LOGITS = ("start_positions", "end_positions"), ("start_logits", "end_logits")
 """Labels of answers that are spans of a text, and the outputs that are compared with them."""
-_SUMS = ("Add", "Sum")
-_MATMULS = ("MatMul", "Gemm")
 
 
 @dataclass(frozen=True)
@@ -206,8 +205,8 @@ class GraphNetwork(PreTrainedModel):
 
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
-        self.file, self.search_outcome = program.file, program.found.outcome
-        self._content, self.precision = program.content, program.precision
+        self.file, self.search_outcome = program.file, program.search.outcome
+        self._content, self._sizes, self.precision = program.content, program.sizes, program.precision
         self.input_specs, self.output_specs = program.signature
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
@@ -218,13 +217,13 @@ class GraphNetwork(PreTrainedModel):
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
         self.graph_layers = nn.ModuleList(builder.layers)
-        groups = [group for group in program.found.groups if group.linear in builder.paths]
+        groups = [group for group in program.search.groups if group.linear in builder.paths]
         self.group_names = [group.linear for group in groups]
         self.sites = tuple(site for site in program.sites if site.name in self.group_names)
         self.feed_forwards = {name: count for name, count in program.feed_forwards.items() if name in self.group_names}
         self.obstacles = (
-            *program.found.obstacles,
-            *(_no_linear(group) for group in program.found.groups if group not in groups),
+            *program.search.obstacles,
+            *(_no_linear(group) for group in program.search.groups if group not in groups),
         )
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -259,7 +258,72 @@ class GraphNetwork(PreTrainedModel):
         model = graph_passes.load(self.file)
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
+        graph_passes.record_example_sizes(model, self._sizes)
         return model
+
+    def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
+        """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
+
+        Args:
+            plan: an entry for each group.
+            path: the file to write.
+            example: examples that the graph carries; None: inputs of trials and timing are random.
+
+        Raises:
+            PlanError: the plan has other groups than the graph.
+            OSError: the disk is full or the folder cannot be written; no file remains.
+        """
+        model = self.with_weights()
+        graph_passes.gate_groups(model, plan)
+        if example is not None:
+            record_example_rows(model, example)
+        if plan.model is not None:
+            model.metadata_props[FINGERPRINT] = plan.model
+        graph_passes.save(model, path)
+
+    def reference_run(self, plan: Plan) -> Callable[[Feeds], dict[str, np.ndarray]]:
+        """Runs the file in ONNX Runtime, without its optimizations and without the interpreter of the network.
+
+        The weights are those of the network now, and the gates of the plan are multiplied into them: the reference of
+        a proof shares neither the inserted gates nor the operators in torch with what is proven.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            graph_passes.save(self.with_weights(plan), path)
+            return unoptimized_runner(path)
+
+    def with_weights(self, gates: Plan | None = None) -> ir.Model:
+        """The graph as its file has it, normalized, with the weights that the network has now.
+
+        Args:
+            gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
+                weights stay as they are.
+        """
+        model = self.read_graph()
+        factors = {} if gates is None else self._factors(gates)
+        for name, weight in self.weights.items():
+            if not weight.is_parameter:
+                continue
+            value = model.graph.initializers[name]
+            assert value.const_value is not None
+            content = weight.value.detach().cpu().numpy()
+            if name in factors:
+                factor = factors[name]
+                content = content * (factor[:, None] if weight.is_transposed else factor)
+            content = content.astype(value.const_value.dtype.numpy())
+            if not np.array_equal(content, value.const_value.numpy()):
+                value.const_value = ir.Tensor(content, dtype=value.const_value.dtype, name=name)
+        return model
+
+    def _factors(self, plan: Plan) -> dict[str, np.ndarray]:
+        """Initializer of the weight that a group ends in -> the gate of each of its inputs, for changed groups."""
+        changed = [group for group in plan.groups if group.gate != (1.0,) * group.units]
+        gates = {self.get_submodule(group.name): np.repeat(np.array(group.gate), group.width) for group in changed}
+        return {
+            name: gates[weight.owner]
+            for name, weight in self.weights.items()
+            if weight.name == "weight" and weight.owner in gates
+        }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs of the graph by name.
@@ -337,25 +401,6 @@ class _Constants(nn.Module):
     """The weights and constants of a graph that belong to no linear."""
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """A matmul with a weight of two axes, and the addition of its bias.
-
-    Attributes:
-        activation: what it reads.
-        weight: the initializer.
-        is_transposed: whether the initializer is `[inputs, outputs]`.
-        bias: the initializer of the bias.
-        output: what it returns.
-    """
-
-    activation: ir.Value
-    weight: ir.Value
-    is_transposed: bool
-    bias: ir.Value | None
-    output: ir.Value
-
-
 class _Builder:
     """Makes the modules and operations of a network from a graph."""
 
@@ -366,28 +411,18 @@ class _Builder:
         self._numbers: dict[ir.Value, int] = {}
         self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
         self.paths: dict[str, nn.Linear] = {}
-        nodes = list(program.graph)
-        matmuls = {linear.output: linear for linear in _linears(nodes)}
-        absorbed = {node for linear in matmuls.values() for node in _nodes_of(linear)}
-        self._parameters = _parameters(program.graph)
-        self._used = Counter(
-            value for node in nodes if node not in absorbed for value in node.inputs if value is not None
-        )
-        depends = _dependent(nodes, self._parameters)
-        units = [
-            (node, matmuls.get(next(iter(node.outputs))))
-            for node in nodes
-            if node not in absorbed or node.outputs[0] in matmuls
-        ]
-        for linear in matmuls.values():  # groups first: their paths are names in plans
+        division = Division(program.graph)
+        self._parameters, self._used = division.parameters, division.uses
+        for linear in division.linears:  # groups first: their paths are names in plans
             if (linear.weight.name or "") in program.paths:
                 self._module_of(linear)
-        self.before = [self._operation(node, linear) for node, linear in units if node.outputs[0] not in depends]
+        self.before = [self._operation(operator) for operator in division.before]
         self.inputs = {
             value.name or "": self._number(value) for value in program.graph.inputs if not value.is_initializer()
         }
-        main = [(node, linear) for node, linear in units if node.outputs[0] in depends]
-        self.layers, self.after = self._divide(main, depends)
+        *layers, last = division.layers
+        self.layers = [self._layer(layer) for layer in layers]
+        self.after = self._operations(last)
         self.outputs: dict[str, Operand] = {value.name or "": self._operand(value) for value in program.graph.outputs}
 
     def _number(self, value: ir.Value) -> int:
@@ -411,7 +446,24 @@ class _Builder:
             self.weights[name] = Weight(constants, attribute)
         return self.weights[name]
 
-    def _operation(self, node: ir.Node, linear: _Linear | None) -> Operation:
+    def _layer(self, layer: Layer) -> GraphLayer:
+        operations = self._operations(layer)
+        operands, results = ([self._number(value) for value in values] for values in (layer.operands, layer.results))
+        return GraphLayer(operations, self.shared, operands, results)
+
+    def _operations(self, layer: Layer) -> list[Operation]:
+        """The operations of a layer, each with the values that are not read any more after it."""
+        operations = []
+        for operator, unused in zip(layer.operators, layer.unused, strict=True):
+            operation = self._operation(operator)
+            if operator.adds_activations:
+                operation.run = _ObservedSum(operation.run, self._identity(len(self._network.sums)))
+            operation.drops = tuple(self._number(value) for value in unused)
+            operations.append(operation)
+        return operations
+
+    def _operation(self, operator: Operator) -> Operation:
+        node, linear = operator.node, operator.linear
         if linear is not None:
             call, operands = _LinearCall(self._module_of(linear)), (self._operand(linear.activation),)
             return Operation(call, operands, (self._number(linear.output),), f"{node.op_type} {node.name}")
@@ -420,7 +472,7 @@ class _Builder:
         values = tuple(self._operand(value) for value in node.inputs)
         return Operation(run, values, results, f"{node.op_type} {node.name}")
 
-    def _module_of(self, linear: _Linear) -> nn.Linear:
+    def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
         name = linear.weight.name or ""
         path = self._program.paths.get(name)
@@ -447,87 +499,17 @@ class _Builder:
             self._linears[key] = module
         return self._linears[key]
 
-    def _call_again(self, module: nn.Linear, linear: _Linear) -> nn.Linear:
+    def _call_again(self, module: nn.Linear, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul whose weight is a copy of that of another call."""
         self.weights.setdefault(linear.weight.name or "", Weight(module, "weight", linear.is_transposed))
         if linear.bias is not None and module.bias is not None:
             self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
         return module
 
-    def _divide(
-        self, units: Sequence[tuple[ir.Node, _Linear | None]], depends: set[ir.Value]
-    ) -> tuple[list[GraphLayer], list[Operation]]:
-        """The layers, and the operations after the last one."""
-        last_use: dict[ir.Value, int] = {}
-        for position, (node, linear) in enumerate(units):
-            for value in node.inputs if linear is None else (linear.activation,):
-                if value is not None and value in depends:
-                    last_use[value] = position
-        returned = [value for value in self._program.graph.outputs if value in depends]
-        cuts = self._cuts(units, depends, last_use)
-        layers: list[GraphLayer] = []
-        held: list[ir.Value] = []
-        start = 0
-        for cut in cuts:
-            part = units[start : cut + 1]
-            stream = part[-1][0].outputs[0]
-            produced = [*held, *(value for node, _ in part for value in node.outputs)]
-            alive = [value for value in produced if last_use.get(value, -1) > cut or value in returned]
-            results = [stream, *(value for value in dict.fromkeys(alive) if value is not stream)]
-            operations = self._operations(part, {*results}, last_use, start)
-            operands = [self._number(value) for value in held]
-            layers.append(GraphLayer(operations, self.shared, operands, [self._number(value) for value in results]))
-            held, start = results, cut + 1
-        return layers, self._operations(units[start:], set(returned), last_use, start)
-
-    def _operations(
-        self,
-        units: Sequence[tuple[ir.Node, _Linear | None]],
-        kept: set[ir.Value],
-        last_use: Mapping[ir.Value, int],
-        start: int,
-    ) -> list[Operation]:
-        """The operations of a part of the nodes, each with the values that are not read any more after it."""
-        operations = []
-        for position, (node, linear) in enumerate(units, start):
-            operation = self._operation(node, linear)
-            if linear is None and _is_sum(node):
-                operation.run = _ObservedSum(operation.run, self._identity(len(self._network.sums)))
-            read = node.inputs if linear is None else (linear.activation,)
-            operation.drops = tuple(
-                self._number(value)
-                for value in dict.fromkeys(read)
-                if value is not None and last_use.get(value) == position and value not in kept
-            )
-            operations.append(operation)
-        return operations
-
     def _identity(self, number: int) -> nn.Identity:
         module = nn.Identity()
         self._network.sums[str(number)] = module
         return module
-
-    def _cuts(
-        self,
-        units: Sequence[tuple[ir.Node, _Linear | None]],
-        depends: set[ir.Value],
-        last_use: Mapping[ir.Value, int],
-    ) -> list[int]:
-        """Positions of the sums at which layers end: what crosses them is the sum, or outlives several sums."""
-        crossings: dict[int, list[ir.Value]] = {}
-        alive: dict[ir.Value, int] = {}
-        for position, (node, linear) in enumerate(units):
-            alive = {value: end for value, end in alive.items() if end > position}
-            is_sum = linear is None and _is_sum(node) and all(value in depends for value in node.inputs)
-            if is_sum and last_use.get(node.outputs[0], -1) > position:
-                crossings[position] = list(alive)
-            for value in node.outputs:
-                if _is_float(value, node) and last_use.get(value, -1) > position:
-                    alive[value] = last_use[value]
-        crossed = Counter(value for values in crossings.values() for value in values)
-        return [
-            position for position, values in crossings.items() if all(crossed[value] >= _LONG_LIVED for value in values)
-        ]
 
 
 def network_of(
@@ -584,128 +566,6 @@ class _ObservedSum:
 
     def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
         return (self.module(self.run(operands)[0]),)
-
-
-def _is_sum(node: ir.Node) -> bool:
-    """Whether a node adds activations."""
-    return (
-        node.op_type in _SUMS
-        and len(node.inputs) == 2
-        and all(value is not None and not value.is_initializer() for value in node.inputs)
-        and _is_float(node.outputs[0], node)
-    )
-
-
-def _is_float(value: ir.Value, node: ir.Node) -> bool:
-    """Whether a value has floating-point numbers; one of unknown type has, unless its node computes shapes."""
-    if value.dtype is not None:
-        return value.dtype.is_floating_point()
-    return node.op_type not in ("Shape", "Size", "NonZero", "ArgMax", "ArgMin")
-
-
-def _parameters(graph: ir.Graph) -> set[ir.Value]:
-    """The initializers that are weights: floating-point numbers, several of them, which are no mask."""
-    weights = set()
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is None or not tensor.dtype.is_floating_point() or tensor.size < 2:
-            continue
-        array = tensor.numpy()
-        largest = np.abs(array.astype(np.float32)).max()
-        if np.isfinite(largest) and largest < _LARGEST:
-            weights.add(value)
-    return weights
-
-
-def _dependent(nodes: Sequence[ir.Node], parameters: set[ir.Value]) -> set[ir.Value]:
-    """The values that are computed from a weight."""
-    dependent: set[ir.Value] = set()
-    for node in nodes:
-        if any(value in parameters or value in dependent for value in node.inputs if value is not None):
-            dependent.update(node.outputs)
-    return dependent
-
-
-def _linears(nodes: Sequence[ir.Node]) -> Iterator[_Linear]:
-    """The matmuls of an activation with a weight of two axes."""
-    for node in nodes:
-        if node.op_type == "MatMul" and node.domain in ("", "ai.onnx"):
-            activation, operand = node.inputs
-            weight, is_transposed = _weight_behind(operand)
-            if activation is None or activation.is_initializer() or weight is None:
-                continue
-            if is_transposed and any(reader.op_type not in _MATMULS for reader, _ in weight.uses()):
-                continue  # tied to a table in the other layout, of which it is no view
-            add = _bias_addition(node.outputs[0])
-            bias = None if add is None else next(value for value in add.inputs if value is not node.outputs[0])
-            yield _Linear(activation, weight, is_transposed, bias, (node if add is None else add).outputs[0])
-        elif node.op_type == "Gemm":
-            activation, weight = node.inputs[:2]
-            bias = node.inputs[2] if len(node.inputs) > 2 else None
-            plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-            if (
-                plain
-                and activation is not None
-                and not activation.is_initializer()
-                and not node.attributes.get_int("transA", 0)
-                and weight is not None
-                and _is_matrix(weight)
-                and (bias is None or _is_vector(bias))
-            ):
-                yield _Linear(activation, weight, not node.attributes.get_int("transB", 0), bias, node.outputs[0])
-
-
-def _nodes_of(linear: _Linear) -> Iterator[ir.Node]:
-    """The nodes that a linear replaces: the matmul, the addition, and the transposition that it alone reads."""
-    node = linear.output.producer()
-    assert node is not None
-    yield node
-    if node.op_type == "Add":
-        source = next(value for value in node.inputs if value is not linear.bias)
-        producer = None if source is None else source.producer()
-        assert producer is not None
-        yield producer
-        node = producer
-    if node.op_type == "MatMul":
-        transposition = node.inputs[1].producer() if node.inputs[1] is not None else None
-        if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
-            yield transposition
-
-
-def _weight_behind(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """The matrix that a matmul reads, and whether it is `[inputs, outputs]`; None: it reads something else."""
-    if value is None:
-        return None, True
-    if value.is_initializer():
-        return (value, True) if _is_matrix(value) else (None, True)
-    node = value.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        source = node.inputs[0]
-        if source.is_initializer() and _is_matrix(source):
-            return source, False
-    return None, True
-
-
-def _bias_addition(value: ir.Value) -> ir.Node | None:
-    """The node that adds a bias to the output of a matmul, if nothing else reads that output."""
-    uses = list(value.uses())
-    if len(uses) != 1 or value.is_graph_output():
-        return None
-    node = uses[0][0]
-    if node.op_type != "Add":
-        return None
-    others = [operand for operand in node.inputs if operand is not value]
-    return node if len(others) == 1 and others[0] is not None and _is_vector(others[0]) else None
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return value.is_initializer() and tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
-
-
-def _is_vector(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return value.is_initializer() and tensor is not None and len(tensor.shape) == 1 and tensor.size > 1
 
 
 def _readable(name: str) -> str:

@@ -1274,7 +1274,7 @@ def _attention(
     right_window_size: int = -1,
     scale: float | None = None,
     softcap: float = 0.0,
-) -> Outputs:
+) -> tuple[Tensor, Tensor, Tensor]:
     flat = query.dim() == 3
     if flat:
         query = _split_heads(query, q_num_heads)
@@ -1341,11 +1341,19 @@ def _packed_attention(
 ) -> Tensor:
     projected = x @ weight if bias is None else x @ weight + bias
     sizes = qkv_hidden_sizes or [projected.shape[-1] // 3] * 3
-    query, key, value = (_split_heads(part, num_heads) for part in projected.split(list(sizes), -1))
-    tokens = x.shape[1]
-    addend = _sum_of(_padding_bias(mask, query, tokens, mask_filter_value), attention_bias)
-    allowed = _window(tokens, tokens, x.device, right=0) if unidirectional else None
-    return _join_heads(_attend(query, key, value, scale=scale, bias=addend, allowed=allowed))
+    query, key, value = projected.split(list(sizes), -1)
+    y, _, _ = _multi_head_attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        attention_bias=attention_bias,
+        mask_filter_value=mask_filter_value,
+        num_heads=num_heads,
+        scale=scale,
+        unidirectional=unidirectional,
+    )
+    return y
 
 
 @operator("MultiHeadAttention", MICROSOFT, outputs=(0, 1, 2))
@@ -1363,7 +1371,7 @@ def _multi_head_attention(
     num_heads: int,
     scale: float | None = None,
     unidirectional: int = 0,
-) -> Outputs:
+) -> tuple[Tensor, Tensor, Tensor]:
     if query.dim() == 5:  # [batch, tokens, heads, 3, size]
         query, key, value = (part.flatten(2) for part in query.unbind(3))
     elif key is not None and key.dim() == 5:  # [batch, tokens, heads, 2, size]
@@ -1418,8 +1426,9 @@ def _group_query_attention(
         positions = torch.arange(tokens, device=cos.device) if position_ids is None else position_ids
         query, key = (_rotate(x, cos[positions], sin[positions], rotary_interleaved) for x in (query, key))
     left = local_window_size - 1 if local_window_size > 0 else -1
-    allowed = _window(tokens, tokens, query.device, left=left, right=0)
-    y = _attend(query, key, value, scale=scale, bias=attention_bias, allowed=allowed, softcap=softcap)
+    y, key, value = _attention(
+        query, key, value, attention_bias, is_causal=1, left_window_size=left, scale=scale, softcap=softcap
+    )
     return _join_heads(y), key, value
 
 

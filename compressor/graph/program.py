@@ -18,7 +18,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
 from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
-from compressor.units.projections import Site
+from compressor.units import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
 
@@ -63,15 +63,17 @@ class Program:
         content: hash of the file and its external data when it was read.
         model: the graph as it is executed: local functions are inlined, constants are initializers, operators are
             fused, and halves of floats are float32.
-        found: the groups of units of the graph in the file.
+        search: the groups of units of the graph in the file, and what prevents more.
         precision: the precision in which the file stores its matrices.
+        sizes: shapes of an example of the inputs by name, where some axes fit no other size.
     """
 
     file: Path
     content: str
     model: ir.Model
-    found: FoundGroups
+    search: FoundGroups
     precision: Literal["fp32", "fp16", "bf16"]
+    sizes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
@@ -88,11 +90,10 @@ class Program:
         content, model = graph_digest(file), graph_passes.load(file)
         _require_readable(model, file)
         Normalize()(model)
-        if sizes:
-            graph_passes.record_example_sizes(model, sizes)
+        graph_passes.record_example_sizes(model, sizes or {})
         fused = fuse(model)
         _widen(fused)
-        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model))
+        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model), sizes or {})
 
     @property
     def graph(self) -> ir.Graph:
@@ -121,21 +122,21 @@ class Program:
     @property
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
-        return {weight: group.linear for group in self.found.groups for weight in group.weights}
+        return {weight: group.linear for group in self.search.groups for weight in group.weights}
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The attentions, named by the linears that mix their heads."""
         return tuple(
             Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
-            for group in self.found.groups
+            for group in self.search.groups
             if group.kind is not None and group.kv_heads is not None
         )
 
     @property
     def feed_forwards(self) -> dict[str, int]:
         """Path of each linear that reads neurons -> their number."""
-        return {group.linear: group.units for group in self.found.groups if group.type == "neurons"}
+        return {group.linear: group.units for group in self.search.groups if group.type == "neurons"}
 
     @property
     def digest(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+import graph_passes
 from compressor.config.own_tasks import load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.network import network_of
@@ -22,8 +23,15 @@ from compressor.model_folder.configuration import CONFIG, MODULES, load_config, 
 from compressor.model_folder.example_inputs import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
+from compressor.model_folder.input_rules import IMAGES
 from compressor.model_folder.model_class import model_class
-from compressor.model_folder.processor import load_processor
+from compressor.model_folder.processor import (
+    IMAGE_CLASSIFICATION,
+    PREPROCESSOR,
+    load_processor,
+    processed_size,
+    readable_size,
+)
 from compressor.model_folder.sentence_modules import read_sentence_modules
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
@@ -52,7 +60,7 @@ def load_graph(
     Args:
         path: what the user named: the file or its folder.
         graph: the file.
-        task: the task; None: that of the configuration beside the file, else by the form of the first output.
+        task: the task; None: that of the configuration beside the file, else by the form of the outputs.
         tokenizer: folder of the tokenizer; None: that of the file, or the one above it.
         inputs: an .npz file with an array `[example, ...]` for each input; None: inputs are generated.
         rows: the first rows, if rows are arrays named as the inputs, which need no tokenizer.
@@ -70,9 +78,23 @@ def load_graph(
             field="task",
             value=task,
         )
-    program = Program.of(graph, {name: array.shape for name, array in rows.items()})
-    processor = None if rows else load_processor(tokenizer or folder)
-    if not rows and inputs is None:
+    names = {value.name for value in graph_passes.load(graph).graph.inputs}
+    reads_images = not rows and IMAGES in names and _TOKENS not in names
+    processor = None if rows else load_processor(tokenizer or folder, images=reads_images)
+    sizes = {name: array.shape for name, array in rows.items()}
+    if reads_images and processor is not None:
+        sizes = {IMAGES: (1, *processed_size(folder, processor))}
+    program = Program.of(graph, sizes)
+    _require_free_rows(graph, program)
+    if not rows and inputs is None and processor is None and reads_images:
+        raise InputError(
+            f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
+            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data)",
+            code=ErrorCode.FILE_MISSING,
+            path=folder / PREPROCESSOR,
+            inputs=tuple(program.inputs),
+        )
+    if not rows and inputs is None and not reads_images:
         _require_texts(graph, program, processor)
     config, name = _configuration(
         folder, program, task if own_task is None else own_task.task_class.model_task, rows, processor
@@ -107,6 +129,7 @@ def load_graph(
         tokenizer=tokenizer,
         sentence=modules,
         own_task=own_task,
+        image_size=readable_size(folder, network, processor) if reads_images and processor is not None else None,
     )
     again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, inputs=inputs, rows=rows)
     return replace(loaded, load_again=again)
@@ -119,15 +142,30 @@ def _companion_folder(path: Path, graph: Path) -> Path:
     inner = graph.parent
     above = inner.parent
     has_own = any(any(inner.glob(pattern)) for pattern in COMPANIONS)
-    return above if inner.name == "onnx" and not has_own and (above / CONFIG).is_file() else inner
+    is_layout = inner.name == "onnx" and any((above / name).is_file() for name in (CONFIG, PREPROCESSOR))
+    return above if is_layout and not has_own else inner
+
+
+def _require_free_rows(graph: Path, program: Program) -> None:
+    """Raise InputError unless a graph takes any number of rows."""
+    inputs, _ = program.signature
+    fixed = ((name, spec.shape[0]) for name, spec in inputs.items() if spec.shape and spec.shape[0] is not None)
+    for name, rows in fixed:
+        raise InputError(
+            f"{graph}: its input {name} has a batch of {rows}, and proofs and times need any; export the graph with a"
+            " free first axis of each input",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=graph,
+            input=name,
+        )
 
 
 def _require_texts(graph: Path, program: Program, processor: Any) -> None:
     """Raise InputError unless inputs of a graph are made from texts by a tokenizer."""
     if _TOKENS not in program.inputs:
         raise InputError(
-            f"{graph}: reads {', '.join(program.inputs)}, which are not made from texts; give rows as arrays, a .npz"
-            " file with an array for each input (--data)",
+            f"{graph}: reads {', '.join(program.inputs)}, which are made neither from texts nor from images; give rows"
+            " as arrays, a .npz file with an array for each input (--data)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=graph,
             inputs=tuple(program.inputs),
@@ -185,13 +223,13 @@ def _token_limit(program: Program) -> int | None:
 
 
 def _task_by_form(folder: Path, program: Program) -> str:
-    """The task of a graph of texts, by the names and shapes of its outputs."""
+    """The task of a graph of texts or images, by the names and shapes of its outputs."""
     names = set(program.outputs)
     if {"start_logits", "end_logits"} <= names:
         return "question-answering"
     rank = len(program.graph.outputs[0].shape or ())
     if rank == 2:
-        return "text-classification"
+        return "text-classification" if _TOKENS in program.inputs else IMAGE_CLASSIFICATION
     raise InputError(
         f"{folder}: the outputs of the graph ({', '.join(program.outputs)}) do not show its task; name it (--task), or"
         " put the config.json of the model beside the graph",

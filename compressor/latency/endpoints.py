@@ -47,6 +47,10 @@ class Endpoint(Protocol):
         """A batch that is not from the user's inputs; `seq` is the size of every free axis but the first."""
         ...
 
+    def fitting_length(self, batch: int, longest: int) -> int:
+        """The length at which `trial_batch` makes batches that the model takes, at most `longest`."""
+        ...
+
     def encode(self, feeds: Feeds) -> Any:
         """A batch in the form that `call` and `infer` take. Encoding is not timed."""
         ...

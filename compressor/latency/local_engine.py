@@ -95,6 +95,14 @@ class LocalEngine:
             feeds = trial_feeds(self._model, batch, seq, seed=seed)
             return {tensor.name: feeds[tensor.name].astype(tensor.numpy) for tensor in self.inputs}
 
+    def fitting_length(self, batch: int, longest: int) -> int:
+        """`longest`, or the first of its half, its quarter and so on that the engine runs with; `longest` if none."""
+        for shift in range(longest.bit_length()):
+            with contextlib.suppress(InputError):
+                self.infer(self.trial_batch(batch, longest >> shift, 0))
+                return longest >> shift
+        return longest
+
     def encode(self, feeds: Feeds) -> Feeds:
         """The batch itself."""
         return feeds
@@ -256,7 +264,7 @@ def _prove(engine: LocalEngine, report: Report) -> tuple[Proof, ...]:
     """Run the proofs of an engine in 8 bits or bfloat16, which this machine may compute in fp32."""
     # Imported here: checks that prove nothing, and the processes of scenarios, do not wait for them.
     from compressor.engines.build import prove_build, require_precision
-    from compressor.run.finished_run import load_run
+    from compressor.run.rebuild import load_run
 
     path = Path(engine.name)
     run = load_run(path.parent, {})

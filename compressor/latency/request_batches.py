@@ -45,15 +45,28 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     """The batches for a model: from `request.inputs`, with texts cut or padded to `request.seq` tokens.
 
     Without `request.inputs`, they are made from the example rows that the graph carries, or at random; `request.seq` is
-    then the size of all free axes but the first.
+    then the size of all free axes but the first, or its half, its quarter and so on if it was not requested and the
+    model does not run with it.
 
     Raises:
-        InputError: the file lacks an input, or its type or sizes do not match.
+        InputError: the file lacks an input, or its type or sizes do not match; or the model does not run with the
+            requested number of tokens.
         UsageError: texts or images are given without a tokenizer or image processor.
     """
     path, batch = request.inputs, request.batch
     if path is None:
-        feeds = (endpoint.trial_batch(batch, request.seq, request.seed + number) for number in range(MAX_BATCHES))
+        seq = endpoint.fitting_length(batch, request.seq)
+        if seq < request.seq and "seq" in request.model_fields_set:
+            raise InputError(
+                f"{endpoint.name}: does not run with {request.seq} tokens, and does with {seq}; request no more (--seq"
+                f" {seq})",
+                code=ErrorCode.OUT_OF_RANGE,
+                path=endpoint.name,
+                field="seq",
+                value=request.seq,
+                maximum=seq,
+            )
+        feeds = (endpoint.trial_batch(batch, seq, request.seed + number) for number in range(MAX_BATCHES))
         is_random = endpoint.has_random_inputs
         return Batches(tuple(feeds), "random" if is_random else "example rows of the graph", random=is_random)
     if not path.exists():

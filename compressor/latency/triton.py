@@ -122,6 +122,10 @@ class TritonModel:
         self.host = f"{software} {release} at {address}, over {scheme}"
         _log.debug("%s on %s takes %s", model, self.host, self.inputs)
 
+    def fitting_length(self, batch: int, longest: int) -> int:
+        """`longest`: a server is sent no batch to see whether it fails."""
+        return longest
+
     def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         """A random batch that is valid by the names, types and shapes of the inputs.
 

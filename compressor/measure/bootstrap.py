@@ -1,7 +1,9 @@
-"""The difference of a metric between two models, with a bootstrap interval over the examples."""
+"""The difference of a metric between two models, with a bootstrap interval over the examples; and whether it can show
+a loss."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -57,3 +59,21 @@ def paired_interval(
     # A draw may leave the metric undefined (one class only); it is ignored.
     low, high = np.nanquantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(metric(compressed) - metric(dense), float(low), float(high))
+
+
+def uninformed_text(metric: str, dense: float, constant: float | None, split: str) -> str | None:
+    """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
+
+    Args:
+        metric: name of the metric.
+        dense: the metric of the whole model.
+        constant: that of an answer that is the same for every row; None: there is none.
+        split: the rows that were scored.
+    """
+    if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
+        return None
+    return (
+        f"{metric}: the whole model scores {dense:.4g} on the {split} rows, no better than the same answer for every"
+        f" row ({constant:.4g}); check that these rows are of the task that the model learned, and that their labels"
+        " have the order of its classes"
+    )

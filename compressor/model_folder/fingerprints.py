@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from compressor.graph.network import GraphNetwork
+from compressor.graph.signature import file_model
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from graph_passes.attention.match_feed_forwards import weight_name
@@ -39,7 +39,8 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 def weight_fingerprints(model: PreTrainedModel) -> dict[str, str]:
     """Name in the state dict or the graph -> fingerprint, of every tensor of floating-point numbers that is no gate."""
-    tensors = model.initializers if isinstance(model, GraphNetwork) else model.state_dict()
+    file = file_model(model)
+    tensors = model.state_dict() if file is None else file.initializers
     return {
         name: tensor_fingerprint(tensor.detach().cpu().float().numpy())
         for name, tensor in tensors.items()

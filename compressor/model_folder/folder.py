@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.own_tasks import OwnTask
+from compressor.graph.signature import file_model
 from compressor.model_folder.processor import ImageSize
 from compressor.model_folder.sentence_modules import SentenceModules
 from compressor.models.classifiers import several_answers
@@ -65,6 +66,22 @@ class ModelFolder:
     def generates(self) -> bool:
         """Whether the model continues texts, with a cache of keys and values."""
         return bool(self.model.can_generate())
+
+    @property
+    def file(self) -> Path | None:
+        """The ONNX file that the model was loaded from, of which `path` is the folder; None: it was loaded from it."""
+        model = file_model(self.model)
+        return None if model is None else model.file
+
+    @property
+    def source(self) -> Path:
+        """The ONNX file that the model was loaded from, else the folder."""
+        return self.file or self.path
+
+    @property
+    def kind(self) -> str:
+        """What `source` is, for messages."""
+        return "model folder" if self.file is None else "file"
 
     @property
     def surroundings(self) -> dict[str, str]:

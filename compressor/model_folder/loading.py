@@ -35,7 +35,7 @@ from compressor.model_folder.network import load_network
 from compressor.model_folder.processor import (
     IMAGE_CLASSIFICATION,
     load_processor,
-    processed_size,
+    readable_size,
     require_processor,
     set_padding_token,
 )
@@ -144,7 +144,7 @@ def load_unchanged(
         notes=notes,
         example={} if inputs is None else read_example(inputs, model),
         own_task=own_task,
-        image_size=processed_size(parts.path, model, processor) if reads_images else None,
+        image_size=readable_size(parts.path, model, processor) if reads_images else None,
     )
     return _complete(folder, parts, modules, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
 

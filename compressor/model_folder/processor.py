@@ -18,7 +18,8 @@ from compressor.model_folder.input_rules import IMAGES
 from compressor.silence_libraries import one_line, quiet_transformers
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-_IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+PREPROCESSOR = "preprocessor_config.json"
+_IMAGE_FILES = (PREPROCESSOR, "processor_config.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
 IMAGE_CLASSIFICATION = "image-classification"
 _BLANK_SIZES = ((96, 64), (64, 96))
@@ -76,7 +77,7 @@ def require_processor(processor: Any, path: Path, *, images: bool = False) -> No
     raise InputError(
         f"{path}: no {kind}; save that of the model there ({kind.replace(' ', '_')}.save_pretrained)",
         code=ErrorCode.FILE_MISSING,
-        path=path / ("preprocessor_config.json" if images else "tokenizer.json"),
+        path=path / (PREPROCESSOR if images else "tokenizer.json"),
     )
 
 
@@ -123,15 +124,15 @@ def image_settings(processor: Any) -> dict[str, Any]:
     return {name: value for name, value in processor.to_dict().items() if not name.endswith(("type", "class"))}
 
 
-def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
+def processed_size(path: Path, processor: Any) -> ImageSize:
     """The size of the images that the image processor of a folder returns.
 
     Raises:
-        InputError: it returns images of several sizes, or of a size that the model cannot read.
+        InputError: it returns images of several sizes.
     """
     import PIL.Image
 
-    file = path / "preprocessor_config.json"
+    file = path / PREPROCESSOR
     try:
         shapes = {tuple(_process(PIL.Image.new("RGB", size), processor).shape) for size in _BLANK_SIZES}
     except Exception as error:
@@ -142,14 +143,24 @@ def processed_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageS
     if further or len(shape) != 3:
         text = f"images become {' or '.join(map(_size_text, sorted(shapes)))}, but an engine reads images of one size"
         raise _refuse(file, f"{text}; set size, or crop_size, to a height and a width", ErrorCode.UNSUPPORTED_MODEL)
+    channels, height, width = shape
+    return channels, height, width
+
+
+def readable_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
+    """The size of the images that the image processor of a folder returns, which the model reads.
+
+    Raises:
+        InputError: it returns images of several sizes, or of a size that the model cannot read.
+    """
+    shape = processed_size(path, processor)
     try:
         with torch.no_grad():
             model(**{IMAGES: torch.zeros(1, *shape)})
     except Exception as error:  # each family checks sizes in its own way
         text = f"images become {_size_text(shape)}, which the model does not read ({one_line(error)}); correct the size"
-        raise _refuse(file, text, ErrorCode.FILE_MISMATCH) from error
-    channels, height, width = shape
-    return channels, height, width
+        raise _refuse(path / PREPROCESSOR, text, ErrorCode.FILE_MISMATCH) from error
+    return shape
 
 
 def _process(image: Any, processor: Any) -> Tensor:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import PlainSerializer, PlainValidator
 
 from compressor.errors import ErrorCode, InputError
+from compressor.measure.bootstrap import uninformed_text
 from compressor.measure.costs import CostTable
 from compressor.pruning.constraints import SHARE
-from compressor.pruning.score import ResampledScore
-from compressor.tasks import Task
-from compressor.tasks.scoring import uninformed_text
 
 _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
@@ -29,6 +29,30 @@ MARGIN = 1.645
 """Standard errors that are added to an estimated loss: an upper bound with a confidence of 95%, one-sided."""
 _ERRORS_ALONE = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
+
+
+@dataclass(frozen=True)
+class ResampledScore:
+    """How a model scores on rows; pydantic writes it as JSON and reads it.
+
+    Attributes:
+        metric: the metric on all rows.
+        draws: the metric on bootstrap draws of the rows, the same draws for every model.
+        divergence: mean KL of the outputs of the model from those of the whole model.
+        constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
+        order: of the whole model, why the labels seem to have another order than its classes; None: they do not.
+    """
+
+    metric: float
+    draws: Annotated[np.ndarray, PlainValidator(np.asarray), PlainSerializer(np.ndarray.tolist, list[float])]
+    divergence: float
+    constant: float | None = None
+    order: str | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the metric on all rows and the divergence are finite."""
+        return bool(np.isfinite([self.metric, self.divergence]).all())
 
 
 class LossEstimate(NamedTuple):
@@ -101,19 +125,19 @@ def mean_table(tables: Sequence[CostTable]) -> CostTable:
     return tables[0].model_copy(update={"unit": SHARE, "dense": 1.0, "whole": 1.0, "rows": rows, "curve": curve})
 
 
-def require_informed(dense: ResampledScore, task: Task) -> None:
+def require_informed(dense: ResampledScore, metric: str) -> None:
     """Raise InputError if the metric of the whole model on the evaluation rows can show no loss.
 
     Args:
         dense: the score of the whole model.
-        task: its task.
+        metric: name of the metric.
     """
-    text = uninformed_text(task.metric, dense.metric, dense.constant, "evaluation")
+    text = uninformed_text(metric, dense.metric, dense.constant, "evaluation")
     if text is not None and dense.order is not None:
         raise InputError(
             f"{dense.order}; --max-drop cannot bound a loss that does not show",
             code=ErrorCode.LABEL_MISMATCH,
-            metric=task.metric,
+            metric=metric,
             value=dense.metric,
         )
     if text is not None:
@@ -121,7 +145,7 @@ def require_informed(dense: ResampledScore, task: Task) -> None:
             f"{text} (--data, --eval-data); --max-drop cannot bound a loss that does not show: name other rows, or"
             " another metric (--metric)",
             code=ErrorCode.LABEL_MISMATCH,
-            metric=task.metric,
+            metric=metric,
             value=dense.metric,
             constant=dense.constant,
         )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_ratios, paired_times
@@ -60,6 +62,14 @@ _NAMED_TABLES = 3
 """Maximum number of stored tables that a note names."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
+
+
+class OutOfTimeError(Exception):
+    """A measurement would take longer than it may; `tables` are fitted to what was measured of it."""
+
+    def __init__(self, tables: list[CostTable]) -> None:
+        super().__init__("the measurement of times would take too long")
+        self.tables = tables
 
 
 def equal_groups(groups: Sequence[PrunableGroup], table: CostTable) -> list[list[PrunableGroup]]:
@@ -146,6 +156,7 @@ def measure_times(
     inputs: Mapping[Size, Feeds],
     store: Store,
     on_progress: ProgressCallback,
+    seconds: float = math.inf,
 ) -> list[CostTable]:
     """Tables of times at each size, fitted to the times of engines of some plans.
 
@@ -161,14 +172,20 @@ def measure_times(
         inputs: one batch of inputs for each size.
         store: keeps what is measured, from which an interrupted measurement goes on.
         on_progress: called with (engines, all engines).
+        seconds: time that the measurement may take.
+
+    Raises:
+        OutOfTimeError: it would take longer.
     """
     classes = equal_groups(groups, macs_table)
     counted = [macs_table.saving(members[0].name, 0) / macs_table.whole for members in classes]
     of_classes = [len(members) * cost for members, cost in zip(classes, counted, strict=True)]
-    plans = timed_plans(classes, of_classes)
+    empty, *alike = timed_plans(classes, of_classes)
+    mixed = [empty, *mixed_plans(groups)]
     fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
-    mixed = mixed_plans(groups)
-    shares = _time_plans(engines, groups, [*plans, *mixed], unpruned[0], inputs, store, on_progress)
+    parts = (len(mixed), time.perf_counter() + seconds)
+    shares = _time_plans(engines, groups, [*mixed, *alike], unpruned[0], inputs, store, on_progress, *parts)
+    is_late = len(shares) < len(mixed) + len(alike)
     tables = []
     for number, (size, feeds) in enumerate(inputs.items()):
         whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
@@ -182,9 +199,13 @@ def measure_times(
             whole=whole,
             rows=_proportional_rows(classes, whole, counted),
         )
-        alone, together = times[: len(plans)], times[len(plans) :]
-        table = fit_times(table, list(zip(plans, alone, strict=True)), fitted, errors[: len(plans)])
-        tables.append(with_curve(table, alone[0], list(zip(mixed, together, strict=True))))
+        least, together, alone = times[0], times[1 : len(mixed)], times[len(mixed) :]
+        if not is_late:
+            points = zip([empty, *alike], [least, *alone], strict=True)
+            table = fit_times(table, list(points), fitted, [errors[0], *errors[len(mixed) :]])
+        tables.append(with_curve(table, least, list(zip(mixed[1:], together, strict=False))))
+    if is_late:
+        raise OutOfTimeError(tables)
     return tables
 
 
@@ -215,8 +236,14 @@ def _time_plans(
     inputs: Mapping[Size, Feeds],
     store: Store,
     on_progress: ProgressCallback,
+    needed: int,
+    deadline: float,
 ) -> list[tuple[Share, ...]]:
-    """The time of each plan at each size, as a share of the whole model's, and its standard error."""
+    """The time of each plan at each size, as a share of the whole model's, and its standard error.
+
+    Where those of all plans would take until after the deadline, by `time.perf_counter`, they are those of the first
+    ones: at least as many as are needed.
+    """
 
     def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
         built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in together]
@@ -228,10 +255,14 @@ def _time_plans(
     shares: list[tuple[Share, ...]] = []
     for start in range(0, len(plans), _TIMED_TOGETHER):
         on_progress(start, len(plans))
+        began = time.perf_counter()
         measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
         # Where times cannot be stored, an interrupted measurement begins again.
         timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
         shares.extend(timed)
+        now, left = time.perf_counter(), len(plans) - len(shares)
+        if len(shares) >= needed and now + left * (now - began) / len(timed) > deadline:
+            break
     on_progress(len(plans), len(plans))
     return shares
 
@@ -247,6 +278,7 @@ class CostSource:
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
         log: receives stages and notes.
+        seconds: time that the measurement of cost tables may take; in less they are fitted to few plans, for this run.
     """
 
     structure: str
@@ -255,6 +287,7 @@ class CostSource:
     dense: Engine
     inputs: Mapping[Size, Feeds]
     log: RunLog
+    seconds: float = math.inf
     _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def count_tables(self) -> list[CostTable]:
@@ -297,7 +330,15 @@ class CostSource:
             described = "; of another ".join(_differences(stored, key) for stored in others)
             text = f"the cost table is measured, because those stored for this model are of another {described}"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
+        try:
+            tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
+        except OutOfTimeError as late:
+            text = (
+                "little time is left, so that engines of few plans were timed, and groups of units are taken to cost"
+                " time in proportion to their multiply-accumulates"
+            )
+            self.log.add_notes([Note(code=NoteCode.TIME_LIMITED, text=text)])
+            return late.tables
         return rescaled or tables
 
     @versioned(1, "compressor.measure.costs", "compressor.pruning.costs")
@@ -305,7 +346,8 @@ class CostSource:
         """Tables that are measured now; the times of the first plans may be in a folder of unfinished work."""
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned, parts = (self.engines.whole, self.dense), Store(work, version=version_of(self._measure))
-            return measure_times(self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress)
+            parts_of_run = (self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress, self.seconds)
+            return measure_times(*parts_of_run)
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.
@@ -382,7 +424,7 @@ def _cache() -> Store:
     return Store(user_cache(), is_shared=True)
 
 
-def structure_of(model: PreTrainedModel, groups: Sequence[PrunableGroup]) -> str:
+def structure_of(model: Any, groups: Sequence[PrunableGroup]) -> str:
     """What times depend on of a model: its configuration and units, not its weights."""
     config = {name: value for name, value in model.config.to_diff_dict().items() if name != "_name_or_path"}
     units = [(group.name, group.units, group.multiple, group.parts) for group in groups]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 from compressor.measure.costs import CostTable
-from compressor.progress import RunLog
+from compressor.progress import ProgressCallback, RunLog
 from compressor.pruning.allocate import (
     MAX_BUDGET_RATIO,
     MIN_BUDGET_RATIO,
@@ -20,8 +20,31 @@ from compressor.pruning.measure import KeptTimes
 from compressor.report.budgets import cost, quantity
 from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve
-from compressor.selection.pruners.base import Pruner
 from compressor.units import PrunableGroup
+
+RANKING_STAGES = ("gathering statistics of the rows", "measuring what each group contributes")
+"""Stages whose results are kept for further plans of a model with the same weights."""
+
+
+class Method(Protocol):
+    """What a method does with its model, its rows and the groups whose units it may remove, in order."""
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Facts about the weights of the last `finish`."""
+        ...
+
+    def rank(self, on_progress: ProgressCallback) -> None:
+        """Rank the units of every group."""
+        ...
+
+    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+        """The loss of each group alone: name of the group -> number of units -> loss, zero for all units."""
+        ...
+
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> None:
+        """Give the model the weights of the plan that keeps these numbers of units."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -80,11 +103,12 @@ def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budge
     return PlanCosts(times, counted, timed)
 
 
-def prune(pruner: Pruner[Any], costs: PlanCosts, budgets: Budgets, log: RunLog) -> Pruned:
+def prune(method: Method, groups: Sequence[PrunableGroup], costs: PlanCosts, budgets: Budgets, log: RunLog) -> Pruned:
     """Remove units, and give the model the remaining weights.
 
     Args:
-        pruner: the method, whose model has the weights of the whole model.
+        method: the method, whose model has the weights of the whole model.
+        groups: the groups whose units it may remove.
         costs: what plans cost.
         budgets: the budgets that the plan meets.
         log: receives stages and notes.
@@ -95,12 +119,12 @@ def prune(pruner: Pruner[Any], costs: PlanCosts, budgets: Budgets, log: RunLog) 
     """
 
     def losses() -> dict[str, Curve]:
-        with log.stage("gathering statistics of the rows") as on_progress:
-            pruner.rank(on_progress)
-        with log.stage("measuring what each group contributes") as on_progress:
-            return pruner.losses(on_progress)
+        ranking, measuring = RANKING_STAGES
+        with log.stage(ranking) as on_progress:
+            method.rank(on_progress)
+        with log.stage(measuring) as on_progress:
+            return method.losses(on_progress)
 
-    groups = pruner.inputs.groups
     constraints = budgets.constraints([*costs.counted, *(costs.deciding or costs.timed)])
 
     def measure(counts: Mapping[str, int]) -> list[float]:
@@ -119,8 +143,8 @@ def prune(pruner: Pruner[Any], costs: PlanCosts, budgets: Budgets, log: RunLog) 
         log.add_notes(budget_notes(constraints, allocation))
     if removes_any(groups, allocation):
         with log.stage("refitting the remaining weights") as on_progress:
-            pruner.finish(allocation.counts, on_progress)
-        allocation = replace(allocation, notes=pruner.notes)
+            method.finish(allocation.counts, on_progress)
+        allocation = replace(allocation, notes=method.notes)
     shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
     return Pruned(allocation, shown, tuple(constraints))
 

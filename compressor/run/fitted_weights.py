@@ -8,10 +8,10 @@ from pathlib import Path
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.network import GraphNetwork
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.run.load import load_folder
+from compressor.units.find import KnowsGroups
 from graph_passes import WEIGHTS, Plan
 
 _OUTPUT = "the output folder of its run"
@@ -39,7 +39,7 @@ def require_fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelF
         output = str(file.parent) if has_file else _OUTPUT
         raise missing("it does not record which weights its run began with", output)
     pruned = file.with_name("model.onnx")
-    if not has_file and isinstance(model.model, GraphNetwork) and pruned.is_file():
+    if not has_file and model.file is not None and pruned.is_file():
         raise missing(f"{pruned} has them, with nothing left that the plan removes", str(pruned))
     if not has_file:
         raise missing(f"{WEIGHTS} does not lie beside it")
@@ -59,10 +59,36 @@ def _has_weights(plan: Plan) -> bool:
     return bool(plan.weights or plan.masks) or changes_weights
 
 
+def require_groups(plan: Plan, file: Path, model: ModelFolder) -> None:
+    """Raise InputError unless a model that knows its groups has those of a plan, with as many units.
+
+    Args:
+        plan: the plan.
+        file: its file.
+        model: the model folder or file; the groups of a model of PyTorch are checked where it is gated.
+    """
+    network = model.model
+    if not isinstance(network, KnowsGroups):
+        return
+    sizes = {site.name: site.heads for site in network.sites} | dict(network.feed_forwards)
+    group = next((group for group in plan.groups if sizes.get(group.name) != group.units), None)
+    if group is not None:
+        units = sizes.get(group.name, "no")
+        raise InputError(
+            f"{file}: the plan of another graph: {group.name} has {group.units} {group.type} there, and {units} in"
+            f" {model.source}; use the graph that it was learned on, or learn again",
+            code=ErrorCode.FILE_MISMATCH,
+            path=file,
+            model=plan.model,
+            group=group.name,
+            graph=model.source,
+        )
+
+
 def _foreign(plan: Plan, file: Path, model: ModelFolder) -> InputError:
     return InputError(
-        f"{file}: the plan of another model ({plan.model}, not {model.fingerprint}); use the model that it was"
-        " learned on, or learn again",
+        f"{file}: the plan of another model ({plan.model}, not {model.fingerprint}, that of {model.source}); use the"
+        " model that it was learned on, or learn again",
         code=ErrorCode.FILE_MISMATCH,
         path=file,
         model=plan.model,

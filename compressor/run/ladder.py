@@ -1,11 +1,13 @@
-"""A ladder of budgets: each rung is a finished run that goes on from the one before."""
+"""A ladder of budgets: which of its rungs are finished, and the page of all; `pipeline` walks those that are not."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from compressor import report as reports
 from compressor.config.fields import flag_of
@@ -13,21 +15,25 @@ from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
-from compressor.config.step_list import steps_of
-from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, UsageError
+from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of
+from compressor.config.steps import Distill, parts_of
+from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, InputError, UsageError
 from compressor.model_folder import source_folders
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
+from compressor.report.comparison_points import ComparisonPoint, read_points
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report
-from compressor.run.ladder_points import points_of
-from compressor.run.pipeline import compress
+from compressor.run.load import load_folder
+from compressor.run.pipeline import run_rungs
 from compressor.run.write_report import code_of
-from compressor.training.processes import process_count, refuse_processes
+from compressor.tasks import make_task
+from compressor.training.processes import by_main, process_state
 from graph_passes import GraphPassError
 
-_TEACHER_OUTPUTS = ".teacher-outputs"
-"""Folder of the teacher's outputs, which all rungs use, inside that of the rungs until the last is finished."""
+_TEACHER_OUTPUTS, _WHOLE = ".teacher-outputs", ".whole"
+"""Folders beside those of the rungs until the last is finished: outputs of the teacher, and the graph of the whole
+model, which all rungs read."""
 _PLAN = "plan.json"
 _FORCED = ".forced"
 """File that `--force` leaves beside the rungs until the last is finished: older rungs run again."""
@@ -37,10 +43,12 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
     """Run the rungs of a ladder and write the page of their frontier after each.
 
     A rung that an earlier command finished is not run again, unless its recipe, its task or a file that it reads has
-    changed. A budget that nothing meets ends the ladder, and the rungs before it stay.
+    changed. A budget that nothing meets ends the ladder, and the rungs before it stay. Under `accelerate launch` every
+    process learns; the worker processes end after that.
 
     Args:
-        recipes: one recipe for each rung, from the mildest budget to the strictest; see `recipes_of`.
+        recipes: one recipe for each rung, from the mildest budget to the strictest, which differ in their steps and
+            output folders alone; see `recipes_of`.
         out: the folder of the page, which contains the folders of the rungs.
         listener: receives stages, progress and notes.
 
@@ -48,28 +56,40 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
         The rungs with their metrics and speeds, and the fastest of them that is within `max_drop` on evaluation rows.
 
     Raises:
-        UsageError: there are several processes, `out` is the output of a run, or there are no rungs or rungs elsewhere.
+        UsageError: `out` is the output of a run, or there are no rungs or rungs elsewhere.
         InputError: the file of `compare_points` is missing, or has a bad field or a metric above the maximum; nothing
             has run.
         CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
             shows the rungs before it, and the reason; it has the reason alone where the first rung diverges.
     """
-    _require_one_process()
-    out = Path(out)
-    _check_folders(recipes, out)
-    listener = listener or NullListener()
-    points = points_of(recipes[0])
-    if recipes[0].output.force and not (out / _FORCED).exists():
-        out.mkdir(parents=True, exist_ok=True)
-        (out / _FORCED).touch()
+    out, listener, state = Path(out), listener or NullListener(), process_state()
+    rungs = [_sharing_outputs(recipe, out) for recipe in recipes]
+    finished: dict[Path, Report] = {}
+    points: list[ComparisonPoint] = []
+
+    def begin() -> list[Path]:
+        """The output folders of the rungs that are finished."""
+        _check_folders(recipes, out)
+        points.extend(points_of(recipes[0]))
+        if recipes[0].output.force and not (out / _FORCED).exists():
+            out.mkdir(parents=True, exist_ok=True)
+            (out / _FORCED).touch()
+        finished.update(_finished(rungs, out, listener))
+        return list(finished)
+
+    kept = by_main(state, begin)
+    running = run_rungs([rung for rung in rungs if rung.output.out not in kept], listener, out / _WHOLE)
+    if not state.is_main_process:
+        list(running)  # ends the process, unless every rung is finished
+        sys.exit(0)
     frontier = Frontier(
         model=recipes[0].source.model.resolve().name,
         max_drop=recipes[0].selection.max_drop,
         rungs=(),
-        points=points,
+        points=tuple(points),
     )
     try:
-        for rung in _climb(recipes, out, listener):
+        for rung in _climb(rungs, finished, running, out, listener):
             frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
             frontier_page.write(frontier, out)
     except (CompressorError, GraphPassError) as error:
@@ -82,20 +102,34 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
         listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.ending))
     finally:
         _leave_no_trace(recipes, out)
-    if recipes[0].distillation.teacher_outputs is None:
-        shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
+    shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
     return frontier
 
 
-def _require_one_process() -> None:
-    """Raise UsageError under `accelerate launch`."""
-    if process_count() > 1:
-        text = (
-            "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from the"
-            " folder of the one before"
-        )
-        refuse_processes(UsageError(text, code=ErrorCode.CONTRADICTION))
+def points_of(recipe: Recipe) -> tuple[ComparisonPoint, ...]:
+    """The engines of other tools that the page shows (`--compare-points`), with metrics that the task can have.
+
+    Raises:
+        InputError: the file is missing or has a bad field, or the metric of a point is above the maximum.
+    """
+    path = recipe.budget.compare_points
+    if path is None:
+        return ()
+    points = read_points(path)
+    task = make_task(load_folder(recipe, recipe.source.model, needs_processor=True), recipe.rows)
+    for number, point in enumerate(points, 1):
+        if point.metric > task.metric_maximum:
+            raise InputError(
+                f"{path}: point {number}: metric: {point.metric:g} is above the maximum of {task.metric},"
+                f" {task.metric_maximum:g}; give {ComparisonPoint.model_fields['metric'].description}",
+                code=ErrorCode.OUT_OF_RANGE,
+                path=path,
+                point=number,
+                field="metric",
+                value=point.metric,
+            )
+    return points
 
 
 def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
@@ -108,7 +142,8 @@ def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
 
 def _check_folders(recipes: Sequence[Recipe], out: Path) -> None:
     """Raise UsageError for a page in the folder of a model or of a run, which the next run replaces, or of no rung."""
-    models = [path for recipe in recipes for path in (recipe.source.model, recipe.distillation.teacher) if path]
+    teachers = [step.distill.teacher for recipe in recipes for step in steps_of(recipe) if step.distill is not None]
+    models = filter(None, (*(recipe.source.model for recipe in recipes), *teachers))
     outside = [recipe.output.out for recipe in recipes if not recipe.output.out.is_relative_to(out)]
     code = ErrorCode.OUTPUT_EXISTS
     if out.resolve() in {path.resolve() for path in models}:
@@ -118,43 +153,63 @@ def _check_folders(recipes: Sequence[Recipe], out: Path) -> None:
     elif outside or not recipes:
         code = ErrorCode.INVALID_VALUE
         reason = f"{out}: {outside or 'none'} of its rungs; give recipes that write inside of it, see recipes_of"
+    elif any(_settings(recipe) != _settings(recipes[0]) for recipe in recipes):
+        code = ErrorCode.CONTRADICTION
+        reason = (
+            f"{out}: its rungs have other settings than its first one; give recipes that differ in their steps alone"
+        )
     else:
         return
     raise UsageError(reason, code=code, field="out", path=out)
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe that are not options of its steps."""
+    return {name: value for name, value in recipe.flat().items() if name not in {*OPTIONS_OF_STEPS, "steps", "out"}}
 
 
 def _is_output(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (reports.JSON_NAME, _PLAN))
 
 
-def _climb(recipes: Sequence[Recipe], out: Path, listener: Listener) -> Iterator[Rung]:
+def _climb(
+    rungs: Sequence[Recipe], finished: Mapping[Path, Report], running: Iterator[Report], out: Path, listener: Listener
+) -> Iterator[Rung]:
     """Run the rungs, or take those that are finished.
 
     Args:
-        recipes: one recipe for each rung.
+        rungs: the recipe of each rung.
+        finished: output folder of each rung that is finished -> its report.
+        running: runs the others, and yields their reports.
         out: the folder of the page.
-        listener: receives stages, progress and notes.
+        listener: receives notes.
 
     Raises:
         CompressorError: a rung fails; a BudgetError if its budget cannot be met.
         GraphPassError: see `compress`.
     """
-    for number, recipe in enumerate(recipes, 1):
-        name = _rung_name(recipe, out)
-        distill = next((step.distill for step in steps_of(recipe) if step.distill is not None), None)
-        shares_outputs = distill is not None and distill.teacher_outputs is None
-        rung = recipe.updated(teacher_outputs=out / _TEACHER_OUTPUTS) if shares_outputs else recipe
+    for number, rung in enumerate(rungs, 1):
+        name = _rung_name(rung, out)
         try:
-            report = _finished(rung, out, listener) or compress(rung, listener)
+            report = finished.get(rung.output.out) or next(running)
         except UsageError as error:
-            if error.details.get("field") != "minutes":
+            minutes = rung.distillation.minutes
+            if error.details.get("field") != "minutes" or minutes is None:
                 raise
-            total = len(recipes) * (recipe.distillation.minutes or 0.0)
-            text = f"--minutes {total:g} for {len(recipes)} rungs gives {name} too few: {error}"
+            total = len(rungs) * minutes
+            text = f"--minutes {total:g} for {len(rungs)} rungs gives {name} too few: {error}"
             raise UsageError(text, code=error.code, **{**error.details, "value": total}) from error
-        text = f"rung {number} of {len(recipes)}, {name}: {report.verdict}"
+        text = f"rung {number} of {len(rungs)}, {name}: {report.verdict}"
         listener.note(Note(code=NoteCode.RUNG_FINISHED, text=text))
-        yield rung_of(name, report, recipe.selection.max_drop)
+        yield rung_of(name, report, rung.selection.max_drop)
+
+
+def _sharing_outputs(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe of a rung that keeps the outputs of its teacher for the others, unless it keeps them elsewhere."""
+    distill = next((step.distill for step in steps_of(recipe) if step.distill is not None), None)
+    if distill is None or distill.teacher_outputs is not None:
+        return recipe
+    return recipe.with_option(Distill, "teacher_outputs", out / _TEACHER_OUTPUTS)
 
 
 def _rung_name(recipe: Recipe, out: Path) -> str:
@@ -162,19 +217,23 @@ def _rung_name(recipe: Recipe, out: Path) -> str:
     return recipe.output.out.relative_to(out).as_posix()
 
 
-def _finished(recipe: Recipe, out: Path, listener: Listener) -> Report | None:
-    """The report of a rung that is finished; None if it has to run."""
-    folder = recipe.output.out
-    if not _is_output(folder):
-        return None
-    if _is_newer(out / _FORCED, folder):
-        return None
-    report = reports.load(folder)
-    change = _change(recipe, report, out)
-    if change is None:
-        return report
-    listener.note(Note(code=NoteCode.RUNG_OUTDATED, text=f"{_rung_name(recipe, out)} is out of date: {change}"))
-    return None
+def _finished(rungs: Sequence[Recipe], out: Path, listener: Listener) -> dict[Path, Report]:
+    """Output folder of each rung that is finished -> its report; the others have to run."""
+    finished: dict[Path, Report] = {}
+    for rung in rungs:
+        folder = rung.output.out
+        if not _is_output(folder) or _is_newer(out / _FORCED, folder):
+            continue
+        report = reports.load(folder)
+        starts = {step.units.start_from for step in steps_of(rung) if step.units is not None}
+        again = [other.output.out for other in rungs if other.output.out in starts - finished.keys()]
+        change = _change(rung, report, out) or (f"{again[0].name} runs again" if again else None)
+        if change is None:
+            finished[folder] = report
+        else:
+            text = f"{_rung_name(rung, out)} is out of date: {change}"
+            listener.note(Note(code=NoteCode.RUNG_OUTDATED, text=text))
+    return finished
 
 
 def _change(recipe: Recipe, report: Report, out: Path) -> str | None:
@@ -201,10 +260,9 @@ def _is_newer(path: Path, folder: Path) -> bool:
 
 def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
     """The files that a rung reads, and folders of rows, some of which may not exist."""
-    if (start := recipe.budget.start_from) is not None:
-        yield start / _PLAN
-    yield from filter(None, (recipe.source.inputs, recipe.selection.plan))
-    models = filter(None, (recipe.source.model, recipe.distillation.teacher))
+    named = [path for step in parts_of(steps_of(recipe)) for path in step.contents.values() if path is not None]
+    yield from (path for path in (recipe.source.inputs, *named) if path is not None and not path.is_dir())
+    models = (recipe.source.model, *filter(Path.is_dir, named))
     for folder in (folder for model in models for folder in source_folders(model)):
         files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs
         yield from (file for file in files if file.name != FILE_NAME)

@@ -14,13 +14,15 @@ from compressor import model_folder
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
+from compressor.config.step_list import steps_of
 from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.signature import file_model
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
-from compressor.results import MissingTarget, Note, NoteCode
+from compressor.results import MissingTarget, Note, NoteCode, Report
 from compressor.run.embeddings import rank_documents
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
@@ -137,10 +139,11 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
-    stored = getattr(folder.model, "precision", "fp32")
+    file = file_model(folder.model)
+    stored = "fp32" if file is None else file.precision
     if engine.definite_precision == "int8" and stored != "fp32":
         raise InputError(
-            f"--precision int8: {folder.path} has a graph in {stored}, and 8 bits are made from float32; export it in"
+            f"--precision int8: {folder.source} has a graph in {stored}, and 8 bits are made from float32; export it in"
             " float32, or omit it",
             code=ErrorCode.UNSUPPORTED_MODEL,
             field="precision",
@@ -148,9 +151,19 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
         )
     sites, groups = _find_units(recipe, steps, folder)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
-    command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
-    missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
-    return LoadedModel(folder, sites, groups, missing)
+    return LoadedModel(folder, sites, groups, None if reason is None else missing_target(recipe, reason))
+
+
+def missing_target(recipe: Recipe, reason: str) -> MissingTarget:
+    """The requested target of a run, which this machine lacks, with the command that builds its engine elsewhere.
+
+    Args:
+        recipe: names the target and the output folder.
+        reason: what the machine lacks.
+    """
+    name = recipe.engine.target
+    command = shlex.join(["compress", "build", str(recipe.output.out), "--target", name])
+    return MissingTarget(target=name, reason=reason, command=command)
 
 
 def _find_units(
@@ -208,9 +221,7 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task, or documents cannot be ranked.
     """
-    drawn = drawn_rows(recipe, steps)
-    bounds_loss = recipe.selection.max_drop is not None and drawn is not None
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
+    drawn, data = drawn_rows(recipe, steps), _open_rows(recipe, steps, model.folder)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
     max_drop = recipe.selection.max_drop
@@ -221,6 +232,41 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
     if recipe.budget.match_dense:
         rank_documents(model.folder, data, recipe.selection.seed)
     return data
+
+
+def read_rows_again(report: Report, scratch: Path) -> Data | None:
+    """The rows that a finished run learned from and was scored on; None where they have changed since.
+
+    Args:
+        report: the report of the run, whose recipe names its rows.
+        scratch: an empty folder, in place of the output folder of the run.
+
+    Raises:
+        CompressorError: the rows or the model folder cannot be used.
+    """
+    # The precision of an engine built since would contradict how the run trained, or what it certified.
+    of_engine = {"quantized_share": 0.0, "certify": None}
+    # What a report allows to run is not run by those who build from it.
+    refused = {"allow_pickle": False, "trust_remote_code": False}
+    stored = {**report.recipe, **of_engine, **refused, "inputs": None, "out": scratch}
+    if (tables := stored.get("steps")) is not None:
+        stored["steps"] = [
+            {name: {key: value for key, value in options.items() if key not in of_engine}}
+            for table in tables
+            for name, options in table.items()
+        ]
+    recipe = Recipe(**stored)
+    steps = steps_of(recipe)
+    data = _open_rows(recipe, steps, load_folder(recipe, recipe.source.model, needs_processor=True))
+    follows = any(step.follows for step in steps) and not any(step.blocks for step in steps)
+    return data if follows or report.plan.data in (None, data.train_hash) else None
+
+
+def _open_rows(recipe: Recipe, steps: Sequence[Step], folder: ModelFolder) -> Data:
+    """Read and encode the rows of a recipe, of which answers are scored where they bound a loss and are drawn."""
+    drawn = drawn_rows(recipe, steps)
+    bounds_loss = recipe.selection.max_drop is not None and drawn is not None
+    return open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
 
 
 def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, tuple[Note, ...]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 
 from accelerate import PartialState
 
@@ -10,13 +12,14 @@ from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
+from compressor.config.steps import Step, Units
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.model_folder import example_feeds_by_size, example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import RunLog
 from compressor.run import run_notes
-from compressor.run.load import load_model, read_rows, with_point, with_row_layout
+from compressor.run.load import load_folder, load_model, missing_target, read_rows, with_point, with_row_layout
 from compressor.run.plan_source import load_plan, on_first_model
 from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
@@ -29,7 +32,9 @@ _COPIES = 4
 """Minimum number of graphs of the model's size that are on the disk at the same time."""
 
 
-def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> RunContext:
+def load_context(
+    recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState, later: Sequence[Recipe] = ()
+) -> RunContext:
     """Load the model, the rows and the plan to follow, check the steps, and work out the sizes.
 
     Args:
@@ -37,13 +42,15 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         work: the folder of the run, in which disk space is reserved.
         log: receives stages and notes.
         state: the processes of the run, all of which call this.
+        later: recipes of later rungs on the same model and rows; `next_rung` begins them.
 
     Raises:
         CompressorError: the model, the rows, the plan or a step cannot be used.
     """
     with log.stage("loading the model"):
         recipe, first_notes = on_first_model(recipe)
-        steps = steps_of(recipe)
+        rungs = [_steps_before_start(rung) for rung in later]
+        steps = (*steps_of(recipe), *itertools.chain(*rungs))
         check_every_option(steps)
         for step in steps:
             functions_of(step).check_options(step)
@@ -61,8 +68,9 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
         log.add_notes(notes)
     steps, built = steps_of(recipe), recipe if model.missing is None else cpu_fallback(recipe)
     inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
-    for number, step in enumerate(steps):
-        functions_of(step).check(step, inputs, steps[:number])
+    for part in (steps, *rungs):
+        for number, step in enumerate(part):
+            functions_of(step).check(step, inputs, part[:number])
     log.add_notes(first_notes)
     log.add_notes(model.folder.notes)
     log.add_notes(data.notes if data else ())
@@ -77,6 +85,29 @@ def load_context(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState
     return RunContext(
         *(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state, timed, matmul_times)
     )
+
+
+def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> RunContext:
+    """A rung after others of the same run: the model has the weights of its folder again.
+
+    Args:
+        run: the run, as `load_context` returned it.
+        recipe: the recipe of the rung.
+        work: the folder of the rung.
+        log: receives stages and notes of the rung.
+    """
+    run.state.wait_for_everyone()  # the main process delivers the rung before, on which the key of this one depends
+    run.model.folder.model.load_state_dict(load_folder(recipe, recipe.source.model).model.state_dict())
+    missing = run.model.missing
+    model = replace(run.model, missing=missing and missing_target(recipe, missing.reason))
+    built = recipe if missing is None else cpu_fallback(recipe)
+    return replace(run, recipe=recipe, steps=steps_of(recipe), model=model, built=built, work=work, log=log)
+
+
+def _steps_before_start(recipe: Recipe) -> tuple[Step, ...]:
+    """The steps of a later rung without the folder that it goes on from, which does not exist yet."""
+    steps = steps_of(recipe)
+    return tuple(step.model_copy(update={"start_from": None}) if isinstance(step, Units) else step for step in steps)
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:

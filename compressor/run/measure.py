@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from compressor.config.run import Recipe
-from compressor.config.sections import EngineConfig
 from compressor.engines.build import Variant
 from compressor.measure import facts as facts_of
 from compressor.measure import interleave, median_times
@@ -15,12 +13,7 @@ from compressor.measure.throughput import affordable_callers, row_rates
 from compressor.progress import RunLog
 from compressor.results import EngineFacts, Note, NoteCode, Speed, Throughput, VariantName, size_label
 from compressor.run import run_notes
-from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.targets.base import Feeds
-
-if TYPE_CHECKING:
-    from compressor.engines.choose import ChosenEngine
-    from compressor.run.run_context import RunContext
 
 _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""
@@ -41,24 +34,6 @@ class Measurements:
     facts: Mapping[VariantName, EngineFacts]
     speeds_over_rewritten: tuple[Speed, ...] = ()
     throughputs: tuple[Throughput, ...] = ()
-
-
-def measure_run(run: RunContext, dense: Variant, chosen: ChosenEngine, rewritten: Variant | None) -> Measurements:
-    """Measure the engines of a run, and the machine's limit, where the time allowed suffices for it.
-
-    Args:
-        run: the run, with the sizes to time.
-        dense: the dense variant.
-        chosen: the compressed variant, and the settings of its engine.
-        rewritten: the dense variant with the rewrites of the compressed one; None: there is none.
-    """
-    recipe, config = run.recipe, chosen.choice.config
-    measured = measure_variants(filter(None, (dense, rewritten, chosen.variant)), run.timed_inputs, recipe, run.log)
-    if recipe.measure.seconds < LEAST_SECONDS:
-        return measured
-    with run.log.stage("measuring the machine's limit"):
-        configs: dict[VariantName, EngineConfig] = {"dense": run.built.engine.reference, "compressed": config}
-        return replace(measured, facts=with_limits(measured.facts, configs, run.work.scratch))
 
 
 def measure_variants(

@@ -15,7 +15,7 @@ from compressor.config.steps import Step, Units
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.run.fitted_weights import require_fitted_weights
+from compressor.run.fitted_weights import require_fitted_weights, require_groups
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.store import Json
@@ -68,6 +68,7 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
     if file is None:
         return None
     plan, weights = Plan.load(file), None
+    require_groups(plan, file, folder)
     if plan.model not in (None, folder.fingerprint):
         distills = any(step.distill is not None and step.distill.teacher is None for step in steps)
         weights = require_fitted_weights(recipe, plan, file, folder, distills=distills)
@@ -205,7 +206,8 @@ def _other_model_error(path: Path, model: LoadedModel) -> InputError:
 
 
 def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Path | None) -> Note:
-    location = ", which lies in the model folder" if file == model.path / "plan.json" else ""
+    preposition = "in" if model.file is None else "beside"
+    location = f", which lies {preposition} the {model.kind}" if file == model.path / "plan.json" else ""
     source = "" if weights is None else f", and the weights are those of {weights}"
     learned = "nothing was learned" if len(steps) == 1 else "no unit was selected"
     if any(isinstance(step, Units) for step in steps):

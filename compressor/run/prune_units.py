@@ -105,7 +105,7 @@ def prune_units(run: BudgetRun) -> SelectedPlan:
     pruner, budgets = pruner_of(run, groups), _budgets(run, groups, earlier)
     costs = run.measured or plan_costs(KeptTimes(run.costs, run.store), groups, budgets, is_timed=budgets.bounds_time)
     with on_accelerator(network):
-        pruned = prune(pruner, costs, budgets, run.log)
+        pruned = prune(pruner, groups, costs, budgets, run.log)
     run.log.add_notes(pruned.allocation.notes)
     plan = _plan(run, pruner, pruned, earlier)
     selected = SelectedPlan(

@@ -1,4 +1,4 @@
-"""Build, prove and measure the engine of a finished run for another target, or on another machine.
+"""The folder of a finished run, whose engine is built, proven and measured for another target or machine.
 
 Only the output folder of the run is needed. Where the model folder and the rows of the run are on this machine too, and
 PyTorch, which reads them, the metric is measured on the engines.
@@ -7,22 +7,28 @@ PyTorch, which reads them, the metric is measured on the engines.
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from compressor import report as reports
+from compressor.config.fields import extra_of
 from compressor.config.own_tasks import is_own_task
-from compressor.config.run import BUILD_FIELDS
+from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
-from compressor.engines.build import ShrunkGraph, Variant, build_variant
-from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, Choice
+from compressor.engines.build import ShrunkGraph, Variant
+from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, SYMMETRIC, Choice
 from compressor.engines.matmul_times import MatmulTimes
+from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
 from compressor.environment import machine, require_pytorch
-from compressor.errors import CompressorError
+from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure import require_run
 from compressor.progress import Listener, RunLog
 from compressor.results import (
@@ -36,14 +42,16 @@ from compressor.results import (
     headline_scores,
 )
 from compressor.run import run_notes
-from compressor.run.build_options import build_options
-from compressor.run.finished_run import FinishedRun, engine_sources, lasting_notes, load_run
-from compressor.run.measure import Measurements, measure_variants
-from compressor.run.report_fields import Conclusions, EvaluationResult, drop_status, measured_fields
-from compressor.targets import TARGETS, BuildOptions, Feeds, target
-from compressor.targets.trial_inputs import draws_ids, trial_feeds
+from compressor.run.measure import Measurements
+from compressor.run.report_fields import EvaluationResult, drop_status, measured_fields
+from compressor.run.row_cases import row_cases
+from compressor.run.stages import Stages, build_options
+from compressor.targets import QUANTIZED, TARGETS, BuildOptions, Feeds, target
+from compressor.targets.graph_facts import graph_digest
+from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
 from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
 from graph_passes import load
+from graph_passes.block_sparse.masks import REACH
 
 if TYPE_CHECKING:
     from compressor.tasks import Data
@@ -59,6 +67,193 @@ _WITHOUT_ENGINE: Mapping[str, Any] = {
     "built": None,
 }
 """Facts about an engine, rather than its graph, where no engine was built."""
+_OF_THE_ENGINE = (
+    NoteCode.TARGET_MISSING,
+    NoteCode.ROWS_MISSING,
+    NoteCode.NO_DENSE_GRAPH,
+    NoteCode.TIMED_ALONE,
+    NoteCode.FILES_KEPT,
+    NoteCode.SPEED_UNCERTAIN,
+    NoteCode.ANSWERS_UNCHANGED,
+    NoteCode.MEMORY_UNMEASURED,
+    NoteCode.TIMES_DRIFTED,
+    NoteCode.ENGINE_CHOSEN,
+    NoteCode.ENGINES_COMPARED_WHOLE,
+    NoteCode.LOSS_UNBOUNDED,
+    NoteCode.POSITIONS_UNCERTAIN,
+    NoteCode.KERNEL_UNUSED,
+    NoteCode.QUANTIZED_FOR_TARGET,
+    NoteCode.MASKS_LONGER,
+    NoteCode.RANDOM_INPUTS,
+)
+"""Codes of notes on an engine and its measurements, which those of another engine replace."""
+_OF_QUANTIZED_GRAPHS = (
+    NoteCode.PRODUCTS_IN_FLOAT,
+    NoteCode.OUTLIER_RANGES,
+    NoteCode.FEW_CALIBRATION_ROWS,
+    NoteCode.NO_INT8_INSTRUCTIONS,
+)
+"""Codes of notes on a quantized graph, which say nothing of an engine in floats."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run, as far as it decides how its engine is built.
+
+    Attributes:
+        report: the report of the run.
+        recipe: the fields of its recipe that concern the build, with those that are requested now.
+        graphs: the proven graph of each variant, dense first; the dense graph only where the folder has it.
+        lengths: lengths to time, in tokens.
+        cases: inputs of the proofs.
+        inputs: makes up a batch of inputs of the graph, from (batch size, length, seed).
+        mask_reach: positions that the masks of the plan cover; None: no masks.
+    """
+
+    report: Report
+    recipe: Recipe
+    graphs: Mapping[VariantName, Path]
+    lengths: tuple[int | None, ...]
+    cases: tuple[Case, ...]
+    inputs: Inputs
+    mask_reach: int | None
+
+    def with_rows(self, data: Data) -> FinishedRun:
+        """The run with proof cases from its rows."""
+        rows = row_cases(data, self.inputs, longest=self.mask_reach)
+        return replace(self, cases=(*self.cases, *rows))
+
+
+def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
+    """Read the folder of a run, and check that its graphs are the proven ones.
+
+    Args:
+        out: the folder.
+        fields: fields of the recipe, among `BUILD_FIELDS`, that replace those of the run.
+
+    Raises:
+        UsageError: a field is out of its range.
+        InputError: a file is missing, or is not the one that the run wrote.
+    """
+    report = reports.load(out)
+    recipe = _recipe(report, fields)
+    recipe.engine.require_definite()
+    graphs: dict[VariantName, Path] = {}
+    names: tuple[VariantName, ...] = ("compressed", "dense")
+    for name, path in zip(names, (out / "model.onnx", out / "dense.onnx"), strict=True):
+        if path.is_file():
+            graphs[name] = path
+        elif name == "compressed" or path.name in report.graphs:
+            raise InputError(
+                f"{path}: missing; copy the whole folder of the run", code=ErrorCode.FILE_MISSING, path=path
+            )
+        if path.is_file():
+            _require_proven(path, report)
+    if (file := quantized_source(report, recipe.engine)) is not None:
+        _check_quantized(out / file, report, recipe)
+    for file in target(recipe.engine.target).sources(recipe.engine.definite_precision):
+        if file is not None and (out / file).is_file():
+            _require_proven(out / file, report)
+    timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
+    lengths = recipe.measure.seq or timed or (128,)
+    shapes = recipe.engine.parsed_shapes
+    longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
+    inputs, reach = _inputs_of(graphs["compressed"])
+    proven = (*shapes, *proven_shapes(recipe.measure.batch, lengths))
+    cases = make_cases(inputs, maximum_length=longest, mask_reach=reach, shapes=proven)
+    ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
+    return FinishedRun(report, recipe, ordered, lengths, cases, inputs, reach)
+
+
+def quantized_source(report: Report, engine: EngineConfig) -> str | None:
+    """The name of the quantized graph of a run that an engine is built from; None: a graph in floats.
+
+    The engine that the run delivered is built in its form, also by a target that could quantize the float graph itself.
+
+    Args:
+        report: the report of the run.
+        engine: target and precision.
+    """
+    runtime, precision = target(engine.target), engine.definite_precision
+    delivered = {f"{engine.target} {precision} {form}" for form in (PORTABLE, SYMMETRIC)}
+    form, _, _ = (report.delivered or "").partition(",")  # products that returned to floats follow
+    needs_graph = form in delivered or runtime.sources(precision)[0] is not None
+    return runtime.quantized_graph(precision) if needs_graph else None
+
+
+def engine_sources(run: FinishedRun) -> list[str | None]:
+    """Names of the graphs that the engine of a run can be built from, in the order to try them; None: floats."""
+    engine, folder = run.recipe.engine, run.graphs["compressed"].parent
+    sources = target(engine.target).sources(engine.definite_precision)
+    usable = [file for file in sources if file is None or (folder / file).is_file()]
+    return list(dict.fromkeys((quantized_source(run.report, engine), *usable)))
+
+
+def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:
+    """Raise InputError unless the quantized graph is there, and is the proven one."""
+    if not path.is_file():
+        engine = recipe.engine
+        raise InputError(
+            f"{path}: missing, and {engine.target} runs in {engine.precision} only a graph that is quantized; run"
+            f" compress --target {engine.target} --precision {engine.precision} with rows first",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+        )
+    _require_proven(path, report)
+
+
+def _require_proven(path: Path, report: Report) -> None:
+    """Raise InputError unless a graph is the one that the run proved."""
+    if report.graphs.get(path.name) not in (None, graph_digest(path)):
+        raise InputError(
+            f"{path}: not the graph that the run proved; copy the whole folder of the run again",
+            code=ErrorCode.FILE_MISMATCH,
+            path=path,
+        )
+
+
+def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
+    """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
+    stored = definite_fields(report)
+    # The folder may come from elsewhere, and a library is code: only the command line may name one.
+    kept = {
+        name: value
+        for name, value in stored.items()
+        if name in BUILD_FIELDS and value is not None and not extra_of(FIELDS[name], "runs_code")
+    }
+    if "target" in fields and fields["target"] != kept.get("target"):
+        kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
+    settings = {name: stored.get(name, FIELDS[name].default) for name in ("seed", "report_rows", "batch_size")}
+    recipe = Recipe(**{**kept, **fields, "model": Path(os.devnull), **settings})
+    return recipe.updated(max_drop=report.recipe.get("max_drop"))
+
+
+def _inputs_of(graph: Path) -> tuple[Inputs, int | None]:
+    """What makes up inputs of a graph, also of one with fixed shapes, and the positions that its masks cover."""
+    model = load(graph)
+    batch_size = fixed_batch(model)
+
+    def draw(batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+        return trial_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
+
+    return draw, min(json.loads(model.metadata_props.get(REACH, "{}")).values(), default=None)
+
+
+def lasting_notes(run: FinishedRun, evaluated: EvaluationResult) -> list[Note]:
+    """The notes of a run that a build of its engine does not replace.
+
+    Args:
+        run: the run, with the recipe of the build.
+        evaluated: what the build scored.
+    """
+    before, outdated = run.report, set(_OF_THE_ENGINE)
+    if run.recipe.engine.precision not in QUANTIZED:
+        outdated.update(_OF_QUANTIZED_GRAPHS)
+    if evaluated.embeddings is not None:
+        outdated.add(NoteCode.EMBEDDINGS_CHANGED)
+    if any(row.unit == "ms" for row in before.budget):
+        outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
+    return [note for note in before.notes if note.code not in outdated]
 
 
 def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
@@ -84,23 +279,22 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     log = RunLog(listener)
     _note_what_to_expect(run, log)
-    with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
-        data = _read_rows(run, Path(scratch), log)
+    with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
+        scratch = Path(folder)
+        data = _read_rows(run, scratch, log)
         run = run if data is None else run.with_rows(data)
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
-        inputs = _inputs(run)
+        stages = Stages(run.recipe, data, run.cases, options, _inputs(run), scratch, log)
         chose = run.report.recipe.get("precision") == AUTO and "precision" not in fields
         # On the machine of the run, an engine in int8 alone was measured to be faster than a mix.
         is_here = machine()["processor"] == run.report.machine.get("processor")
         is_mixed = MIXED in (run.report.delivered or "") or not is_here
-        products = MatmulTimes(list(inputs.values()), log) if chose and is_mixed else None
-        variants = {name: _build(name, run, options, products, Path(scratch), log) for name in run.graphs}
-        compared = [variants[name] for name in ("dense", "compressed") if name in variants]
-        evaluated = EvaluationResult() if data is None else _evaluated(run, compared, data, log)
+        products = MatmulTimes(list(stages.inputs.values()), log) if chose and is_mixed else None
+        variants = {name: _build(name, run, stages, products) for name in run.graphs}
         for variant in variants.values():
-            for (batch, seq), feeds in inputs.items():
+            for (batch, seq), feeds in stages.inputs.items():
                 require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
-        measured = measure_variants(variants.values(), inputs, run.recipe, log)
+        evaluated, measured = stages.finish(variants, {"dense": engine.reference, "compressed": engine})
         lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
         _note_build(run, log, lost=lost)
         log.add_notes(_kept_files_notes(run))
@@ -110,7 +304,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
-        replace_engine(Path(scratch) / "compressed", out, engine.target, report)
+        replace_engine(scratch / "compressed", out, engine.target, report)
     return report
 
 
@@ -127,23 +321,17 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         return None
     try:
         require_pytorch()
-        from compressor.run.rescore import read_rows
+        from compressor.run.load import read_rows_again
 
-        data = read_rows(run, scratch, log)
+        with log.stage("reading the rows"):
+            data = read_rows_again(run.report, scratch)
     except CompressorError as error:
-        _note_unmeasured(run, f"the rows or the model folder of the run cannot be used here ({error})", log)
+        _note_unmeasured(run, f"the rows or the model of the run cannot be used here ({error})", log)
         return None
     if data is None:
         rows = run.report.recipe.get("data") or run.report.recipe.get("test_data")
         _note_unmeasured(run, f"{rows}: not the rows of the run", log)
     return data
-
-
-def _evaluated(run: FinishedRun, compared: Sequence[Variant], data: Data, log: RunLog) -> EvaluationResult:
-    """The metric of both engines on the rows of the run."""
-    from compressor.run.rescore import evaluate_engines
-
-    return evaluate_engines(run, compared, data, log)
 
 
 def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
@@ -156,24 +344,15 @@ def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
     log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
 
 
-def _build(
-    name: VariantName,
-    run: FinishedRun,
-    options: BuildOptions,
-    products: MatmulTimes | None,
-    scratch: Path,
-    log: RunLog,
-) -> Variant:
+def _build(name: VariantName, run: FinishedRun, stages: Stages, products: MatmulTimes | None) -> Variant:
     """Build and prove an engine: from the first graph of the run from which that is possible.
 
     Args:
         name: the variant.
         run: the run.
-        options: sizes and settings of the build.
+        stages: builds engines, each of which gets a folder in the scratch folder.
         products: times of single products, by which an int8 engine computes some in floats; None: it computes all in
             int8.
-        scratch: folder in which the engine gets one of its own.
-        log: receives the stages and notes.
 
     Raises:
         CompressorError: it is possible from none; the error is that of the first one.
@@ -184,22 +363,21 @@ def _build(
     failures: dict[str, CompressorError] = {}
     for file in engine_sources(run) if name == "compressed" else [None]:
         source = graph.with_name(file) if file is not None else None
-        folder = scratch / name
+        folder = stages.scratch / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
-            settings = options
+            options = stages.options
             if name == "compressed" and products is not None:
-                settings = _mixed(products, config, source, graph, options, log)
-            with log.stage(f"{name}: building the engine"):
-                variant = build_variant(shrunk, config, settings, run.cases, quantized=source, folder=folder)
+                options = _mixed(products, config, source, graph, options, stages.log)
+            variant = stages.build(shrunk, config, quantized=source, folder=folder, options=options)
         except CompressorError as error:
             failures[file or graph.name] = error
             continue
         if failures:
             reasons = "; ".join(f"{failed} ({error})" for failed, error in failures.items())
             text = f"the engine was built from {file or graph.name}, since none could be built from {reasons}"
-            log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+            stages.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
         return variant
     raise next(iter(failures.values()))
 
@@ -296,7 +474,8 @@ def _report(
     before, recipe, compressed = run.report, run.recipe, variants["compressed"]
     dense = before.dense.model_copy(update=_WITHOUT_ENGINE)
     measured = replace(measured, facts={"dense": dense, **measured.facts})
-    conclusions = Conclusions(
+    measured_here = measured_fields(
+        *(before.plan, compressed, evaluated, measured),
         proofs=(*_graph_proofs(before), *(proof for variant in variants.values() for proof in variant.proofs)),
         drop_status=_drop_status(before, evaluated),
         refused=before.refused,
@@ -309,7 +488,7 @@ def _report(
     lengths = {"seq": list(run.lengths)} if None not in run.lengths else {}
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
     changes = {
-        **measured_fields(before.plan, compressed, evaluated, measured, conclusions),
+        **measured_here,
         "notes": tuple(dict.fromkeys((*lasting_notes(run, evaluated), *notes))),
         "candidates": (),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),

@@ -45,31 +45,19 @@ class EvaluationResult:
         return replace(self, scores=(*self.scores, *scores))
 
 
-@dataclass(frozen=True)
-class Conclusions:
-    """What the verdict says besides measurements.
-
-    Attributes:
-        proofs: comparisons of the products of the run.
-        drop_status: whether the metric fell by more than `max_drop`.
-        refused: sites that could not be shrunk.
-        blocks: sites from which blocks were to be dropped.
-        max_drop: the loss of the metric that the run allows; None: any.
-        missing: the requested target, if this machine lacks it.
-        budget: what the plan was allowed to cost, and what it costs.
-    """
-
-    proofs: tuple[Proof, ...]
-    drop_status: DropStatus
-    refused: tuple[Refusal, ...]
-    blocks: tuple[SiteBlocks, ...]
-    max_drop: float | None
-    missing: MissingTarget | None = None
-    budget: tuple[BudgetRow, ...] = ()
-
-
 def measured_fields(
-    plan: Plan, compressed: Variant, evaluated: EvaluationResult, measured: Measurements, conclusions: Conclusions
+    plan: Plan,
+    compressed: Variant,
+    evaluated: EvaluationResult,
+    measured: Measurements,
+    *,
+    proofs: tuple[Proof, ...],
+    drop_status: DropStatus,
+    refused: tuple[Refusal, ...],
+    blocks: tuple[SiteBlocks, ...],
+    max_drop: float | None,
+    missing: MissingTarget | None = None,
+    budget: tuple[BudgetRow, ...] = (),
 ) -> dict[str, Any]:
     """The fields of a report that state what was measured on this machine, and the verdict.
 
@@ -78,7 +66,13 @@ def measured_fields(
         compressed: the variant of the plan.
         evaluated: the metric of both variants, and their answers to a few rows.
         measured: times, sizes and memory of both variants.
-        conclusions: proofs, and whether the result is what was requested.
+        proofs: comparisons of the graphs and engines of the run.
+        drop_status: whether the metric fell by more than `max_drop`.
+        refused: sites that could not be shrunk.
+        blocks: sites from which blocks were to be dropped.
+        max_drop: the loss of the metric that the run allows; None: any.
+        missing: the requested target, if this machine lacks it.
+        budget: what the plan was allowed to cost, and what it costs.
     """
     results: dict[str, Any] = {
         "plan": plan,
@@ -87,16 +81,16 @@ def measured_fields(
         "speeds": measured.speeds,
         "speeds_over_rewritten": measured.speeds_over_rewritten,
         "scores": evaluated.scores,
-        "proofs": conclusions.proofs,
-        "drop_status": conclusions.drop_status,
-        "refused": conclusions.refused,
-        "blocks": conclusions.blocks,
-        "missing": conclusions.missing,
-        "budget": conclusions.budget,
+        "proofs": proofs,
+        "drop_status": drop_status,
+        "refused": refused,
+        "blocks": blocks,
+        "missing": missing,
+        "budget": budget,
     }
     return {
         **results,
-        "verdict": reports.verdict(**results, max_drop=conclusions.max_drop),
+        "verdict": reports.verdict(**results, max_drop=max_drop),
         "throughputs": measured.throughputs,
         "embeddings": evaluated.embeddings,
         "answers": evaluated.answers,

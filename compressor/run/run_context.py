@@ -10,9 +10,8 @@ from accelerate import PartialState
 
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
-from compressor.config.sections import EngineConfig
 from compressor.config.steps import Blocks, Step
-from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, build_variant, shrink_graph
+from compressor.engines.build import ExportedGraph, ShrunkGraph, shrink_graph
 from compressor.engines.export import export_graph
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
@@ -202,19 +201,6 @@ class RunContext(RunInputs):
         with self.log.stage(f"{name}: shrinking the graph"):
             file = folder / "model.onnx"
             return shrink_graph(reference, self.sizes.cases, file, name=name, lower=lower, drop_unread=drop_unread)
-
-    def build(self, graph: ShrunkGraph, config: EngineConfig) -> Variant:
-        """Build the engine of one variant."""
-        with self.log.stage(f"{graph.name}: building the engine"):
-            return build_variant(graph, config, self.sizes.build, self.sizes.cases)
-
-    def scorer(self, dense: Variant) -> EvaluationScorer:
-        """Scores engines in comparison with the dense one."""
-        selection, data = self.built.selection, self.data
-        data = None if data is None else data.with_task(data.eval_task)
-        return EvaluationScorer(
-            dense, data, self.log, selection.seed, selection.batch_size, max_drop=selection.max_drop
-        )
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
         """What candidates for the engine of a graph are built, scored and timed with.

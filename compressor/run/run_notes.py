@@ -43,7 +43,7 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
         yield Note(
             code=NoteCode.WEIGHTS_CHANGED,
             text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
-            " the model folder as it was",
+            f" the {folder.kind} as it was",
         )
     distils = bool(codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN})
     trains = bool(selected.plan.masks) or (methods[0].trains_model if methods else not distils)
@@ -54,8 +54,8 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
         how = "with its masks" if selected.plan.masks else f"while its {' and '.join(units)} were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,
-            text=f"the compressed model was trained {how}; dense is the untrained model folder with every unit, through"
-            " the same export, passes and runtime",
+            text=f"the compressed model was trained {how}; dense is the untrained {folder.kind} with every unit,"
+            " through the same export, passes and runtime",
         )
     config = folder.config
     if isinstance(config, SegmentConfig) and config.memory_length:

@@ -13,10 +13,10 @@ from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
-from compressor.run.build_options import build_options
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
 from compressor.run.row_cases import row_cases
 from compressor.run.run_context import RunInputs, RunSizes
+from compressor.run.stages import build_options
 from compressor.tasks import Data
 
 _LENGTH = 128

@@ -14,7 +14,6 @@ from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
-from compressor.graph.network import GraphNetwork
 from compressor.model_folder import save_companions
 from compressor.results import (
     Generation,
@@ -25,7 +24,7 @@ from compressor.results import (
     TaskCode,
 )
 from compressor.run.measure import Measurements
-from compressor.run.report_fields import Conclusions, EvaluationResult, drop_status, measured_fields
+from compressor.run.report_fields import EvaluationResult, drop_status, measured_fields
 from compressor.run.run_context import RunContext, SelectedPlan
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
@@ -59,7 +58,8 @@ def make_report(
     compressed, engine = chosen.variant, chosen.choice.config
     plan = compressed.graph.plan
     plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(evaluated.scores)}})
-    conclusions = Conclusions(
+    measured_here = measured_fields(
+        *(plan, compressed, evaluated, measured),
         proofs=(*dense.proofs, *compressed.proofs),
         drop_status=drop_status(recipe.selection.max_drop, evaluated.scores),
         refused=_refusals(refused, plan),
@@ -70,7 +70,7 @@ def make_report(
     )
     own_task = model.folder.own_task
     return Report(
-        **measured_fields(plan, compressed, evaluated, measured, conclusions),
+        **measured_here,
         model=recipe.source.model.resolve().name,
         family=model.folder.family,
         task=model.folder.task if own_task is None else own_task.task_class.name,
@@ -113,7 +113,7 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
     link_library_files(folder)
-    if (selected.trained or model.folder.needs_weights) and not isinstance(model.folder.model, GraphNetwork):
+    if (selected.trained or model.folder.needs_weights) and model.folder.file is None:
         with quiet_transformers():
             model.folder.model.save_pretrained(folder)
     report = report.model_copy(update={"graphs": graphs})

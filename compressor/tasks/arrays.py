@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.graph.signature import InputSpec, OutputSpec
+from compressor.graph.signature import HasSignature, InputSpec, OutputSpec
 from compressor.model_folder import ModelFolder
 from compressor.models.classifiers import declare_vector
 from compressor.results import Note, NoteCode
@@ -54,7 +54,6 @@ class Arrays(Task):
     """
 
     name = "arrays"
-    compares_with_whole = True
     metrics: ClassVar[tuple[Metric, ...]] = (*Classes.metrics, *Numbers.metrics, *Vectors.metrics)
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -76,7 +75,7 @@ class Arrays(Task):
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
         """Whether the model is a bare graph."""
-        return hasattr(folder.model, "input_specs")
+        return isinstance(folder.model, HasSignature)
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
@@ -229,19 +228,19 @@ class Arrays(Task):
     def _default(self, folder: ModelFolder) -> tuple[str, Form]:
         """The output that is scored without labels, and its form; raise InputError without such an output."""
         if LABELS in self._inputs:
-            text = f"{folder.path}: reads {LABELS!r} as an input, as a graph for training does; use one for inference"
-            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path, input=LABELS)
+            text = f"{folder.source}: reads {LABELS!r} as an input, as a graph for training does; use one for inference"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.source, input=LABELS)
         requested = self._request.metric
         usual = ((name, form) for name in self._outputs if (form := self._usual(name)) is not None)
         choice = next(usual, None) if requested is None else self._choice(requested)
         if choice is None:
             listed = ", ".join(f"{name} {_axes(output)}" for name, output in self._outputs.items()) or "none"
-            metrics = "no metric" if requested is None else f"the metric {requested}"
+            fit = "no metric fits" if requested is None else f"the metric {requested} does not fit"
             text = (
-                f"{folder.path}: {metrics} fits the outputs of floats of the graph ({listed}); use a graph that returns"
-                " logits, numbers or vectors of each row, or another metric"
+                f"{folder.source}: {fit} the outputs of floats of the graph ({listed}); use a graph that"
+                " returns logits, numbers or vectors of each row, or another metric"
             )
-            details = {"path": folder.path, "outputs": tuple(self._outputs), "metric": requested}
+            details = {"path": folder.source, "outputs": tuple(self._outputs), "metric": requested}
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, **details)
         return choice
 
@@ -409,7 +408,9 @@ class Arrays(Task):
 
 
 def _axes(output: OutputSpec) -> str:
-    """The axes of an output, e.g. `[row, 3]`."""
+    """The axes of an output, e.g. `[row, 3]`; `[]`: a single number, or no tensor."""
+    if not output.shape:
+        return "[]"
     return f"[{', '.join(['row', *('any' if size is None else str(size) for size in output.shape[1:])])}]"
 
 

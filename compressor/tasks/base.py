@@ -42,7 +42,6 @@ class Task(ABC):
         reads_streams: whether the model keeps a memory of earlier examples, so that scoring and training read a text in
             parallel streams (`segment_streams`).
         embeds: whether the scored output is an embedding of each text.
-        compares_with_whole: whether rows without labels are always scored by the agreement with the whole model.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
             `end_logits` are logits over positions; any other output `[examples, n]` is logits of n classes.
@@ -63,7 +62,6 @@ class Task(ABC):
     in_order: ClassVar[bool] = False
     reads_streams: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
-    compares_with_whole: ClassVar[bool] = False
     joined_rows: ClassVar[int] = 1
     outputs: tuple[str, ...] = ("logits",)
     label_name: ClassVar[str] = "labels"

@@ -17,6 +17,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from compressor.config.sections import RowsConfig
 from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.signature import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import LABELS, Task
@@ -123,7 +124,7 @@ def open_data(
             and further splits of the same data may lack; only some of many rows are encoded, and the caller checks
             files that rows refer to (`Task.check_files`). None: the run reads all training rows, with labels.
         scores_answers: whether evaluation and test rows without labels get those that the model of the folder answers,
-            see `scoring.with_answers`.
+            see `scoring.with_answers`; those of an ONNX file always do.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -134,7 +135,7 @@ def open_data(
     if drawn_rows is not None and "train" in splits:
         splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
         notes += drawn_notes
-    scores_answers |= task.compares_with_whole
+    scores_answers |= isinstance(folder.model, HasSignature)  # rows of a file often have no labels
     labels = _learn_labels(task, splits, request, allows_none=drawn_rows is not None, scores_answers=scores_answers)
     tables = IdTables.of(folder.model, folder.processor)
     encoded = {

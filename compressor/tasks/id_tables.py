@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.graph.signature import HasSignature
 from compressor.model_folder.example_inputs import token_limit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
@@ -54,8 +55,8 @@ class IdTables:
         head = model.get_output_embeddings()
         if isinstance(head, nn.Linear):  # labels are shifted to the inputs of a decoder
             sizes[LABELS] = min(filter(None, (head.out_features, sizes[_TARGET_TOKENS])))
-        for name, spec in getattr(model, "input_specs", {}).items():  # of a graph, which has no modules of embeddings
-            sizes[name] = spec.ids
+        if isinstance(model, HasSignature):  # of a graph, which has no modules of embeddings
+            sizes |= {name: spec.ids for name, spec in model.input_specs.items()}
         positions = _position_limits(model)
         if (limit := token_limit(model)) is not None:
             positions[_TOKENS] = min(limit, positions.get(_TOKENS, limit))

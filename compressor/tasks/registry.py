@@ -7,6 +7,7 @@ from typing import Any
 from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.signature import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.silence_libraries import one_line
 from compressor.tasks.base import Task
@@ -26,10 +27,10 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
     """
     if folder.own_task is None and folder.task not in TASK_NAMES:
         raise InputError(
-            f"{folder.path}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
+            f"{folder.source}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
             " one of these or a custom task (--task), or run without data and with a plan",
             code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
+            path=folder.source,
             task=folder.task,
         )
     task_class = _task_class(folder)
@@ -56,8 +57,8 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             field="task",
             value=folder.own_task.path,
         ) from error
-    outputs = getattr(folder.model, "output_specs", None)
-    if outputs is not None and folder.sentence is None:
+    if isinstance(folder.model, HasSignature) and folder.sentence is None:
+        outputs = folder.model.output_specs
         task.use_outputs([name for name, output in outputs.items() if output.dtype.kind == "f"])
     return task
 
@@ -70,9 +71,9 @@ def _task_class(folder: ModelFolder) -> Any:
     task_class = folder.own_task.task_class
     if not task_class.accepts(folder):
         raise InputError(
-            f"{folder.path}: {task_class.name} does not accept this model; name another task (--task)",
+            f"{folder.source}: {task_class.name} does not accept this model; name another task (--task)",
             code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
+            path=folder.source,
             task=task_class.name,
         )
     return task_class

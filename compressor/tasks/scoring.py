@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -158,21 +157,3 @@ def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndar
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()
     return numbers[numbers < rows]
-
-
-def uninformed_text(metric: str, dense: float, constant: float | None, split: str) -> str | None:
-    """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
-
-    Args:
-        metric: name of the metric.
-        dense: the metric of the whole model.
-        constant: that of an answer that is the same for every row; None: there is none.
-        split: the rows that were scored.
-    """
-    if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
-        return None
-    return (
-        f"{metric}: the whole model scores {dense:.4g} on the {split} rows, no better than the same answer for every"
-        f" row ({constant:.4g}); check that these rows are of the task that the model learned, and that their labels"
-        " have the order of its classes"
-    )

@@ -4,13 +4,19 @@ Families that call transformers' attention interface are served by one hook, see
 projections that read their heads, see `compressor.units.projections`.
 """
 
-from compressor.units.compact import Compaction, compacted
-from compressor.units.find import find_sites
-from compressor.units.gating import check_plan, gated, hooked, keep_all, keep_only
-from compressor.units.groups import Bundles, PrunableGroup, expert_weights, find_groups
-from compressor.units.hook import Attention, OutputHook, WeightsHook
-from compressor.units.masking import masked
-from compressor.units.projections import Site
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compressor.units.compact import Compaction, compacted
+    from compressor.units.find import find_sites
+    from compressor.units.gating import check_plan, gated, hooked, keep_all, keep_only
+    from compressor.units.groups import Bundles, expert_weights, find_groups
+    from compressor.units.hook import Attention, OutputHook, WeightsHook
+    from compressor.units.masking import masked
+    from compressor.units.prunable import PrunableGroup, Site
 
 __all__ = [
     "Attention",
@@ -31,3 +37,23 @@ __all__ = [
     "keep_only",
     "masked",
 ]
+
+_MODULES = {
+    "compact": ("Compaction", "compacted"),
+    "find": ("find_sites",),
+    "gating": ("check_plan", "gated", "hooked", "keep_all", "keep_only"),
+    "groups": ("Bundles", "expert_weights", "find_groups"),
+    "hook": ("Attention", "OutputHook", "WeightsHook"),
+    "masking": ("masked",),
+    "prunable": ("PrunableGroup", "Site"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Resolved on first use: groups and sites are read where PyTorch is not installed.
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value

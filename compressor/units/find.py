@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,8 @@ from compressor.units.dependencies import DependencyTracker, hidden_from_modes, 
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.layers import is_linear, removed_afterwards
 from compressor.units.probe import observed_projections
-from compressor.units.projections import Site, called_projections, is_projection
+from compressor.units.projections import called_projections, is_projection
+from compressor.units.prunable import Site
 from graph_passes import Kind, Refusal
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class KnowsGroups(Protocol):
         group_names: names of all groups, in the order in which the model calls them.
         obstacles: what looks like an attention or a feed-forward and is no group, and why.
         search_outcome: what was looked for, and where the search stopped, for messages.
+        file: the file that holds them.
     """
 
     sites: Sequence[Site]
@@ -58,6 +61,7 @@ class KnowsGroups(Protocol):
     group_names: Sequence[str]
     obstacles: Sequence[Refusal]
     search_outcome: str
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,9 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 def nothing_to_remove(model: KnowsGroups) -> InputError:
     """The error for a graph without units that can be removed."""
     return InputError(
-        f"nothing can be removed from the graph. {model.search_outcome}",
+        f"{model.file}: nothing can be removed. {model.search_outcome}",
         code=ErrorCode.UNSUPPORTED_MODEL,
+        path=model.file,
         obstacles=tuple(str(obstacle) for obstacle in model.obstacles),
     )
 

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, SiteRefusedError
 from compressor.units.find import unread_sites
-from compressor.units.groups import PrunableGroup
 from compressor.units.hook import Attention, Call, OutputHook, WeightsHook, family, intercepted, unwrap
 from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
-from compressor.units.projections import Site, hooked_projections
+from compressor.units.projections import hooked_projections
+from compressor.units.prunable import PrunableGroup, Site
 from graph_passes import GroupPlan, Plan, SitePlan
 from graph_passes.attention.gate_initializers import GATE_NAMES, HEAD_GATE
 from graph_passes.errors import listed

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +35,9 @@ from compressor.units.layers import (
     outermost_layers,
     removed_afterwards,
 )
-from compressor.units.projections import Site, hooked_projections
-from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
+from compressor.units.projections import hooked_projections
+from compressor.units.prunable import PrunableGroup, Site
+from graph_passes.plan import GroupPlan, SitePlan
 
 logger = logging.getLogger(__name__)
 _MULTIPLES = ((1024, 32), (256, 16), (64, 8))
@@ -46,91 +46,6 @@ MAX_FUSED = 2
 """Maximum number of projections that one linear fuses: a gate and the values that it multiplies."""
 _TOLERANCE = 1e-6
 """Largest change of an output, relative to its largest magnitude, that counts as none."""
-
-
-@dataclass(frozen=True)
-class PrunableGroup:
-    """Interchangeable units at one point of a model, of which a plan keeps some number that `counts` has.
-
-    Query heads that share a key/value head are removed together, as one bundle; or one by one, as many from every part,
-    where a part is the query heads of one key/value head.
-
-    Attributes:
-        name: name of the group in plans: module path of the attention, or of the linear that reads the neurons.
-        type: `heads` or `neurons`.
-        units: number of units.
-        width: consecutive inputs of `linear` that belong to one unit.
-        multiple: a kept count is a multiple of it, or all units.
-        linear: module path of the linear that the group ends in: the output projection of an attention, or the down
-            projection of a feed-forward. None: the attention has none that could be recognized.
-        site: the attention; None for neurons.
-        bundle: consecutive units that are kept or dropped together.
-        parts: number of consecutive parts of equal size, each of which keeps equally many units.
-        limit: largest number of units that can be kept, where others were removed before; None: all.
-    """
-
-    name: str
-    type: GroupType
-    units: int
-    width: int
-    multiple: int
-    linear: str | None
-    site: Site | None = None
-    bundle: int = 1
-    parts: int = 1
-    limit: int | None = None
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Every number of units that can be kept, ascending, from none to all, or to the limit."""
-        most = self.units if self.limit is None else self.limit
-        return (*range(0, most, self.multiple), most)
-
-    @property
-    def bundles(self) -> int:
-        """Number of bundles."""
-        return self.units // self.bundle
-
-    def require_count(self, count: int) -> None:
-        """Check that `count` units can be kept, as whole bundles and equally many in each part.
-
-        Raises:
-            ValueError: they cannot.
-        """
-        if not 0 <= count <= self.units or count % (self.bundle * self.parts):
-            raise ValueError(
-                f"{self.name}: {count} of {self.units} units cannot be kept; give a multiple of"
-                f" {self.bundle * self.parts}"
-            )
-
-    def dropped_bundles(self, count: int) -> int:
-        """Number of bundles that are dropped if `count` units are kept; see `require_count`."""
-        self.require_count(count)
-        return self.bundles - count // self.bundle
-
-    def first(self, count: int) -> tuple[int, ...]:
-        """Ids of the first units of each part, `count` in all, ascending.
-
-        Where parts cannot keep equally many, as in plans of methods that choose single heads, the first parts keep one
-        unit more.
-        """
-        size = self.units // self.parts
-        each, more = divmod(count, self.parts)
-        return tuple(part * size + unit for part in range(self.parts) for unit in range(each + (part < more)))
-
-    def can_keep(self, kept: Sequence[int]) -> bool:
-        """Whether these units are whole bundles, and equally many in each part."""
-        bundles, parts = (Counter(unit // size for unit in kept) for size in (self.bundle, self.units // self.parts))
-        return all(number == self.bundle for number in bundles.values()) and (
-            len({parts[part] for part in range(self.parts)}) == 1
-        )
-
-    def plan(self, kept: Sequence[int]) -> GroupPlan:
-        """The plan that keeps these units at scale one."""
-        if self.site is None:
-            return NeuronPlan(self.name, self.units, tuple(kept))
-        site = self.site
-        return SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(kept))
 
 
 def linear_of(model: nn.Module, group: PrunableGroup) -> Linear:

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -90,12 +89,6 @@ def linear_at(model: nn.Module, path: str) -> Linear:
     linear = model.get_submodule(path)
     assert isinstance(linear, Linear)
     return linear
-
-
-def unit_columns(units: Iterable[int], width: int) -> np.ndarray:
-    """Indices of the inputs of a linear that belong to units of `width` consecutive inputs each."""
-    starts = np.fromiter(units, np.intp) * width
-    return (starts[:, None] + np.arange(width)).reshape(-1)
 
 
 def linear_sizes(linear: Linear) -> tuple[int, int]:

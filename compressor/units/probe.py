@@ -24,7 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from compressor.units.dependencies import hidden_from_modes
 from compressor.units.layers import gradients_of, removed_afterwards
-from compressor.units.projections import HeadContractions, Site, channels_last, contracting_modules, is_projection
+from compressor.units.projections import HeadContractions, channels_last, contracting_modules, is_projection
+from compressor.units.prunable import Site
 from graph_passes import Kind
 
 _PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")

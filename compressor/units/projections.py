@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.hook import OutputHook, family, unwrap
-from graph_passes import Kind, SitePlan
+from compressor.units.prunable import Site
+from graph_passes import SitePlan
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _attend = F.multi_head_attention_forward
@@ -31,29 +31,6 @@ _models: list[nn.Module] = []
 """The models of the contexts that are entered."""
 _projecting: list[Tensor] = []
 """The weights of output projections of calls that are running."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """The heads of one attention.
-
-    Attributes:
-        name: module path of the attention, e.g. `bert.encoder.layer.0.attention.self`, or, outside transformers'
-            attention interface, of the projection that reads the heads, e.g. `mpnet.encoder.layer.0.attention.attn.o`.
-        kind: `bidirectional`, `causal` (both self-attention) or `cross`.
-        heads: query heads.
-        kv_heads: key/value heads; divides `heads`.
-        head_dim: width of the value vector of one head.
-        batch_axis: axis that holds the rows of a batch where the heads are read: 0, or 1 in families whose tensors have
-            positions first.
-    """
-
-    name: str
-    kind: Kind
-    heads: int
-    kv_heads: int
-    head_dim: int
-    batch_axis: int = 0
 
 
 def is_projection(module: nn.Module) -> bool:

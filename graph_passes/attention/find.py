@@ -18,13 +18,13 @@ from graph_passes.attention.site_names import block_sparse_site, module_path, si
 from graph_passes.attention.tracing import (
     LAYOUT,
     PRODUCTS,
+    attend_to_themselves,
     count_repeats,
     is_computed,
     product_ahead,
     product_behind,
     projection_ahead,
     separate_heads,
-    source_activation,
 )
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.flow.concrete_shapes import Probe
@@ -44,8 +44,9 @@ class GraphSite:
 
     Attributes:
         name: the gate's site, else the module path that the exporter recorded, or None.
-        kind: `bidirectional`, `causal` (the graph has a causal mask) or `cross` (keys and queries are projected from
-            different activations). A block mask alone does not make an attention causal.
+        kind: `bidirectional`, `causal` (the graph has a causal mask) or `cross` (keys and queries are computed from
+            different activations, not from one or some of its positions). A block mask alone does not make an attention
+            causal.
         heads: number of query heads.
         kv_heads: number of key/value heads.
         head_dim: width of one head's value vector.
@@ -145,7 +146,7 @@ def _fused(node: ir.Node, probe: Probe, causality: Causality) -> GraphSite:
         kv_heads = attributes.get_int("kv_num_heads", heads)
         causal = bool(attributes.get_int("unidirectional", int(node.op_type == "GroupQueryAttention")))
     packed = node.op_type == "Attention" and node.domain == "com.microsoft"
-    cross = not packed and key is not None and source_activation(query) is not source_activation(key)
+    cross = not packed and key is not None and not attend_to_themselves(query, key)
     axis = 1 if len(shape) == 4 else 2
     head_dim = shape[3] if len(shape) == 4 else shape[2] // heads
     kind = _kind(cross=cross, causal=causal)
@@ -162,20 +163,12 @@ def _block_sparse(node: ir.Node, overloads: Collection[str], probe: Probe, causa
     shape = probe.shape(output)
     if shape is None or len(shape) != 4 or len(node.inputs) < 4:
         raise _UNKNOWN_SHAPE
-    query_source, key_source = source_activation(node.inputs[0]), source_activation(node.inputs[1])
     kind = _kind(
-        cross=query_source is not key_source and query_source is not _ungathered(key_source),
+        cross=not attend_to_themselves(node.inputs[0], node.inputs[1]),
         causal=bool(node.attributes.get_int("causal", 0)) or causality.is_masked(node.inputs[4:]),
     )
     kv_heads = shape[2] // count_repeats(node.inputs[2], probe)
     return GraphSite(block_sparse_site(node, overloads), kind, shape[2], kv_heads, shape[3], output, 2, 4)
-
-
-def _ungathered(value: ir.Value | None) -> ir.Value | None:
-    """The activation from which `passes.DropUnusedBlocks` gathered the positions that are used, if it did."""
-    node = value.producer() if value is not None else None
-    is_gathered = node is not None and node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 1
-    return node.inputs[0] if node is not None and is_gathered else value
 
 
 def _looks_like_attention(softmax: ir.Node) -> bool:
@@ -229,7 +222,7 @@ def _decomposed(softmax: ir.Node, probe: Probe, causality: Causality) -> GraphSi
     else:
         raise NoRuleError(RefusalCode.UNMATCHED_ATTENTION, "has no axis of heads")
     kind = _kind(
-        cross=source_activation(scores.inputs[0]) is not source_activation(scores.inputs[1]),
+        cross=not attend_to_themselves(*scores.inputs[:2]),
         causal=causality.is_masked(softmax.inputs),
     )
     kv_heads = heads // count_repeats(values.inputs[1], probe)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
@@ -14,6 +16,10 @@ PRODUCTS = frozenset(("FusedMatMul", "Gemm", "MatMul"))
 KEEPS_ELEMENTS = frozenset(("Cast", "Identity", "Transpose"))
 """Operators that may stand between a weight and the product that reads it."""
 _POINTWISE = frozenset(("Add", "CastLike", "Clip", "Div", "Dropout", "Max", "Min", "Mul", "Sub", "Tanh", "Where"))
+_SELECTIONS = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
+"""Operators that select elements of their first input."""
+_PARTS_OF_NORMS = frozenset(("Div", "Mul", "Sub"))
+"""Operators of a decomposed norm that read its input, and what is computed from it alone."""
 
 _STEPS = 8
 """Nodes that `is_computed` follows before it assumes that a tensor is computed."""
@@ -93,6 +99,31 @@ def _before_layout(value: ir.Value | None) -> ir.Value | None:
     while value is not None and (node := value.producer()) is not None and node.op_type in _RESHAPES:
         value = node.inputs[0]
     return value
+
+
+def attend_to_themselves(query: ir.Value | None, key: ir.Value | None) -> bool:
+    """Whether queries and keys are computed from one activation, or some of its positions, by norms and weights alone.
+
+    A graph that returns one position computes the queries of its last layer at this position alone.
+    """
+    return not set(_same_sequence(query)).isdisjoint(_same_sequence(key))
+
+
+def _same_sequence(value: ir.Value | None) -> Iterator[ir.Value]:
+    """The activation that a query or key is projected from, and what it is computed from alone.
+
+    This ends at a sum of two activations, such as that of the residual stream, or at embeddings.
+    """
+    value = source_activation(value)
+    while value is not None and is_computed(value):
+        yield value
+        node = value.producer()
+        if node is None:
+            return
+        operands = node.inputs[:1] if node.op_type in _SELECTIONS else list(filter(is_computed, node.inputs))
+        if len(operands) > 1 and node.op_type not in LAYOUT | _PARTS_OF_NORMS:
+            return
+        value = operands[0] if operands else None
 
 
 def _is_index(value: ir.Value) -> bool:

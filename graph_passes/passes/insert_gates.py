@@ -109,7 +109,9 @@ class InsertGates(GraphPass[InsertedGates]):
         """
         groups = search_groups(model).groups
         try:
-            sites = _sites_of_groups(self.plan, groups) or match_plan(self.plan, find_attention(model))
+            sites = _sites_of_groups(self.plan, groups)
+            if sites is None:
+                sites = match_plan(self.plan, find_attention(model))
             return sites, match_feed_forwards(self._scaled_feed_forwards(), model, self.weights, groups)
         except PlanError as error:
             for obstacle in integer_products(model):
@@ -118,20 +120,20 @@ class InsertGates(GraphPass[InsertedGates]):
             raise
 
 
-def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair]:
+def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair] | None:
     """Each site of a plan with the attentions of the group that it is named after, or after the product of.
 
     Returns:
-        The pairs; empty, unless the sites are all groups of heads of the graph, in their sizes.
+        The pairs; None, unless the sites are all groups of heads of the graph, in their sizes.
     """
     heads = [group for group in groups if group.type == "heads"]
     by_name = {group.linear: group for group in heads} | {group.name: group for group in heads}
     found = [by_name.get(site.name) for site in plan.sites]
     sizes = [None if group is None else (group.units, group.head_dim) for group in found]
     if {group.name for group in found if group is not None} != {group.name for group in heads}:
-        return []
+        return None
     if len(found) != len(heads) or sizes != [(site.heads, site.head_dim) for site in plan.sites]:
-        return []
+        return None
     pairs = zip(plan.sites, found, strict=True)
     return [(site, attention) for site, group in pairs if group is not None for attention in group.attentions]
 

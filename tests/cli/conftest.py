@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from compressor.export import export_reference
 from compressor.model_folder import example_inputs, load
 from compressor.units import find_sites, keep_all
 from graph_passes import Plan
 from tests import folders
+from tests.shared_exports import shared_export
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,7 +30,7 @@ def graph(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = load(model)
     inputs = example_inputs(folder, 2, 8)
     plan = keep_all(find_sites(folder.model, inputs))
-    export_reference(folder.model, plan, inputs, path)
+    shared_export(folder.model, plan, inputs, path)
     drop_first_head(plan).save(path.with_name("plan.json"))
     return path
 

@@ -60,6 +60,7 @@ from tests.cli.bad_inputs import (
     words_without_tags,
 )
 from tests.command import compress
+from tests.shared_exports import shared_export
 
 Cap = pytest.CaptureFixture[str]
 
@@ -69,15 +70,13 @@ SITE = "bert.encoder.layer.0.attention.self"
 @pytest.fixture(scope="module")
 def valid_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of valid inputs: `model`, `rows.tsv`, `plan.json`, `dense.onnx`."""
-    from compressor.export import export_reference
-
     inputs = tmp_path_factory.mktemp("sound")
     folders.save(folders.bert(), inputs / "model")
     folder = load(inputs / "model")
     batch = example_inputs(folder, 2, 8)
     plan = keep_all(find_sites(folder.model, batch)).model_copy(update={"model": folder.fingerprint})
     plan.save(inputs / "plan.json")
-    export_reference(folder.model, plan, batch, inputs / "dense.onnx")
+    shared_export(folder.model, plan, batch, inputs / "dense.onnx")
     rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]
     (inputs / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
     return inputs

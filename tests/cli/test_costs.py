@@ -13,6 +13,9 @@ from transformers import BertConfig, BertForSequenceClassification
 from compressor.errors import ErrorCode
 from compressor.measure.costs import CostTable
 from compressor.pruning import measure
+from compressor.targets.onnxruntime import engine
+from compressor.targets.onnxruntime.engine import Fusion
+from graph_passes import load, save
 from tests import folders
 from tests.command import CommandResult, compress
 
@@ -32,11 +35,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines run graphs as they are: fusing takes most of the time in which a tiny engine is built."""
+
+    def copy(source: Path, out: Path, settings: object, rewrite: object) -> Fusion:
+        save(load(source), out)
+        return Fusion(fused=False, reason="not tried")
+
+    monkeypatch.setattr(engine, "fuse", copy)
+
+
 def costs(capfd: Cap, model: Path, *flags: str | Path) -> CommandResult:
     return compress(capfd, "costs", model, "--batch", "1", "--seq", "8", "--threads", "1", *flags)
 
 
-@pytest.mark.usefixtures("short_timing")
+@pytest.mark.usefixtures("short_timing", "unfused")
 def test_costs_are_measured_once_and_written(
     capfd: Cap, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

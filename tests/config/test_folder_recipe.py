@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import demo
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.recipe_file import recipe_of
 from compressor.config.run import FIELDS
@@ -87,11 +86,3 @@ def test_rows_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     (folder / "rows.tsv").write_text("label\ttext\n")
     write(folder, 'data = "rows.tsv"\nkeep = 1\nout = "out"')
     assert recipe_of(str(folder), None, {}).rows.data == str(folder / "rows.tsv")
-
-
-def test_the_recipe_of_the_demo_is_allowed_in_a_folder(tmp_path: Path) -> None:
-    write(tmp_path, demo.RECIPE.format(max_length=demo.MAX_LENGTH))
-    row = ("xml", "a row")
-    demo.write_rows({"train": [row], "eval": [row], "test": [row], "unlabelled": [row]}, tmp_path / "rows")
-    recipe = recipe_of(str(tmp_path), None, {})
-    assert recipe.rows.data == str(tmp_path / "rows" / "unlabelled.txt")

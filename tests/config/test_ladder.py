@@ -11,6 +11,8 @@ import pytest
 from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
+from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 
@@ -87,3 +89,49 @@ def test_only_ladders_have_a_page_for_engines_of_other_tools() -> None:
 def test_the_command_of_a_rung_compares_nothing() -> None:
     mild, _ = rungs(compare_points="rivals.json")
     assert "compare" not in command_line(mild)
+
+
+UNITS = "{ units = { macs = 0.9 } }, { distill = {} }, { units = { macs = 0.8 } }, { distill = { temperature = 3 } }"
+
+
+@pytest.mark.parametrize("is_flag", [True, False])
+def test_a_list_with_several_budgets_is_the_ladder_of_flags(is_flag: bool, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"data": "train.tsv", "out": "frontier"}
+    if not is_flag:
+        (tmp_path / "compress.toml").write_text(f"steps = [{UNITS}]")
+    listed = recipes_of(str(tmp_path), None, {**flags, **({"steps": f"[{UNITS}]"} if is_flag else {})})
+    by_flags = recipes_of(str(tmp_path), "/dev/null", {**flags, "macs": "90%,80%", "distill": True})
+    assert [rung.output.out for rung in listed] == [rung.output.out for rung in by_flags]
+    assert [steps_of(rung)[0] for rung in listed] == [steps_of(rung)[0] for rung in by_flags]
+    assert [step.temperature for rung in listed for step in steps_of(rung) if isinstance(step, Distill)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "{ units = { macs = 0.8 } }, { units = { macs = 0.9 } }",  # not in order
+        "{ units = { macs = 0.9 } }, { units = { macs = 0.9 } }",
+        "{ units = { macs = 0.9 } }, { units = { speedup = 2 } }",
+        "{ units = { macs = 0.9, parameters = 0.9 } }, { units = { macs = 0.8, parameters = 0.8 } }",
+        "{ units = { macs = 0.9 } }, { units = { macs = 0.8 } }, { distill = {} }",
+        "{ units = { macs = 0.9 } }, { distill = {} }, { distill = {} }",
+        "{ within = { max_drop = 0.1 } }, { within = { max_drop = 0.2 } }",
+    ],
+)
+def test_lists_that_are_no_ladder_are_refused(steps: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes_of("model", "/dev/null", {"data": "train.tsv", "steps": f"[{steps}]"})
+    assert caught.value.code is ErrorCode.CONTRADICTION
+
+
+def test_flags_of_a_step_beside_a_list_hold_for_every_rung(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(f"data = 'train.tsv'\nsteps = [{UNITS}]")
+    rungs = recipes_of(str(tmp_path), None, {"distill_steps": 7})
+    assert [step.training_steps for rung in rungs for step in steps_of(rung) if isinstance(step, Distill)] == [7, 7]
+
+
+def test_heads_of_a_list_are_selected_of_the_whole_model_for_every_rung() -> None:
+    parts = "{ heads = { keep = 1 } }, { units = { macs = 0.9 } }, { heads = { keep = 1 } }, { units = { macs = 0.8 } }"
+    rungs = recipes_of("model", "/dev/null", {"data": "train.tsv", "steps": f"[{parts}]"})
+    assert [[step.name for step in steps_of(rung)] for rung in rungs] == [["heads", "units"]] * 2
+    assert all(step.units.start_from is None for rung in rungs for step in steps_of(rung) if step.units is not None)

@@ -146,6 +146,29 @@ def test_a_recipe_is_frozen_and_refuses_unknown_fields() -> None:
         Recipe(model="m", keeep=3)
 
 
+@pytest.mark.parametrize(
+    ("minutes", "fields", "expected"),
+    [
+        (None, {}, (2048, 300, 10.0)),
+        (20, {}, (2048, 300, 10.0)),
+        ("10", {}, (1024, 150, 5.0)),
+        (4, {}, (409, 100, 2.0)),
+        (4, {"calibration_rows": 300, "seconds": 7}, (409, 300, 7.0)),
+        (0.1, {}, (256, 100, 1.0)),
+    ],
+)
+def test_a_plain_run_of_few_minutes_reads_fewer_rows_and_measures_less(
+    minutes: float | None, fields: dict[str, Any], expected: tuple[int, int, float]
+) -> None:
+    limit = {} if minutes is None else {"minutes": minutes}
+    recipe = Recipe(model="m", data="d", **limit, **fields)
+    (step,) = steps_of(recipe)
+    assert step.units is not None
+    assert (step.units.prune_rows, recipe.engine.calibration_rows, recipe.measure.seconds) == expected
+    again = recipe_of("m", "/dev/null", {"data": "d", "max_drop": 0.01, "distill": True, **limit})
+    assert again.measure.seconds == 10.0  # a run that says what to do is measured as it says
+
+
 def test_the_command_line_of_a_recipe_gives_the_same_recipe() -> None:
     fields = {"data": "a b.tsv", "keep": "50%", "batch": "1,2", "options": "a=1,b=x", "force": True}
     recipe = recipe_of("my model", None, fields)

@@ -68,6 +68,7 @@ def test_the_code_on_language_models_runs(tmp_path: Path, monkeypatch: pytest.Mo
     torch.testing.assert_close(torch.from_numpy(names["logits"]), names["out"].logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.zoo
 def test_the_stages_of_pruning_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are multiply-accumulates, so that no engine of a cost table is built."""
 

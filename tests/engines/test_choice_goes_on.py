@@ -48,6 +48,7 @@ def quantize_in_part(graph: Path, rows: object, out: Path, **_: Any) -> Any:
     failing()
 
 
+@pytest.mark.zoo
 def test_the_dynamic_engine_is_delivered_where_the_graph_cannot_be_quantized(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +104,8 @@ def test_the_next_engine_is_delivered_where_the_best_cannot_be_built_again(secon
     assert not (second / "left.over").exists()
 
 
-@pytest.mark.parametrize("label", ["ort int8 dynamic", pytest.param("ort int8 portable", marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("label", ["ort int8 dynamic", "ort int8 portable"])
 def test_an_engine_that_cannot_be_scored_is_a_row(
     label: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

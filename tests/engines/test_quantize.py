@@ -10,8 +10,7 @@ import compressor
 from compressor import report as reports
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.results import NoteCode
-from compressor.run.finished_run import load_run
-from compressor.run.rebuild import rebuild
+from compressor.run.rebuild import load_run, rebuild
 from compressor.targets import Precision
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPHS, SYMMETRIC_GRAPH

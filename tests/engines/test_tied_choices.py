@@ -17,7 +17,7 @@ from compressor.engines.prove_export import prove_export, require_export
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fresh_model, load
 from compressor.models.forward_changes import FirstOfEqual, configured_switches
-from compressor.results import NoteCode
+from compressor.results import NoteCode, Proof, ProofStage
 from compressor.run.beyond_served import prove_beyond
 from compressor.units import keep_all
 from compressor.units.find import find_units
@@ -68,7 +68,21 @@ def test_the_first_of_equal_values_are_chosen_and_ties_at_the_boundary_are_notic
         assert choices.tied == tied
 
 
-@pytest.mark.parametrize("name", ["AXK2ForSequenceClassification", pytest.param("AXK2Model", marks=pytest.mark.zoo)])
+def test_a_choice_among_equal_scores_is_refused_by_the_entry_of_the_configuration() -> None:
+    """Also where the outputs agree, by chance."""
+    model: Any = folders.bert()
+    model.config.index_topk = KEYS
+
+    def prove() -> Proof:
+        torch.zeros(KEYS + 1).topk(KEYS)
+        return Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=("length 17",))
+
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="index_topk", value=KEYS):
+        require_export(prove, model, ())
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", ["AXK2ForSequenceClassification", "AXK2Model"])
 def test_keys_among_equal_scores_are_right_up_to_their_number_and_refused_above(name: str, tmp_path: Path) -> None:
     model: Any = getattr(hf, name)
     folder = load(folders.save(spread(model(hf.AXK2Config(**_SIZES))), tmp_path / "model"))

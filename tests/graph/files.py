@@ -11,9 +11,11 @@ import onnx
 import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, ViTImageProcessorPil
 
+from compressor.model_folder.input_rules import IMAGES
 from tests import folders
+from tests.tasks import pictures
 
 TEXT_INPUTS = ("input_ids", "attention_mask")
 LENGTH = 8
@@ -29,6 +31,18 @@ class _Named(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         results = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return tuple(results[name] for name in self.outputs)
+
+
+class _Images(nn.Module):
+    """An image classifier with a positional input, and its logits."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
 
 
 def write_graph(
@@ -73,6 +87,29 @@ def classifier(path: Path, **names: Sequence[str]) -> Path:
     """The graph of a BERT of one layer that classifies."""
     torch.manual_seed(0)
     return write_graph(folders.bert(), path, **names)
+
+
+def image_classifier(folder: Path, *, has_processor: bool = True) -> Path:
+    """The graph of a ViT whose images have free axes, as optimum writes it, possibly beside its image processor."""
+    model = pictures.vit()
+    model.set_attn_implementation("eager")
+    folder.mkdir(parents=True, exist_ok=True)
+    axes = {IMAGES: dict(enumerate(("batch", "channels", "height", "width"))), "logits": {0: "batch"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Images(model).eval(),
+            (torch.randn(2, 3, pictures.SIZE, pictures.SIZE),),
+            folder / "model.onnx",
+            input_names=[IMAGES],
+            output_names=["logits"],
+            dynamic_axes=axes,
+            opset_version=14,
+            dynamo=False,
+        )
+    if has_processor:
+        ViTImageProcessorPil(size={"height": pictures.SIZE, "width": pictures.SIZE}).save_pretrained(folder)
+    return folder / "model.onnx"
 
 
 def arrays(rows: int = 24, inputs: Sequence[str] = TEXT_INPUTS, seed: int = 0) -> dict[str, np.ndarray]:

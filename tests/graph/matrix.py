@@ -41,7 +41,6 @@ from compressor.config.graph_file import graph_of
 from compressor.errors import CompressorError
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.write import reference_run
 from compressor.units import find_groups
 from graph_passes import GraphPassError, Plan, gate_groups, shrink
 from tests.graph_passes.exporters import Attention, export, free_axes, trace
@@ -219,10 +218,10 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
     except (CompressorError, GraphPassError) as error:
         return f"refused: {error.code}"
     expected = Counter(f"{group.units} {group.type}" for group in find_groups(model, inputs))
-    found = Counter(f"{group.units} {group.type}" for group in program.found.groups)
+    found = Counter(f"{group.units} {group.type}" for group in program.search.groups)
     if found == expected:
         return "whole"
-    reasons = sorted({f"{obstacle.op} {obstacle.code}" for obstacle in program.found.obstacles})
+    reasons = sorted({f"{obstacle.op} {obstacle.code}" for obstacle in program.search.obstacles})
     if not reasons or found - expected:
         return f"silent: {dict(found)} of {dict(expected)}"
     return f"{'part' if found else 'refused'}: {', '.join(reasons)}"
@@ -244,7 +243,7 @@ def _wrong(
         computed = network(**{name: inputs[name] for name in network.input_specs})
     if (difference := error([value.numpy() for value in computed.values()], whole)) > tolerance:
         yield f"the network differs by {difference:.1e}"
-    groups = [dataclasses.replace(group, name=group.linear) for group in program.found.groups]
+    groups = [dataclasses.replace(group, name=group.linear) for group in program.search.groups]
     plan = Plan(groups=tuple(group.plan(range(group.units // 2, group.units)) for group in groups))
     if not groups:
         return
@@ -253,7 +252,7 @@ def _wrong(
         yield f"shrink refuses {shrunk.obstacle}"
     outputs = run(shrunk.model, arrays)
     gated = run(gate_groups(read(), plan), arrays)
-    zeroed = list(reference_run(network, plan)(arrays).values())
+    zeroed = list(network.reference_run(plan)(arrays).values())
     if (difference := error(outputs, gated)) > tolerance:
         yield f"the shrunk graph differs from the gated one by {difference:.1e}"
     if (difference := error(outputs, zeroed)) > tolerance:

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.write import with_weights
 from compressor.model_folder import load
 from graph_passes import GraphErrorCode
 from tests.command import compress
-from tests.graph.files import TEXT_INPUTS, arrays, classifier, npz, texts
+from tests.graph.files import TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
+from tests.tasks import pictures
 
 Fault = Callable[[Path], list[str | Path]]
 
@@ -112,6 +112,16 @@ def integers_alone(graph: onnx.GraphProto) -> None:
     graph.output[0].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.INT64, None))
 
 
+def fixed_rows(graph: onnx.GraphProto) -> None:
+    for value in graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def one_number(graph: onnx.GraphProto) -> None:
+    with_last(helper.make_node("ReduceSum", ["before"], ["logits"], keepdims=0))(graph)
+    graph.output[0].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, []))
+
+
 def no_graph(inputs: Path) -> list[str | Path]:
     (inputs / "model.onnx").write_bytes(b"no graph")
     return run(inputs)
@@ -175,6 +185,12 @@ def outside_of_table(inputs: Path) -> list[str | Path]:
     return run(inputs, "--tokenizer", inputs / "tokenizer", rows="rows.tsv")
 
 
+def images_alone(inputs: Path) -> list[str | Path]:
+    """Images, and a graph without the file that says how they become its input."""
+    image_classifier(inputs, has_processor=False)
+    return [*run(inputs)[:2], pictures.write_folder(inputs / "images", 12), *run(inputs)[3:]]
+
+
 UNSUPPORTED = ErrorCode.UNSUPPORTED_MODEL
 BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "no graph": (no_graph, 3, GraphErrorCode.FILE_UNREADABLE, {}),
@@ -198,6 +214,16 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         lambda i: edited(i, lambda graph: graph.input.append(graph.input[0])),
         *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "input_ids"}),
     ),
+    "two outputs of one name": (
+        lambda i: edited(i, lambda graph: graph.output.append(graph.output[0])),
+        *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "logits"}),
+    ),
+    "a number of rows": (lambda i: edited(i, fixed_rows), 3, UNSUPPORTED, {"input": "input_ids"}),
+    "one number": (lambda i: edited(i, one_number), 3, UNSUPPORTED, {"outputs": ("logits",), "metric": None}),
+    "another metric": (
+        lambda i: run(i, "--metric", "spearman"),
+        *(3, UNSUPPORTED, {"outputs": ("logits",), "metric": "spearman"}),
+    ),
     "nothing to remove": (plain_layer, 3, UNSUPPORTED, {"obstacles": ()}),
     "an array less": (with_arrays(attention_mask=None), 3, ErrorCode.COLUMN_MISSING, {"input": "attention_mask"}),
     "an array more": (with_arrays(more=arrays()["input_ids"]), 3, ErrorCode.UNKNOWN_NAME, {"array": "more"}),
@@ -219,6 +245,7 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     ),
     "no tokenizer": (lambda i: run(i, rows="rows.tsv"), 3, ErrorCode.FILE_MISSING, {"field": "tokenizer"}),
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),
+    "no image processor": (images_alone, 3, ErrorCode.FILE_MISSING, {"inputs": ("pixel_values",)}),
     "task of arrays": (lambda i: run(i, "--task", "fill-mask"), 2, ErrorCode.CONTRADICTION, {"field": "task"}),
     **{
         flags[0]: (with_flags(*flags), 2, ErrorCode.CONTRADICTION, {})
@@ -255,12 +282,12 @@ def test_a_tokenizer_is_for_graphs(inputs: Path, capfd: pytest.CaptureFixture[st
 def test_a_file_that_changes_is_not_written_back(inputs: Path) -> None:
     file = inputs / "model.onnx"
     network: Any = load(file, rows=arrays()).model
-    with_weights(network)
+    network.with_weights()
     model = onnx.load(file)
     model.graph.node[0].name += "_"
     onnx.save(model, file)
     with pytest.raises(InputError) as error:
-        with_weights(network)
+        network.with_weights()
     assert error.value.code == ErrorCode.FILE_MISMATCH
     assert error.value.details["path"] == file
 

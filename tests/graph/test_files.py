@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
 from compressor.config.run import Recipe
@@ -21,7 +22,8 @@ from compressor.tasks import Task, open_data
 from tests import folders
 from tests.command import compress
 from tests.folders import rows_config
-from tests.graph.files import classifier, halve, npz, texts, write_graph
+from tests.graph.files import classifier, halve, image_classifier, npz, texts, write_graph
+from tests.tasks import pictures
 from tests.tasks.questions import bert as reader
 from tests.tasks.questions import row as question
 from tests.tasks.questions import wordpieces
@@ -152,3 +154,54 @@ def test_arrays_need_no_task(tmp_path: Path) -> None:
     file = classifier(tmp_path / "model.onnx", names=("scores",))
     rows = npz(tmp_path / "rows.npz", input_ids=np.ones((9, 8), np.int64), attention_mask=np.ones((9, 8), np.int64))
     assert load(file, rows=dict(np.load(rows))).task == "arrays"
+
+
+def test_notes_name_the_file(report: Report) -> None:
+    (text,) = (note.text for note in report.notes if note.code is NoteCode.WEIGHTS_CHANGED)
+    assert "the file as it was" in text
+
+
+def test_an_image_classifier_beside_its_processor(tmp_path: Path) -> None:
+    file = image_classifier(tmp_path / "graph")
+    rows = pictures.write_folder(tmp_path / "rows", 48)
+    recipe = Recipe(model=file, data=str(rows), macs=0.7, batch=(1,), seconds=0.02, threads=1, out=tmp_path / "out")
+    report = compressor.compress(recipe)
+    assert report.task == "image-classification"
+    assert report.proofs
+    assert all(proof.holds for proof in report.proofs)
+    plan = report.plan
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+    folder = load(tmp_path / "out")
+    assert (folder.task, folder.image_size) == ("image-classification", (3, pictures.SIZE, pictures.SIZE))
+
+
+def test_texts_without_labels_are_compared_with_the_whole_graph(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "model.onnx")
+    folders.tokenizer().save_pretrained(tmp_path)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\n" + "\n".join(f"good film {word}" for word in folders.WORDS * 4) + "\n")
+    data = open_data(rows_config(str(rows)), load(file), drawn_rows=8)
+    assert data.scores_eval
+    assert len(data.test)
+    assert NoteCode.ANSWERS_AS_LABELS in {note.code for note in data.notes}
+
+
+def test_the_plan_of_another_graph_is_refused_by_its_group(
+    report: Report, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = place / "out" / "plan.json"
+    torch.manual_seed(1)
+    sizes = {**folders.SIZES, "intermediate_size": 24}
+    others = {
+        "wider": (BertForSequenceClassification(BertConfig(**sizes)), report.plan.feed_forwards[0].name),
+        "trained otherwise": (folders.bert(), None),
+    }
+    for name, (model, group) in others.items():
+        file = write_graph(model, tmp_path / name / "model.onnx")
+        flags = ("--tokenizer", place / "model", "--data", place / "rows.tsv", "--plan", plan)
+        refused = compress(capfd, file, *flags, "-o", tmp_path / "out", "--quiet")
+        assert (refused.code, refused.error_code) == (3, ErrorCode.FILE_MISMATCH)
+        assert refused.details.get("group") == group
+        assert str(file) in refused.error
+        assert not (tmp_path / "out").exists()

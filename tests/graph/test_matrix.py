@@ -13,8 +13,6 @@ from tests.graph import matrix
 QUICK = [
     ("bert", "legacy 11"),
     ("bert", "ONNX Runtime"),
-    ("gpt2", "optimum"),
-    ("llama", "legacy 17"),
     ("vit", "legacy 14"),
     ("distilbert", "fp16"),
 ]

@@ -14,19 +14,21 @@ from transformers import AlbertConfig, AlbertForSequenceClassification
 import graph_passes
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.write import reference_run, with_weights, write_gated
+from compressor.graph.signature import file_model
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
+from graph_passes import Plan
+from tests import folders
 from tests.exported_graphs import Inputs, Session
+from tests.graph.files import classifier
 from tests.graph_passes.exporters import export, trace
 from tests.zoo import FAMILIES, VOCABULARY, text
 
-QUICK = ("bert", "gpt2")
-ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+QUICK = {"legacy": ("bert", "gpt2"), "dynamo": ("bert",)}
 TOLERANCE = 1e-5
 
 
-def network(path: Path) -> GraphNetwork:
+def load_network(path: Path) -> GraphNetwork:
     return network_of(Program.of(path), GraphConfig())
 
 
@@ -47,8 +49,14 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Inputs]:
     return legacy("bert", tmp_path_factory.mktemp("bert"))
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("exporter", ["legacy", "dynamo"])
+@pytest.mark.parametrize(
+    ("exporter", "name"),
+    [
+        pytest.param(exporter, name, marks=() if name in quick else pytest.mark.zoo)
+        for exporter, quick in QUICK.items()
+        for name in FAMILIES
+    ],
+)
 def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) -> None:
     model, inputs = FAMILIES[name](0)
     path = tmp_path / "model.onnx"
@@ -59,20 +67,28 @@ def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) ->
             export(model, inputs, path, opset=18, attention="eager")
     except Exception as failure:
         pytest.skip(f"the exporter fails: {failure}")
-    made = network(path)
+    network = load_network(path)
     expected = Session(path).run(inputs)
     with torch.no_grad():
-        actual = made(**{key: value for key, value in inputs.items() if key in made.input_specs})
+        actual = network(**{key: value for key, value in inputs.items() if key in network.input_specs})
     assert all(error(actual[key], array) <= TOLERANCE for key, array in expected.items())
     least = model.config.get_text_config().num_hidden_layers if name == "bert" else 1
-    assert len(made.graph_layers) >= least
+    assert len(network.graph_layers) >= least
+
+
+def test_a_network_declares_its_file_and_a_model_of_pytorch_has_none(bert: tuple[Path, Inputs]) -> None:
+    path, _ = bert
+    network = load_network(path)
+    assert file_model(network) is file_model(torch.nn.DataParallel(network)) is network
+    assert (network.file, network.precision) == (path, "fp32")
+    assert file_model(folders.bert()) is None
 
 
 def test_groups_of_a_network_are_its_linears(bert: tuple[Path, Inputs]) -> None:
-    made = network(bert[0])
-    groups = find_groups(made, bert[1])
+    network = load_network(bert[0])
+    groups = find_groups(network, bert[1])
     assert groups
-    assert all(made.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups)
+    assert all(network.get_submodule(str(group.linear)).in_features == group.units * group.width for group in groups)
     assert {group.type for group in groups} == {"heads", "neurons"}
 
 
@@ -84,30 +100,30 @@ def test_paths_of_groups_may_be_those_of_a_model_without_a_head(tmp_path: Path) 
         node.name = (node.name or "").replace("/model/model/", "/")
         node.metadata_props.clear()
     graph_passes.save(whole, tmp_path / "bare.onnx")
-    made = network(tmp_path / "bare.onnx")
-    assert "layers.0.self_attn.o_proj" in made.group_names
-    assert all(isinstance(made.get_submodule(name), torch.nn.Linear) for name in made.group_names)
+    network = load_network(tmp_path / "bare.onnx")
+    assert "layers.0.self_attn.o_proj" in network.group_names
+    assert all(isinstance(network.get_submodule(name), torch.nn.Linear) for name in network.group_names)
 
 
 def test_a_copy_shares_parameters_and_computes_the_same(bert: tuple[Path, Inputs]) -> None:
     path, inputs = bert
-    made = network(path)
-    copied = copy.deepcopy(made, {id(parameter): parameter for parameter in made.parameters()})
-    shared = {id(parameter) for parameter in made.parameters()}
+    network = load_network(path)
+    copied = copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
+    shared = {id(parameter) for parameter in network.parameters()}
     assert all(id(parameter) in shared for parameter in copied.parameters())
     with torch.no_grad():
-        assert torch.equal(made(**inputs)["logits"], copied(**inputs)["logits"])
+        assert torch.equal(network(**inputs)["logits"], copied(**inputs)["logits"])
 
 
 def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, Inputs]) -> None:
     path, inputs = bert
-    made = network(path)
-    linear = str(find_groups(made, inputs)[-1].linear)
+    network = load_network(path)
+    linear = str(find_groups(network, inputs)[-1].linear)
     seen: list[torch.Tensor] = []
-    module = made.get_submodule(linear)
+    module = network.get_submodule(linear)
     with module.register_forward_hook(lambda *arguments: seen.append(arguments[2])), torch.no_grad():
-        made(**inputs)
-    run = LayerwiseRun(made, [inputs])
+        network(**inputs)
+    run = LayerwiseRun(network, [inputs])
     run.advance(run.layers_of(linear).start)
     (calls,) = run.observe({linear: None})
     assert calls[0].output is not None
@@ -116,27 +132,27 @@ def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, 
 
 def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
     path, inputs = bert
-    made = network(path)
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.05)
-    before = {name: value.clone() for name, value in made.initializers.items()}
-    made(**inputs)["logits"].square().sum().backward()
+    network = load_network(path)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    before = {name: value.clone() for name, value in network.initializers.items()}
+    network(**inputs)["logits"].square().sum().backward()
     optimizer.step()
-    changed = [name for name, value in made.initializers.items() if not torch.equal(value, before[name])]
+    changed = [name for name, value in network.initializers.items() if not torch.equal(value, before[name])]
     assert len(changed) > 0.8 * len(before)
-    graph_passes.save(with_weights(made), tmp_path / "trained.onnx")
+    graph_passes.save(network.with_weights(), tmp_path / "trained.onnx")
     expected = Session(tmp_path / "trained.onnx").run(inputs)
     with torch.no_grad():
-        assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
+        assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
 
 
 def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
     path, inputs = bert
-    made = network(path)
-    groups = find_groups(made, inputs)
+    network = load_network(path)
+    groups = find_groups(network, inputs)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    write_gated(made, plan, tmp_path / "gated.onnx")
+    network.write_gated(plan, tmp_path / "gated.onnx")
     gated = Session(tmp_path / "gated.onnx").run(inputs)
-    folded = reference_run(made, plan)({name: value.numpy() for name, value in inputs.items()})
+    folded = network.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
     assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
     whole = Session(path).run(inputs)
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
@@ -168,13 +184,29 @@ def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(
             graph.graph.register_initializer(copied)
             node.replace_input_with(1, copied)
     graph_passes.save(graph, path)
-    made = network(path)
-    groups = find_groups(made, inputs)
-    assert any(len(group.weights) > 1 for group in Program.of(path).found.groups)
+    network = load_network(path)
+    groups = find_groups(network, inputs)
+    assert any(len(group.weights) > 1 for group in Program.of(path).search.groups)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    write_gated(made, plan, tmp_path / "gated.onnx")
-    expected = reference_run(made, plan)({name: value.numpy() for name, value in inputs.items()})
-    with torch.no_grad(), gated(made, plan):
-        assert error(made(**inputs)["logits"], expected["logits"]) <= TOLERANCE
+    network.write_gated(plan, tmp_path / "gated.onnx")
+    expected = network.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    with torch.no_grad(), gated(network, plan):
+        assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
     actual = Session(tmp_path / "gated.onnx").run(inputs)
     assert np.abs(actual["logits"] - expected["logits"]).max() <= TOLERANCE * np.abs(expected["logits"]).max()
+
+
+def test_neurons_are_removed_where_no_attention_has_heads_to_remove(tmp_path: Path) -> None:
+    def shrunk(path: Path, heads: int, neurons: int) -> Path:
+        kept = {"heads": heads, "neurons": neurons}
+        groups = graph_passes.find_groups(graph_passes.load(path)).groups
+        plan = Plan(groups=tuple(group.plan(range(min(group.units, kept[group.type]))) for group in groups))
+        out = path.with_name(f"{heads} heads.onnx")
+        graph_passes.save(graph_passes.shrink(graph_passes.load(path), plan).model, out)
+        return out
+
+    single = shrunk(classifier(tmp_path / "model.onnx"), 1, 20)
+    before = graph_passes.find_groups(graph_passes.load(single)).groups
+    assert {group.type for group in before} == {"neurons"}
+    after = graph_passes.find_groups(graph_passes.load(shrunk(single, 0, 5))).groups
+    assert {group.units for group in after} == {5}

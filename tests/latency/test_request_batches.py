@@ -12,11 +12,13 @@ import pytest
 from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import encode_batches
+from compressor.latency.local_engine import load_engine
 from compressor.latency.request_batches import MAX_BATCHES, Batches, load_batches
 from compressor.model_folder import load_processor
 from compressor.targets.tensor_specs import FREE, PIXELS, TensorSpec
 from tests import folders
 from tests.faults import fails_with
+from tests.graph.files import classifier
 from tests.latency.endpoint import FunctionEndpoint, X
 from tests.tasks import pictures
 
@@ -43,6 +45,16 @@ def test_random_batches_are_drawn_for_the_model() -> None:
     again = load_batches(FunctionEndpoint(), request_with(batch=2, seed=7))
     np.testing.assert_array_equal(batches.feeds[3]["x"], again.feeds[3]["x"])
     assert not np.array_equal(batches.feeds[0]["x"], batches.feeds[1]["x"])
+
+
+def test_batches_have_as_many_tokens_as_the_graph_takes(tmp_path: Path) -> None:
+    engine = load_engine(classifier(tmp_path / "model.onnx"), tmp_path)
+    batches = load_batches(engine, request_with())
+    assert batches.length(128) == 16
+    assert engine.infer(batches.feeds[0])
+    assert load_batches(engine, request_with(seq=20)).length(128) == 20
+    with fails_with(ErrorCode.OUT_OF_RANGE, field="seq", value=50, maximum=12):
+        load_batches(engine, request_with(seq=50))
 
 
 def test_rows_of_arrays_are_divided_into_batches(tmp_path: Path) -> None:

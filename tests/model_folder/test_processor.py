@@ -41,9 +41,8 @@ MODELS = {"dinov2": (dinov2, 24), "swin": (swin, 16), "deit": (deit, 24)}
 """Name -> the model, and the height and width of the images that its processor makes."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "dinov2" else pytest.mark.zoo) for name in MODELS]
-)
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", MODELS)
 def test_graphs_have_the_size_of_the_processor(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     build, side = MODELS[name]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.export import export_reference
-from compressor.segment_memory import memory_names
 from compressor.targets.relative_error import relative_error
 from compressor.targets.segment_stream import Stream
-from compressor.units import find_sites, keep_all
-from graph_passes import load, shrink
-from tests.targets.segment_models import SIZES, TOLERANCE, build, plan_of, segment_model, token_ids
+from compressor.units import keep_all
+from tests.targets.segment_models import SIZES, TOLERANCE, build, exported_model, plan_of, token_ids
 
-TEXT = 12
+TEXT = SIZES["memory_length"]
 
 
 @pytest.fixture(
@@ -31,14 +27,10 @@ TEXT = 12
 )
 def stream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stream:
     family, heads = request.param
-    model = segment_model(family, memory_length=TEXT)
-    memories = {name: torch.randn(2, 3, SIZES["hidden_size"]) for name in memory_names(2)}
-    inputs = {"input_ids": token_ids(2, 5), **memories}
-    sites = find_sites(model, inputs)
+    exported = exported_model(family)
+    sites = exported.sites
     plan = keep_all(sites) if heads == "dense" else plan_of(sites, [(0, 2, 3), (1,)], np.random.default_rng(0))
-    folder = tmp_path_factory.mktemp("stream")
-    export_reference(model, plan, inputs, folder / "reference.onnx")
-    return Stream(*build(shrink(load(folder / "reference.onnx"), plan), folder))
+    return Stream(*build(exported.shrunk(plan), tmp_path_factory.mktemp("stream")))
 
 
 @settings(max_examples=20, deadline=None)

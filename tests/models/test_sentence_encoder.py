@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers as hf
 
-from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.models.sentence_encoder import SentenceEncoder, _ranking_loss
 from compressor.units import find_sites, keep_all
@@ -17,6 +16,7 @@ from graph_passes import load as load_graph
 from graph_passes import shrink
 from graph_passes.passes import DropUnreadPositions
 from tests import folders
+from tests.shared_exports import shared_export
 
 
 def encoder(folder: ModelFolder) -> SentenceEncoder:
@@ -81,7 +81,7 @@ def test_positions_are_dropped_only_where_the_first_is_pooled(pooling: str, drop
     folder = load(folders.save_sentence_encoder(tmp_path / "encoder", pooling=pooling))
     inputs = example_inputs(folder, 2, 8)
     plan = keep_all(find_sites(folder.model, inputs, attention="eager"))
-    export_reference(folder.model, plan, inputs, tmp_path / "graph.onnx")
+    shared_export(folder.model, plan, inputs, tmp_path / "graph.onnx")
     graph = shrink(load_graph(tmp_path / "graph.onnx"), plan).model
     assert [value.name for value in graph.graph.outputs] == ["sentence_embedding", "last_hidden_state"]
     assert bool(DropUnreadPositions()(graph).report.products) is drops

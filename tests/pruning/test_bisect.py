@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.pruning.bisect import estimate_losses, next_speed, upper_losses
-from compressor.pruning.score import ResampledScore
+from compressor.pruning.bisect import ResampledScore, estimate_losses, next_speed, upper_losses
 
 BOUNDS = (1.0, 12.5)
 DRAWS = 200

@@ -198,25 +198,59 @@ class PlanCounts:
         pass
 
 
+class DrawnTimes:
+    """Times of plans of two groups, each with noise of its own, in the order in which they are measured.
+
+    Attributes:
+        source: measures them.
+        counted: multiply-accumulates of the groups.
+        timed: the plans that were timed.
+        noise: draws the noise.
+    """
+
+    def __init__(self, source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+        groups = [PrunableGroup(name, "neurons", units, 1, 8, name) for name, units in (("a", 128), ("b", 64))]
+        self.engines = engines = PlanCounts(groups, **vars(source.engines))
+        parts: dict[str, Any] = {"groups": groups, "engines": engines}
+        self.source = replace(source, **parts)
+        rows = tuple(
+            GroupCosts(groups=(group.name,), type="neurons", counts=(0, group.units), savings=(group.units / 64, 0.0))
+            for group in groups
+        )
+        self.counted = table(1.0).model_copy(update={"rows": rows})
+        self.timed, self.noise = list[Any](), np.random.default_rng(0)
+        monkeypatch.setattr(measure, "paired_ratios", self.ratios)
+        monkeypatch.setattr(measure, "paired_times", lambda *args: [5e-3, 10e-3])
+
+    def ratios(self, engines: Sequence[Any], *args: object) -> list[tuple[float, float]]:
+        self.timed.extend(engines[1:])
+        return [(sum(counts.values()) / 192 + self.noise.uniform(0.1, 0.2), 0.01) for counts in engines[1:]]
+
+
+def test_in_little_time_few_plans_are_timed_and_later_runs_go_on(
+    source: CostSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups then cost time in proportion to multiply-accumulates, of which `a` has twice as many."""
+    drawn = DrawnTimes(source, monkeypatch)
+    (brief,) = replace(drawn.source, seconds=0.0).time_tables(drawn.counted)
+    assert len(drawn.timed) == 10
+    assert brief.saving("a", 0) == pytest.approx(2 * brief.saving("b", 0))
+    assert brief.cost({"a": 0, "b": 0}) < brief.cost({"a": 64, "b": 32}) < brief.cost({})
+    assert source.log.codes == [NoteCode.TIME_LIMITED]  # type: ignore[attr-defined]
+    (whole,) = drawn.source.time_tables(drawn.counted)
+    assert whole != brief
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    fresh = DrawnTimes(source, monkeypatch)
+    fresh.source.time_tables(fresh.counted)
+    assert fresh.timed == drawn.timed
+
+
 def test_an_interrupted_measurement_goes_on_after_the_plans_that_were_timed(
     source: CostSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each measurement draws a time of its own: the table is the same only if no plan is timed twice."""
-    groups = [PrunableGroup(name, "neurons", units, 1, 8, name) for name, units in (("a", 128), ("b", 64))]
-    engines: Any = PlanCounts(groups, **vars(source.engines))
-    source = replace(source, groups=groups, engines=engines)
-    rows = tuple(
-        GroupCosts(groups=(group.name,), type="neurons", counts=(0, group.units), savings=(group.units / 64, 0.0))
-        for group in groups
-    )
-    counted, timed, noise = table(1.0).model_copy(update={"rows": rows}), list[Any](), np.random.default_rng(0)
-
-    def ratios(engines: Sequence[Any], *args: object) -> list[tuple[float, float]]:
-        timed.extend(engines[1:])
-        return [(sum(counts.values()) / 192 + noise.uniform(0.1, 0.2), 0.01) for counts in engines[1:]]
-
-    monkeypatch.setattr(measure, "paired_ratios", ratios)
-    monkeypatch.setattr(measure, "paired_times", lambda *args: [5e-3, 10e-3])
+    drawn = DrawnTimes(source, monkeypatch)
+    source, engines, counted, timed, noise = drawn.source, drawn.engines, drawn.counted, drawn.timed, drawn.noise
     state = noise.bit_generator.state
     whole, plans = source.time_tables(counted), [*timed]
     assert len(plans) > 15

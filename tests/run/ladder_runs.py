@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ NAMES = ["macs-90", "macs-80", "macs-70"]
 
 
 class Runs:
-    """A run in place of `compress`, which writes the report and the plan of a rung at once.
+    """Runs in place of those of `run_rungs`, which write the report and the plan of a rung at once.
 
     Attributes:
         names: the rungs that ran, in order.
@@ -48,7 +48,10 @@ class Runs:
         self.recipes: dict[str, Recipe] = {}
         self.seconds = 1_000_000_000
 
-    def __call__(self, recipe: Recipe, listener: object) -> Report:
+    def __call__(self, rungs: Sequence[Recipe], listener: object, shared: Path) -> Iterator[Report]:
+        yield from map(self.run, rungs)
+
+    def run(self, recipe: Recipe) -> Report:
         folder = recipe.output.out
         name = folder.relative_to(self.out).as_posix()
         if name in self.errors:
@@ -108,7 +111,7 @@ def fake_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
         fake.date(path)
 
     monkeypatch.setattr(Path, "touch", touch_later)
-    monkeypatch.setattr(ladder, "compress", fake)
+    monkeypatch.setattr(ladder, "run_rungs", fake)
     monkeypatch.setattr(frontier_page, "render", lambda frontier: "")  # figures take most of the time
     return fake
 

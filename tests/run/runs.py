@@ -76,12 +76,12 @@ def refuse_drops(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run has learned when it is interrupted: its plan, weights by name, codes of notes, and stages."""
+    """What a run has learned when it is interrupted: its plan, weights by name, codes of notes, and its listener."""
 
     selected: SelectedPlan
     weights: dict[str, torch.Tensor]
     codes: set[NoteCode]
-    stages: list[str]
+    listener: RecordingListener
 
 
 def learn(recipe: Recipe, before: str = "compressed: exporting", part: str | None = None) -> Learned:
@@ -99,4 +99,4 @@ def learn(recipe: Recipe, before: str = "compressed: exporting", part: str | Non
     model = load(recipe.source.model).model
     selected = store.load(PLAN, PlanFiles(model))
     assert selected is not None
-    return Learned(selected, dict(model.named_parameters()), set(listener.codes), listener.stages)
+    return Learned(selected, dict(model.named_parameters()), set(listener.codes), listener)

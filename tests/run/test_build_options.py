@@ -11,7 +11,7 @@ import pytest
 
 from compressor.config.run import Recipe
 from compressor.engines.build import spans_of
-from compressor.run.build_options import build_options
+from compressor.run.stages import build_options
 
 LENGTHS = (128, 384)
 PROVEN = [{"input_ids": np.zeros((3, 5)), "memory_0": np.zeros((3, 7, 4))}]

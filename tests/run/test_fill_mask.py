@@ -36,6 +36,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.zoo
 def test_masks_are_filled_as_the_pipeline_does(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fields = {"data": str(inputs / "rows.txt"), "keep": None, "training_steps": None, "macs": "80%"}

@@ -14,15 +14,16 @@ import compressor
 from compressor import report as reports
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
-from compressor.export import export_reference
 from compressor.model_folder import example_inputs, load
+from compressor.model_folder.input_rules import IMAGES
 from compressor.results import NoteCode, Report
 from compressor.targets import target
 from compressor.tasks import open_data
-from compressor.units import find_sites, keep_all
+from compressor.units import find_groups, keep_all
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.run.listeners import RecordingListener
+from tests.shared_exports import shared_export
 from tests.tasks.pictures import CLASSES, save_classifier, truncate, write_folder
 
 TOLERANCE = 1e-4
@@ -81,8 +82,9 @@ def test_the_processor_and_the_names_of_classes_are_in_the_output(folder: Path) 
 
 def test_an_engine_in_fp32_answers_as_the_pipeline_of_transformers(folder: Path, tmp_path: Path) -> None:
     loaded = load(folder / "model")
-    sites = find_sites(loaded.model, example_inputs(loaded, 2, 8))
-    export_reference(loaded.model, keep_all(sites), example_inputs(loaded, 2, 8), tmp_path / "model.onnx")
+    inputs = example_inputs(loaded, 2, 8)
+    plan = keep_all(find_groups(loaded.model, inputs))
+    shared_export(loaded.model, plan, inputs, tmp_path / "model.onnx", fixed=(IMAGES,))
     engine = target("ort").build(tmp_path / "model.onnx", tmp_path / "engine.onnx")
     source = str(folder / "images")
     data = open_data(rows_config(source, source, source), loaded)

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import compressor
 from compressor.config import ladder as config_ladder
 from compressor.config.fields import flag_of
 from compressor.config.ladder import recipes_of
 from compressor.config.run import Recipe
+from compressor.config.step_list import steps_of
 from compressor.errors import BudgetError, DivergedError, ErrorCode, UsageError
+from compressor.model_folder import load as load_model
 from compressor.report import load
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
+from graph_passes import Plan
 from tests.command import compress
 from tests.docs.pages import ROOT, python_block
 from tests.faults import fails_with
@@ -85,6 +89,27 @@ def test_units_that_one_rung_removes_stay_removed(ladder: tuple[Path, Frontier])
         assert set(group.kept) <= set(mild[group.name].kept)
 
 
+@pytest.mark.parametrize("fields", [{}, pytest.param({"method": "ste", "training_steps": 4}, marks=pytest.mark.zoo)])
+def test_rungs_are_those_of_runs_one_by_one(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Also where the ladder is a list of steps. The teacher's outputs that rungs share are rounded."""
+    outputs = str(tmp_path / "outputs")
+    recipes = rungs(out=str(tmp_path / "alone"), teacher_outputs=outputs, **fields)
+    for recipe in recipes:
+        compressor.compress(recipe)
+    tables = [{step.name: step.changed} for step in (step for rung in rungs(**fields) for step in steps_of(rung))]
+    for table in tables:
+        table.get("units", {}).pop("start_from", None)
+    flags = {name: value for name, value in FLAGS.items() if name not in ("macs", "distill", "distill_steps")}
+    listed = recipes_of("model", None, {**flags, "steps": tables, "out": str(tmp_path / "listed")})
+    compress_ladder(listed, tmp_path / "listed")
+    for recipe in recipes:
+        folders = (recipe.output.out, tmp_path / "listed" / recipe.output.out.name)
+        plans = [Plan.load(folder / "plan.json") for folder in folders]
+        assert plans[0] == plans[1]
+        weights = [dict(load_model(folder).model.state_dict()) for folder in folders]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_the_page_shows_every_rung(ladder: tuple[Path, Frontier]) -> None:
     out, frontier = ladder
     page = (out / FRONTIER_HTML).read_text()
@@ -149,6 +174,7 @@ def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(ladder: tuple[Path, F
     resumed = compress_ladder(recipes, out, listener)
     assert [rung.neurons for rung in resumed.rungs] == [rung.neurons for rung in frontier.rungs]
     assert NoteCode.RESUMED in listener.codes
+    assert sorted(path.name for path in out.iterdir()) == [FRONTIER_HTML, FRONTIER_JSON, "macs-80", "macs-90"]
 
 
 def test_a_budget_that_nothing_meets_ends_the_ladder(ladder: tuple[Path, Frontier]) -> None:

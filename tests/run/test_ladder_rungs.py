@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,6 @@ from compressor.report import load, write
 from compressor.report.frontier import FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
-from compressor.training import processes
 from tests import folders
 from tests.command import compress
 from tests.run.ladder_runs import NAMES, VALUES, Runs, climb, flags_of
@@ -158,20 +156,6 @@ def test_evaluation_rows_choose_the_rung(
     assert result.code == code
     assert [rung["holds"] for rung in result.json["rungs"]] == [loss + 0.01 <= 0.02 for loss in eval_losses]
     assert (fastest or "no rung") in result.json["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("is_main", "exit_type"), [(True, UsageError), (False, SystemExit)], ids=["main process", "other process"]
-)
-def test_several_processes_are_refused_in_one_line(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, is_main: bool, exit_type: type[BaseException]
-) -> None:
-    state = SimpleNamespace(num_processes=2, is_main_process=is_main)
-    monkeypatch.setattr(processes, "process_state", lambda: state)
-    with pytest.raises(exit_type) as caught:
-        climb(runs)
-    assert is_main or caught.value.code == UsageError.exit_code  # type: ignore[attr-defined]
-    assert runs.take() == []
 
 
 def test_a_ladder_that_ends_early_is_a_success(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,8 @@ from compressor.models.tiny_model import tiny_model
 from compressor.results import NoteCode, ProofStage, Report
 from compressor.run import beyond_served
 from compressor.run.beyond_served import prove_beyond
-from compressor.run.finished_run import load_run
 from compressor.run.proof_lengths import both_sides, switch_lengths
+from compressor.run.rebuild import load_run
 from compressor.run.row_cases import row_cases
 from compressor.tasks import open_data
 from compressor.units import find_sites, keep_all
@@ -30,7 +30,6 @@ from tests import folders
 from tests.run.length_models import LIMIT, SWITCHES, text_model
 from tests.run.runs import write_inputs
 
-QUICK = ("bigbird",)
 EXPORTED = sorted(SWITCHES.keys() - {"longformer"})
 """Longformer cannot be exported."""
 
@@ -46,9 +45,8 @@ def compare(folder: Path, graph: Path, length: int) -> float:
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.zoo) for name in EXPORTED]
-)
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", EXPORTED)
 def test_a_run_is_right_on_both_sides_of_a_switch_and_proves_it(name: str, tmp_path: Path) -> None:
     folders.save(text_model(name), tmp_path / "model")
     switch = SWITCHES[name]

@@ -29,7 +29,7 @@ from tests.faults import fails_with
 from tests.report import reports
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
-from tests.run.runs import learning_recipe
+from tests.run.runs import learn, learning_recipe
 from tests.units.masks import one_layer
 
 OUTPUT = {
@@ -144,11 +144,15 @@ def test_without_rows_and_plan_every_head_stays(inputs: Path, tmp_path: Path) ->
 
 
 def test_a_search_does_not_change_the_weights(inputs: Path, tmp_path: Path) -> None:
-    report = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="taylor", max_length=1000))
-    assert {NoteCode.NO_EFFECT, NoteCode.LENGTH_LIMITED} <= {note.code for note in report.notes}
-    assert (report.plan.method, report.plan.heads_kept) == ("taylor", 1)
-    assert report.plan.model == load(inputs / "model").fingerprint
-    assert not (tmp_path / "out" / "model.safetensors").exists()
+    learned, whole = (
+        learn(learning_recipe(inputs, tmp_path / "out", method="taylor", max_length=1000)),
+        inputs / "model",
+    )
+    assert {NoteCode.NO_EFFECT, NoteCode.LENGTH_LIMITED} <= learned.codes
+    assert (learned.selected.plan.method, learned.selected.plan.heads_kept) == ("taylor", 1)
+    assert learned.selected.plan.model == load(whole).fingerprint
+    assert not learned.selected.trained
+    assert all(torch.equal(learned.weights[name], weight) for name, weight in load(whole).model.named_parameters())
 
 
 def test_a_run_whose_metric_falls_too_far_keeps_its_output(inputs: Path, tmp_path: Path, capfd: Cap) -> None:
@@ -214,6 +218,7 @@ def test_a_refused_site_is_reported_before_learning(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.zoo
 def test_a_site_that_cannot_be_shrunk_is_reported(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +230,7 @@ def test_a_site_that_cannot_be_shrunk_is_reported(
     assert "refused" in report.verdict
 
 
+@pytest.mark.zoo
 def test_images_have_no_length(tmp_path: Path) -> None:
     model, _ = one_layer("vit")
     folder = tmp_path / "model"

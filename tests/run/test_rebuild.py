@@ -18,9 +18,8 @@ from compressor.config.sections import EngineConfig
 from compressor.engines.prove import prove_engine
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.results import FLOAT_STAGES, BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage
-from compressor.run.finished_run import load_run, quantized_source
-from compressor.run.rebuild import rebuild, replace_engine
+from compressor.results import FLOAT_STAGES, BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage, Report
+from compressor.run.rebuild import load_run, quantized_source, rebuild, replace_engine
 from compressor.serving import ServeRequest, export
 from compressor.targets import Precision, target
 from compressor.targets.example_rows import EXAMPLE_ROWS
@@ -36,6 +35,12 @@ from tests.targets.graphs import parsed
 from tests.targets.kernels import compiled
 
 Cap = pytest.CaptureFixture[str]
+BUDGET = tuple(
+    BudgetRow(unit=unit, label="whole model", requested=2.0, predicted=2.0, reached=2.0, dense=4.0)
+    for unit in ("ms", "parameters")
+)
+COSTS = (CostShare(label="batch 1, length 8", unit="ms", type="rest", before=1.0, after=1.0),)
+NOTES = (NoteCode.ENGINES_COMPARED_WHOLE, NoteCode.PRODUCTS_IN_FLOAT, NoteCode.ROWS_SET_ASIDE)
 QUICK = ("--seconds", "0.01", "--batch", "2", "--threads", "1", "--quiet")
 
 
@@ -55,6 +60,17 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
+@pytest.fixture(scope="module")
+def rebuilt(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of a build for ONNX Runtime, whose folder has a budget and notes of another engine."""
+    copy = Path(shutil.copytree(finished, tmp_path_factory.mktemp("rebuilt") / "copy"))
+    shutil.copy(copy / "model.onnx", copy / "model.fp8.onnx")
+    before = reports.load(copy)
+    notes = tuple(Note(code=code, text=code.value) for code in NOTES)
+    reports.write(before.model_copy(update={"budget": BUDGET, "costs": COSTS, "notes": (*before.notes, *notes)}), copy)
+    return rebuild(copy, {"target": "ort", "precision": "fp32", "seconds": 0.01, "threads": 1}, RecordingListener())
+
+
 def test_a_run_without_its_target_leaves_proven_graphs(finished: Path) -> None:
     report = reports.load(finished)
     assert (report.target, report.precision, report.recipe["target"], report.recipe["precision"]) == (
@@ -70,14 +86,14 @@ def test_a_run_without_its_target_leaves_proven_graphs(finished: Path) -> None:
     assert NoteCode.TARGET_MISSING in [note.code for note in report.notes]
 
 
-@pytest.mark.parametrize("drops", [True, False])
 def test_a_build_notes_that_its_runtime_may_fail_on_graphs_without_positions(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, drops: bool
+    copy: Path, rebuilt: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert NoteCode.POSITIONS_DROPPED in {note.code for note in reports.load(copy).notes}
-    monkeypatch.setattr(type(target("ort")), "drops_positions", drops)
-    report = rebuild(copy, {"target": "ort", "precision": "fp32"}, RecordingListener())
-    assert (NoteCode.POSITIONS_UNCERTAIN in {note.code for note in report.notes}) is not drops
+    monkeypatch.setattr(type(target("ort")), "drops_positions", False)
+    report = rebuild(copy, {"target": "ort", "precision": "fp32", "seconds": 0.01}, RecordingListener())
+    assert NoteCode.POSITIONS_UNCERTAIN in {note.code for note in report.notes}
+    assert NoteCode.POSITIONS_UNCERTAIN not in {note.code for note in rebuilt.notes}
 
 
 def test_the_command_fails_and_names_what_is_missing(
@@ -108,16 +124,15 @@ def test_a_build_shows_no_more_rows_than_the_run(fields: dict[str, Any], copy: P
     assert recipe.selection.batch_size == 3, "texts of a model with memory are read in as many streams"
 
 
-def test_a_build_says_that_ids_are_random(copy: Path) -> None:
+def test_a_build_says_that_ids_are_random(copy: Path, rebuilt: Report) -> None:
     """A graph that carries no rows of its model, such as that of an earlier version."""
-    fields = {"target": "ort", "precision": "fp32", "seconds": 0.01, "threads": 1}
-    carried = rebuild(copy, fields, RecordingListener())
     model = load_graph(copy / "model.onnx")
     del model.metadata_props[EXAMPLE_ROWS]
     save(model, copy / "model.onnx")
-    reports.write(carried.model_copy(update={"graphs": {}}), copy)
+    reports.write(reports.load(copy).model_copy(update={"graphs": {}}), copy)
+    fields = {"target": "ort", "precision": "fp32", "seconds": 0.01, "threads": 1}
     bare = rebuild(copy, fields, RecordingListener())
-    codes = [{note.code for note in report.notes} for report in (carried, bare)]
+    codes = [{note.code for note in report.notes} for report in (rebuilt, bare)]
     assert [NoteCode.RANDOM_INPUTS in of_report for of_report in codes] == [False, True]
 
 
@@ -153,24 +168,15 @@ def test_a_build_keeps_a_failed_metric(copy: Path, capfd: Cap) -> None:
     assert (reports.load(copy).drop_status, reports.load(copy).target) == (DropStatus.FAILED, "ort")
 
 
-def test_times_of_a_budget_are_not_those_of_another_engine(copy: Path) -> None:
-    fields = {"label": "whole model", "requested": 2.0, "predicted": 2.0, "reached": 2.0, "dense": 4.0}
-    budget = tuple(BudgetRow(unit=unit, **fields) for unit in ("ms", "parameters"))
-    costs = (CostShare(label="batch 1, length 8", unit="ms", type="rest", before=1.0, after=1.0),)
-    reports.write(reports.load(copy).model_copy(update={"budget": budget, "costs": costs}), copy)
-    report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
-    assert (report.budget, report.costs) == (budget[1:], ())
+def test_times_of_a_budget_are_not_those_of_another_engine(rebuilt: Report) -> None:
+    assert (rebuilt.budget, rebuilt.costs) == (BUDGET[1:], ())
 
 
-def test_notes_on_a_quantized_graph_are_not_those_of_an_engine_in_floats(copy: Path) -> None:
-    stored = (NoteCode.ENGINES_COMPARED_WHOLE, NoteCode.PRODUCTS_IN_FLOAT, NoteCode.ROWS_SET_ASIDE)
-    notes = tuple(Note(code=code, text=code.value) for code in stored)
-    reports.write(reports.load(copy).model_copy(update={"notes": notes}), copy)
-    report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
-    assert {note.code for note in report.notes} & set(stored) == {NoteCode.ROWS_SET_ASIDE}
+def test_notes_on_a_quantized_graph_are_not_those_of_an_engine_in_floats(rebuilt: Report) -> None:
+    assert {note.code for note in rebuilt.notes} & set(NOTES) == {NoteCode.ROWS_SET_ASIDE}
 
 
-def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path) -> None:
+def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path, capfd: Cap) -> None:
     before = reports.load(copy)
     graphs = {"model.onnx": before.graphs["model.onnx"]}
     reports.write(before.model_copy(update={"graphs": graphs}), copy)
@@ -186,12 +192,12 @@ def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path
     assert all(f"batch {batch}, length 8" in texts[NoteCode.TIMED_ALONE] for batch in (1, 2))
     assert "engine.plan, engine.plan.json" in texts[NoteCode.FILES_KEPT]
     assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
+    timed = compress(capfd, "bench", copy, "--seconds", "0.01", "--threads", "1", "--json", "--quiet").json
+    assert {row["seq"] for row in timed} == {8}, "as the build"
 
 
-def test_a_build_notes_quantized_graphs_that_it_does_not_use(copy: Path) -> None:
-    shutil.copy(copy / "model.onnx", copy / "model.fp8.onnx")
-    report = rebuild(copy, {"target": "ort", "seconds": 0.01, "threads": 1}, RecordingListener())
-    assert [note.text.partition(":")[0] for note in report.notes if note.code is NoteCode.FILES_KEPT] == [
+def test_a_build_notes_quantized_graphs_that_it_does_not_use(rebuilt: Report) -> None:
+    assert [note.text.partition(":")[0] for note in rebuilt.notes if note.code is NoteCode.FILES_KEPT] == [
         "model.fp8.onnx"
     ]
 

@@ -41,6 +41,13 @@ from tests.run.runs import learning_recipe
 
 ANOTHER = {"form": FORM, "step": "another"}
 """Key of a step of another recipe."""
+RUN = """import sys
+from compressor.cli import main
+from tests.shared_exports import sharing_exports
+with sharing_exports():
+    main(sys.argv[1:])
+"""
+"""The command, which shares exports."""
 STATE = '{"global_step": 3, "max_steps": 9}'
 
 
@@ -233,7 +240,7 @@ def test_ctrl_c_and_kill_leave_no_output(
     arguments = [inputs / "model", "--data", inputs / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
     for signal_number, code in signals:
         process = subprocess.Popen(
-            [sys.executable, "-m", "compressor.cli", *map(str, arguments)],
+            [sys.executable, "-c", RUN, *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=enable_ctrl_c,

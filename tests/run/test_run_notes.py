@@ -33,7 +33,7 @@ from graph_passes import BlockMask, Plan, Refusal, SitePlan
 )
 def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: list[NoteCode]) -> None:
     plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
-    folder: Any = SimpleNamespace(config=None, task="sequence-classification")
+    folder: Any = SimpleNamespace(config=None, task="sequence-classification", kind="model folder")
     data: Any = SimpleNamespace(test=["a row"])
     notes = run_notes.selection_notes(folder, SelectedPlan(plan, (), trained=True), data)
     assert [note.code for note in notes] == codes
@@ -42,7 +42,7 @@ def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: lis
 @pytest.mark.parametrize(("method", "codes"), [("magnitude", [NoteCode.WEIGHTS_CHANGED]), (None, [])])
 def test_units_are_not_said_to_be_selected_by_a_distillation(method: str | None, codes: list[NoteCode]) -> None:
     plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
-    folder: Any = SimpleNamespace(config=None, task="sequence-classification")
+    folder: Any = SimpleNamespace(config=None, task="sequence-classification", kind="model folder")
     data: Any = SimpleNamespace(test=["a row"])
     distilled = SelectedPlan(plan, (), trained=True, notes=(Note(code=NoteCode.DISTILLED, text="1 step"),))
     notes = list(run_notes.selection_notes(folder, distilled, data))

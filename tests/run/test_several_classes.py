@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import compressor
@@ -20,6 +21,7 @@ from tests.tasks.rows import text
 pytestmark = needs_nncf
 
 
+@pytest.mark.zoo
 def test_texts_without_labels_quantize_it_and_tell_how_many_answers_stay(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config: dict[str, Any] = {"problem_type": "multi_label_classification", "num_labels": 5, "initializer_range": 0.5}

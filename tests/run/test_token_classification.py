@@ -53,6 +53,7 @@ def run(trained: Path, out: Path, **fields: Any) -> Report:
     return compressor.compress(learning_recipe(trained, out, **{**defaults, **fields}))
 
 
+@pytest.mark.zoo
 def test_the_report_compares_f1_on_the_engines(trained: Path, tmp_path: Path) -> None:
     report = run(trained, tmp_path / "out", max_length=16)
     (score,) = report.scores

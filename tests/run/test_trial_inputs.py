@@ -71,6 +71,7 @@ def prove_run(name: str, folder: Path, runtime: str) -> None:
         assert_equal(target(each).load(folder / "out" / target(each).engine_file, threads=1), model, rows)
 
 
+@pytest.mark.zoo
 def test_a_classifier_that_reads_its_end_token_becomes_an_engine(tmp_path: Path) -> None:
     """mBART's rows end with a language behind the end token, and its decoder begins with the language."""
     folder = load(end_token_models.save("mbart classifier", tmp_path / "model"))

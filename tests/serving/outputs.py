@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import graph_passes
-from compressor.export import export_reference
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
 from compressor.report import JSON_NAME
@@ -20,6 +19,7 @@ from compressor.targets.tensorrt.metadata import EngineMetadata, metadata_path
 from compressor.units import find_sites, keep_all
 from graph_passes import Plan
 from tests.latency.graphs import text_model
+from tests.shared_exports import shared_export
 
 
 def report(*, sizes: Sequence[tuple[int, int]] = ((1, 128), (8, 128)), **fields: Any) -> Report:
@@ -68,7 +68,7 @@ def pruned_folder(folder: Path) -> Path:
     inputs = example_inputs(model, 2, 8)
     sites = find_sites(model.model, inputs)
     plan = Plan(sites=tuple(replace(site, kept=site.kept[1:], scale=()) for site in keep_all(sites).sites))
-    export_reference(model.model, plan, inputs, folder / "reference.onnx")
+    shared_export(model.model, plan, inputs, folder / "reference.onnx")
     graph_passes.save(graph_passes.shrink(graph_passes.load(folder / "reference.onnx"), plan).model, folder / GRAPH)
     engine = target("ort").build(folder / GRAPH, folder / "engine.onnx", provider="cpu")
     assert engine.fused == 1, "the server has to run an operator of ONNX Runtime's own"

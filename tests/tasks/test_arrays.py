@@ -16,7 +16,7 @@ from compressor.graph.signature import InputSpec
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.results import NoteCode
-from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
+from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
 from compressor.tasks import Data, batches, make_task, open_data, statistics
 from compressor.tasks.calibration import calibration_batches, draw_rows
 from compressor.tasks.forwards import forward_arguments

@@ -55,7 +55,7 @@ def test_the_task_follows_from_the_class(trained: Path) -> None:
     assert set(example_inputs(folder, 2, 8)) == {"input_ids", "attention_mask", "token_type_ids"}
 
 
-@pytest.fixture(scope="module", params=["dsp", pytest.param("taylor", marks=pytest.mark.zoo)])
+@pytest.fixture(scope="module", params=[pytest.param(method, marks=pytest.mark.zoo) for method in ("dsp", "taylor")])
 def report(request: pytest.FixtureRequest, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return compressor.compress(
         Recipe(

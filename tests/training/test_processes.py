@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from compressor.report import load as load_report
+from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.training.checkpoints import newest_checkpoint
 from compressor.training.train import FILE_NAME
 from graph_passes import Plan
@@ -98,6 +99,33 @@ def test_a_command_of_two_processes_delivers_one_run_within_its_budget(tmp_path:
     assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
     assert max(point.step for point in report.curves) == 2
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_ladder_of_two_processes_delivers_its_rungs(tmp_path: Path) -> None:
+    """A budget that nothing meets ends it in both; the rungs before stay, and are not run again."""
+    write_inputs(tmp_path)
+    words = "--distill --distill-steps 2 --batch-size 4 --max-length 8 --batch 1 --seq 8 --seconds 0.01".split()
+    paths = [str(tmp_path / "model"), "--data", str(tmp_path / "rows.tsv"), "-o", str(tmp_path / "out")]
+    for values in ("90%,80%,1%", "90%,80%"):
+        finish(start("compressor.cli", *paths, *words, "--macs", values))
+    frontier = Frontier.model_validate_json((tmp_path / "out" / FRONTIER_JSON).read_text())
+    assert [rung.name for rung in frontier.rungs] == ["macs-90", "macs-80"]
+    assert frontier.ended is None
+    reports = [load_report(tmp_path / "out" / rung.folder) for rung in frontier.rungs]
+    assert all(proof.holds for report in reports for proof in report.proofs)
+    assert all(row.met for report in reports for row in report.budget)
+    assert all(len(report.curves) > 0 for report in reports)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"macs-90", "macs-80", FRONTIER_JSON, FRONTIER_HTML}
+
+
+def test_a_ladder_of_a_gate_ends_in_both_processes(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    words = "--method dsp --training-steps 2 --batch-size 4 --max-length 8 --batch 1 --seq 8 --seconds 0.01".split()
+    paths = [str(tmp_path / "model"), "--data", str(tmp_path / "rows.tsv"), "-o", str(tmp_path / "out")]
+    finish(start("compressor.cli", *paths, *words, "--macs", "90%,1%"))
+    frontier = Frontier.model_validate_json((tmp_path / "out" / FRONTIER_JSON).read_text())
+    assert [rung.name for rung in frontier.rungs] == ["macs-90"]
+    assert frontier.ended is not None
 
 
 def test_an_interrupted_command_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from compressor.run.plan_source import PlanFiles, check_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import BudgetRun, check_reachable, prune_units, share_left, timed_sizes
 from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.stages import stages_of
 from compressor.run.steps.base import (
     DELIVERED,
     LABEL,
@@ -43,6 +44,7 @@ from compressor.selection.pool import heads_to_keep
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_rows
+from compressor.training.processes import by_main
 from graph_passes import GraphPassError, Plan
 
 _FEWEST_ROWS = 4
@@ -146,7 +148,7 @@ def with_engine(step: Units, state: State, context: StepContext, store: Store) -
     """The engine to remove units for, with what scored it: that of an earlier step, or it is chosen now."""
     if state.engine is not None and state.scorer is not None:
         return state.scorer, state.engine
-    scorer = context.run.scorer(context.graphs.dense)
+    scorer = stages_of(context.run).scorer(context.graphs.dense)
     return scorer, _choose_first(step, context, scorer, store)
 
 
@@ -154,8 +156,7 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
     """The units that a gate keeps; the main process writes the pool of those that compete."""
     run, folder = context.run, context.run.model.folder
     budgets = None if context.whole is None else budget_run(step, context, store)
-    tables = [] if budgets is None else make_pool(budgets)
-    run.state.wait_for_everyone()
+    tables = by_main(run.state, lambda: [] if budgets is None else make_pool(budgets))
 
     def learn(work: Path) -> SelectedPlan:
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:

@@ -16,10 +16,11 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
-from compressor.errors import BudgetError, ErrorCode, UsageError
+from compressor.errors import BudgetError
 from compressor.pruning.bisect import (
     MARGIN,
     LossEstimate,
+    ResampledScore,
     estimate_losses,
     mean_table,
     next_speed,
@@ -30,8 +31,7 @@ from compressor.pruning.bisect import (
 )
 from compressor.pruning.constraints import Budgets
 from compressor.pruning.measure import KeptTimes
-from compressor.pruning.prune import PlanCosts, plan_costs
-from compressor.pruning.score import ResampledScore, TorchScorer, metric_sums
+from compressor.pruning.prune import RANKING_STAGES, PlanCosts, plan_costs
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prunable_groups import prunable_groups
@@ -39,6 +39,7 @@ from compressor.run.prune_units import fold_gates
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps import distill, units
 from compressor.run.steps.base import PLAN, STATISTICS, Rungs, State, StepContext, StepFunctions, stored_state
+from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.store import Store, versioned
@@ -50,6 +51,11 @@ _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
 """Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
 _SHORTEST = 1.5
 """Ratio of the time that is left to that of an attempt without its training, below which no attempt is begun."""
+_COSTS_SHARE, _RUNGS_SHARE = 0.25, 0.1
+"""Share of the time that is left that the cost table may take, and of the run that is kept for slower engines."""
+_TRAINED_SHARE, _MOST_UNTRAINED = 0.25, 2.25
+"""Share of the run below which what is left for attempts suffices for no training, and the ratio to the speed of the
+whole model up to which they are made then: in a few attempts without training a faster plan hardly keeps the metric."""
 
 
 class _Attempt(BaseModel):
@@ -59,7 +65,7 @@ class _Attempt(BaseModel):
         speedup: the speed that its units are removed for.
         start: number of the attempt whose units and weights it goes on from; None: the model before the first.
         counts: name of the group -> number of units that its plan keeps.
-        minutes: time that its training may take; None: as long as its training steps take.
+        minutes: time that its training may take; 0: it is not trained; None: as long as its training steps take.
         seconds: time that it took; None before it is finished.
         score: how the model scores after it.
         failure: why it has no result.
@@ -162,7 +168,7 @@ def _stores(step: Within, store: Store, number: int) -> tuple[Store, Store]:
     """The store of the units of an attempt, which the main process alone removes; and that of its result."""
     path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
     pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
-    if step.distill is None:
+    if step.distill is None or _stored(store)[number].minutes == 0:
         return pruned, pruned
     return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
@@ -207,7 +213,7 @@ def _carry_out(
             return
         if search is None:
             state = stored_state(pruned, network)
-        if step.distill is not None:
+        if _stores(step, store, number)[-1] != pruned:
             _train(step, number, state, context, store)
             run.state.wait_for_everyone()
             if search is not None:
@@ -222,14 +228,8 @@ def _train(step: Within, number: int, state: State, context: StepContext, store:
     minutes = _stored(store)[number].minutes
     outputs = step.distill.teacher_outputs or store.path / "teacher"
     limits = {"minutes": step.distill.minutes if minutes is None else minutes, "teacher_outputs": outputs}
-    try:
-        training = step.distill.model_copy(update=limits)
-        distill.FUNCTIONS.run(training, state, context, _stores(step, store, number)[-1])
-    except UsageError as error:
-        if step.minutes is None or error.details.get("field") != "minutes":
-            raise
-        text = f"--minutes {step.minutes:g} leaves too few for the training of attempt {number + 1}: {error}"
-        raise UsageError(text, code=error.code, **{**error.details, "value": step.minutes}) from error
+    training = step.distill.model_copy(update=limits)
+    distill.FUNCTIONS.run(training, state, context, _stores(step, store, number)[-1])
 
 
 @dataclass
@@ -274,17 +274,19 @@ class _Search:
                 are too few rows for a certificate.
         """
         run, store, engine = context.run, replace(store, processes=None), base.engine
-        # The last stages of the run export and build once more, for smaller models: the fastest, and others that hold.
-        last = 2 * (time.perf_counter() - run.log.start)
         deadline = math.inf
         if step.minutes is not None:
+            # The last stages of the run export and build once more, for smaller models: the fastest, and others.
+            first = time.perf_counter() - run.log.start
+            last = first + min(first, _RUNGS_SHARE * 60 * step.minutes)
             spent = sum(attempt.seconds or 0.0 for attempt in _stored(store))
             deadline = run.log.start + 60 * step.minutes - last - spent
         if engine is not None and not step.trains:  # the runner-up is compared by the delivered plan alone
             base = replace(base, engine=replace(engine, runner_up=None))
         groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
-        budget = units.budget_run(step.units, context, store, engine)
-        costs = plan_costs(KeptTimes(budget.costs, store), groups, Budgets(), is_timed=True)
+        seconds = _COSTS_SHARE * max(0.0, deadline - time.perf_counter())
+        times = KeptTimes(replace(units.budget_run(step.units, context, store, engine).costs, seconds=seconds), store)
+        costs = plan_costs(times, groups, Budgets(), is_timed=True)
         costs = replace(costs, deciding=costs.timed if step.trains else [mean_table(costs.timed)])
         searched, unseen, confidence = run.rows.eval, None, step.units.certify
         if confidence is not None:
@@ -295,7 +297,7 @@ class _Search:
         with on_accelerator(model, copies=3):
             scorer = TorchScorer(model, run.rows.eval_task, searched, step.units.seed, run.log)
             whole = scorer.score_whole()
-        require_informed(whole, run.rows.eval_task)
+        require_informed(whole, run.rows.eval_task.metric)
         parts = (scorer, len(searched), unseen, whole, deadline, time.perf_counter() - began)
         return cls(step, context, store, base, groups, costs, *parts)
 
@@ -313,24 +315,37 @@ class _Search:
             return None
         holding = self._holding(attempts)
         failed = [attempt.speedup for number, attempt in enumerate(attempts) if number not in holding]
-        bounds = speed_bounds(self.costs.deciding, [group.name for group in self.groups])
+        whole, highest = speed_bounds(self.costs.deciding, [group.name for group in self.groups])
+        minutes = attempts[0].minutes if attempts else self._minutes_at_first
+        bounds = (whole, min(highest, _MOST_UNTRAINED * whole) if minutes == 0 else highest)
         speeds = [self._speed(attempts[number]) for number in holding]
-        speed = next_speed(speeds, failed, bounds, _CLOSE_TRAINED if self.step.trains else _CLOSE)
-        start = holding[-1] if holding and self.step.trains else None
-        return None if speed is None else _Attempt(speedup=speed, start=start)
+        speed = next_speed(speeds, failed, bounds, _CLOSE_TRAINED if self._trains(attempts) else _CLOSE)
+        start = holding[-1] if holding and self._trains(attempts) else None
+        return (
+            None if speed is None else _Attempt(speedup=speed, start=start, minutes=minutes if minutes == 0 else None)
+        )
+
+    @property
+    def _minutes_at_first(self) -> float | None:
+        """The minutes of the first training as far as they are known before its units are removed: 0, or unknown."""
+        left = self.deadline - time.perf_counter()
+        is_late = self.step.minutes is not None and left < _TRAINED_SHARE * 60 * self.step.minutes
+        return 0.0 if self.step.trains and is_late else None
 
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
         # A plan that is not trained may be faster than it has to be, which bounds the next attempt.
-        return attempt.speedup if self.step.trains else speed_of(self.costs.deciding, attempt.counts)
+        is_aimed_at = self.step.trains and attempt.minutes != 0
+        return attempt.speedup if is_aimed_at else speed_of(self.costs.deciding, attempt.counts)
+
+    def _trains(self, attempts: Sequence[_Attempt]) -> bool:
+        """Whether attempts are trained: the step says so, and there was time for the training of the first one."""
+        return self.step.trains and not any(attempt.minutes == 0 for attempt in attempts)
 
     def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State:
-        """The state without the units of an attempt, which fails where no plan has its speed, or an earlier one did.
-
-        Raises:
-            UsageError: no time is left for the training of the first attempt.
-        """
-        attempts, began = _stored(self.store), time.perf_counter()
+        """The state without the units of an attempt, which fails where no plan has its speed, or an earlier one did."""
+        attempts, began, log = _stored(self.store), time.perf_counter(), context.run.log
+        earlier = sum(log.seconds.get(stage, 0.0) for stage in RANKING_STAGES)
         budget = {"speedup": attempts[number].speedup, "max_drop": None, "certify": None}
         try:
             step = self.step.units.model_copy(update=budget)
@@ -339,38 +354,33 @@ class _Search:
             self.update(number, failure=str(error), seconds=time.perf_counter() - began)
             return start
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
-        if not self.step.trains and counts in [attempt.counts for attempt in attempts[:number]]:
+        if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
         else:
             self.allot(number, seconds)
+        self._pruning_seconds = seconds
+        if not self._trains(_stored(self.store)):  # the next attempt has the statistics of the same weights
+            self._pruning_seconds -= sum(log.seconds.get(stage, 0.0) for stage in RANKING_STAGES) - earlier
         return state
 
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
 
-        Raises:
-            UsageError: no time is left for the training of the first attempt.
+        A training that is shorter than the pruning before it is wasted. Without time for the first one, no attempt is
+        trained.
         """
-        self._pruning_seconds = seconds
-        if self.step.minutes is None or _stored(self.store)[number].minutes is not None:
+        attempts = _stored(self.store)
+        if self.step.minutes is None or attempts[number].minutes is not None:
             return
         left, untrained = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
-        # A training shorter than the pruning before it is wasted: there are as many attempts as leave it that long.
+        # There are as many attempts as leave each training as long as the pruning before it.
         shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
-        if left > 0:
+        if left >= seconds and self._trains(attempts):
             self.update(number, minutes=next((share for share in shares if share >= seconds), left) / 60)
-        elif number:
-            self.update(number, failure="no time is left for its training", seconds=seconds)
+        elif number == 0 or not self._trains(attempts):
+            self.update(number, minutes=0.0)
         else:
-            passed = (time.perf_counter() - self.context.run.log.start) / 60
-            needed = math.ceil(self.step.minutes - left / 60) + 1
-            raise UsageError(
-                f"--minutes {self.step.minutes:g}: {passed:.1f} minutes have passed before the first training, and the"
-                f" last stages of the run take time too; allow at least {needed} minutes",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="minutes",
-                value=self.step.minutes,
-            )
+            self.update(number, failure="no time is left for its training", seconds=seconds)
 
     def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
         """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
@@ -382,7 +392,10 @@ class _Search:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
         attempts, base = _stored(self.store), self.base.selected
         holding = self._holding(attempts)
-        notes, certificate = (self._note(attempts, holding),), base.certificate
+        notes, certificate = [self._note(attempts, holding)], base.certificate
+        if self.step.trains and not self._trains(attempts):
+            text = "nothing is trained, since no training fits into the time of the run; allow more minutes"
+            notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         if self.unseen is not None:
             certificate, holding = self._certify(attempts, holding, self.unseen)
         for number in holding:

@@ -21,9 +21,9 @@ from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.store import File, versioned
-from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
-from compressor.units.layers import Linear, linear_sizes, linear_weight, unit_columns
+from compressor.units.layers import Linear, linear_sizes, linear_weight
+from compressor.units.prunable import PrunableGroup, unit_columns
 
 _FILE = File[dict[str, np.ndarray]]("gradients.safetensors", save_file, load_file)
 DAMP = 1.0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import transformers as hf
 
 from tests import folders
 from tests.advice.entries.conflicts import RULES, conflict
 from tests.advice.world import World, advice
-from tests.graph.files import arrays, classifier, halve, npz, write_graph
+from tests.graph.files import arrays, classifier, halve, image_classifier, npz, write_graph
+from tests.tasks import pictures
 
 FILE = "dense.onnx -o out --data rows.tsv --macs 50% "
 conflict(
@@ -69,6 +71,17 @@ def _(w: World) -> None:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(w.file("graph"))
     w.right(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="words.txt"))
+
+
+@advice("graph.source load_graph file-missing")
+def _(w: World) -> None:
+    file = image_classifier(w.file("graph"), has_processor=False)
+    pictures.write_folder(w.file("images"), 24)
+    w.fails(*_run(w, "graph/model.onnx", rows="images"))
+    npz(w.file("pixels.npz"), pixel_values=np.zeros((24, 3, pictures.SIZE, pictures.SIZE), np.float32))
+    w.right(*_run(w, "graph/model.onnx", rows="pixels.npz"))
+    image_classifier(file.parent)
+    w.right(*_run(w, "graph/model.onnx", rows="images"))
 
 
 @advice("graph.source load_graph contradiction")

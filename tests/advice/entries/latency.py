@@ -14,6 +14,7 @@ import pytest
 
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from tests.advice.world import World, advice
+from tests.graph.files import classifier
 from tests.latency.graphs import rounding_graph, softmax_graph, text_model
 from tests.latency.timers import drawn_times
 
@@ -212,6 +213,16 @@ def _(w: World) -> None:
         w.fails(run)
         w.right(lambda: run(expect="any"))
         w.right(lambda: run(expect=str(w.file("y.npz"))))
+
+
+@advice("latency.request_batches load_batches out-of-range")
+def _(w: World) -> None:
+    command = check_command(w)
+    file = classifier(w.file("text.onnx"))
+    command = ("check", file, "--baseline", file, *command[4:])
+    w.fails(*command, "--seq", "40")
+    w.right(*command, "--seq", "20")
+    w.right(*command)
 
 
 @advice("latency.request_batches load_batches file-missing")

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Distill, Units, Within
-from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note
 from tests import folders
 from tests.advice.world import SHORT, World, advice
@@ -98,17 +96,6 @@ def _(w: World) -> None:
     data: Any = SimpleNamespace(train=())
     w.fails(rank_documents, folder, data, 0)
     w.right("encoder", "--match-dense", "--macs", "70%", "-o", "out", "--data", "pairs.tsv")
-
-
-@advice("run.ladder _require_one_process text")
-def _(w: World) -> None:
-    from compressor.run import ladder
-
-    w.patch.setattr(ladder, "process_count", lambda: 2)
-    w.patch.setattr(ladder, "refuse_processes", _raise)
-    w.fails(*w.run("--macs", "80%,60%"))
-    w.right(*w.run("--macs", "80%"))
-    w.right(*w.run("--macs", "60%", "--start-from", w.pruned()))
 
 
 def _raise(error: Exception) -> None:
@@ -333,9 +320,8 @@ def informed(w: World, order: str | None) -> None:
     """A whole model whose metric shows nothing, and one whose metric does."""
     from compressor.pruning.bisect import require_informed
 
-    task: Any = SimpleNamespace(metric="accuracy")
-    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), task)
-    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), task)
+    w.fails(require_informed, SimpleNamespace(metric=0.5, constant=0.5, order=order), "accuracy")
+    w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), "accuracy")
 
 
 @advice("run.prunable_groups prunable_groups site-refused")
@@ -565,7 +551,7 @@ def _(w: World) -> None:
     w.right(lambda: note(kernel="kernel.so"))
 
 
-@advice("run.finished_run _check_quantized file-missing", zoo=True)
+@advice("run.rebuild _check_quantized file-missing", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     w.whole()
@@ -628,13 +614,13 @@ def notes_of_choice(w: World, rows: tuple[int, int] = (4096, 4096), bounded: tup
     w.right(notes, rows[1], bounded[1])
 
 
-@advice("engines.quantize quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
+@advice("run.pipeline _quantize_for_target text", unfollowed="needs a GPU and TensorRT", zoo=True)
 def _(w: World) -> None:
     w.whole()
     w.fails_with_note(*w.run("--plan", "plan.json", "--target", "trt", "--precision", "int8"))
 
 
-@advice("run.load load_model text", unfollowed="needs a GPU and TensorRT")
+@advice("run.load missing_target text", unfollowed="needs a GPU and TensorRT")
 def _(w: World) -> None:
     from compressor.cli.console import Console
     from compressor.cli.run import finish
@@ -724,7 +710,7 @@ def _(w: World) -> None:
 
 def _attempts(w: World, **attributes: Any) -> Any:
     """What decides on attempts, of which one is stored, with the deadline in the past."""
-    from compressor.pruning.score import ResampledScore
+    from compressor.pruning.bisect import ResampledScore
     from compressor.results import MetricUnit
     from compressor.run.steps import within
     from compressor.store import Store
@@ -755,29 +741,9 @@ def _(w: World) -> None:
 
 @advice("run.steps.within _Search._note text #2")
 def _(w: World) -> None:
-    from compressor.pruning.score import ResampledScore
+    from compressor.pruning.bisect import ResampledScore
     from compressor.run.steps import within
 
     search = _attempts(w, score=ResampledScore(0.9, np.array([0.9, 0.7]), 0.1))
     w.notes(search._note, within._stored(search.store), [])
     w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
-
-
-@advice("run.steps.within _Search.allot out-of-range")
-def _(w: World) -> None:
-    w.fails(_attempts(w).allot, 0, 1.0)
-    w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))
-
-
-@advice("run.steps.within _train text")
-def _(w: World) -> None:
-    from compressor.run.steps import within
-
-    def fail(*arguments: Any) -> None:
-        raise UsageError("one step takes longer", code=ErrorCode.OUT_OF_RANGE, field="minutes", value=0.1)
-
-    search = _attempts(w)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(within.distill, "FUNCTIONS", SimpleNamespace(run=fail))
-        w.fails(within._train, search.step, 0, search.base, search.context, search.store)
-    w.right(*w.run("--distill", "--max-drop", "0.5", "--minutes", "20"))

@@ -160,16 +160,13 @@ def _(w: World) -> None:
 
 @advice("selection.pruners.reconstruct.choice require_tokens too-few-rows")
 def _(w: World) -> None:
-    from compressor.selection.pruners.reconstruct import choice
     from compressor.selection.pruners.reconstruct.choice import require_tokens
 
-    groups: Any = [SimpleNamespace(name="neurons", linear="output")]
-    w.patch.setattr(choice, "linear_of", lambda model, group: None)
-    w.patch.setattr(choice, "linear_sizes", lambda linear: (20, 16))
-    w.patch.setattr(choice, "count_tokens", lambda model, batches, names: {"output": 4 * len(batches[0]["input_ids"])})
+    groups: Any = [SimpleNamespace(name="neurons", linear="output", units=20, width=1)]
 
     def check(rows: int) -> None:
-        require_tokens(None, groups, [{"input_ids": torch.ones(rows, 4)}])  # type: ignore[arg-type]
+        network: Any = SimpleNamespace(rows=rows, count_tokens=lambda linears: {"output": 4 * rows})
+        require_tokens(network, groups)
 
     error = w.fails(check, 3)
     w.right(check, error.details["needed"])
@@ -191,9 +188,9 @@ def _(w: World) -> None:
     w.right(make_evaluator)
 
 
-@advice("selection.pruners.reconstruct.output_sensitivity _drawn not-finite")
+@advice("selection.pruners.layerwise.output_sensitivity _drawn not-finite")
 def _(w: World) -> None:
-    from compressor.selection.pruners.reconstruct.output_sensitivity import _drawn
+    from compressor.selection.pruners.layerwise.output_sensitivity import _drawn
 
     generator = torch.Generator()
     w.fails(_drawn, torch.full((2, 3), float("nan")), generator)

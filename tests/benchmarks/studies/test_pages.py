@@ -18,6 +18,8 @@ from benchmarks.studies.run import KINDS, study
 from compressor.config.run import Recipe
 from tests.benchmarks.studies.requests import TINY, request_of, table
 
+EACH_KIND = [pytest.param(kind, marks=pytest.mark.zoo) if kind == "astar" else kind for kind in KINDS]
+"""A study of searches takes longest."""
 PICTURES = {
     "grid": {"metric_vs_heads", "kept_dsp", "layers_dsp", "kept_taylor", "layers_ste"},
     "astar": {"iterations_b1", "solutions_lazy", "costs_paper_b60", "random_b1", "random_metric_b60"},
@@ -30,7 +32,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_every_kind_writes_a_table_and_figures(kind: str, finished: Callable[[str], Path]) -> None:
     figures = {file.stem for file in (finished(kind) / "figures").iterdir()}
     assert figures >= PICTURES[kind]
@@ -41,7 +43,7 @@ def test_every_kind_writes_a_table_and_figures(kind: str, finished: Callable[[st
     assert len(table(finished(kind))) > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_the_page_is_self_contained(kind: str, finished: Callable[[str], Path]) -> None:
     page = (finished(kind) / "study.html").read_text()
     references = re.findall(r"""(?:src|href)="([^"]*)"|url\(([^)]*)\)""", page)
@@ -51,7 +53,7 @@ def test_the_page_is_self_contained(kind: str, finished: Callable[[str], Path]) 
     assert "<i>&amp;</i>" not in page
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_the_page_shows_every_field_that_identifies_the_study(kind: str, finished: Callable[[str], Path]) -> None:
     page = (finished(kind) / "study.html").read_text()
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
@@ -87,6 +89,7 @@ def test_engines_of_speed_are_built_for_every_batch(
     assert (built[0].batch[0], built[0].batch[2]) == (1, 64)
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize(("shares", "base"), [((0.0, 0.5), "retrained"), ((0.5,), "dense")])
 def test_legend_and_description_name_the_same_baseline(
     shares: tuple[float, ...], base: str, inputs: Path, tmp_path: Path

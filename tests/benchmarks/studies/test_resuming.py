@@ -40,7 +40,10 @@ def test_a_grid_resumes_after_an_interruption(inputs: Path, finished: Callable[[
     ("kind", "axes", "options", "stage", "after", "remaining_files"),
     [
         ("grid", {"methods": ("dsp",), "keeps": (4,)}, {"evaluations": 3}, "dsp-k4", 2, "cells/dsp-k4*.partial/**/*.*"),
-        ("astar", {"variants": ("paper",), "budgets": (60.0,)}, {}, "paper-b60", 3, "kept/searched.npz"),
+        pytest.param(
+            *("astar", {"variants": ("paper",), "budgets": (60.0,)}, {}, "paper-b60", 3, "kept/searched.npz"),
+            marks=pytest.mark.zoo,
+        ),
     ],
 )
 def test_an_interrupted_cell_gives_the_result_of_an_uninterrupted_cell(

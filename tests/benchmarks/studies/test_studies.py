@@ -34,6 +34,7 @@ from tests.selection import tiny
 Cap = pytest.CaptureFixture[str]
 
 
+@pytest.mark.zoo
 def test_a_grid_runs_every_method_and_draws_the_heads_that_it_keeps(inputs: Path, tmp_path: Path) -> None:
     """Global pruning removes a head of every layer at a time: if 3 are requested, it keeps 4."""
     findings = study("grid", request_of(inputs, tmp_path, axes={"methods": HEAD_METHODS, "keeps": (3,)}))
@@ -123,9 +124,8 @@ def test_metrics_of_a_custom_task_are_known_beside_those_of_the_package() -> Non
         metric_named("tag-f1", without)
 
 
-@pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=pytest.mark.zoo) for kind in ("astar", "importance")), "dynamics"]
-)
+@pytest.mark.zoo
+@pytest.mark.parametrize("kind", ["astar", "importance", "dynamics"])
 def test_the_same_seed_gives_the_same_rows(
     kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -143,6 +143,7 @@ def test_dynamics_takes_the_number_of_evaluations_from_the_recipe(
     assert (set(requested_steps), set(default_steps)) == ({"3"}, {"1", "2", "3"})
 
 
+@pytest.mark.zoo
 def test_astar_keeps_at_most_as_many_heads_as_random(finished: Callable[[str], Path]) -> None:
     rows = table(finished("astar"))
     assert {row["variant"] for row in rows} == {"paper", "lazy", "random"}

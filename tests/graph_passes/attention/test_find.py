@@ -52,6 +52,50 @@ def test_a_stored_mask_over_pairs_is_causal_and_a_threshold_of_a_computed_one_is
     assert [site.kind for site in find_attention(model)] == [kind]
 
 
+NORM = "LayerNormalization <axis = -1>"
+SOURCES = {
+    "one activation": ("q = Identity (x) k = Identity (x)", "bidirectional"),
+    "a position of it": ("q = Slice (x, start, end, axes) k = Identity (x)", "bidirectional"),
+    "a position by its index": ("q = Gather <axis = 1> (x, position) k = Identity (x)", "bidirectional"),
+    "norms of both": (f"one = Slice (x, start, end, axes) q = {NORM} (one, w) k = {NORM} (x, w)", "bidirectional"),
+    "a position of the norm": (f"k = {NORM} (x, w) q = Slice (k, start, end, axes)", "bidirectional"),
+    "decomposed norms": (
+        "mean = ReduceMean (x, last) k = Sub (x, mean) one = Slice (x, start, end, axes)"
+        " mean2 = ReduceMean (one, last) q = Sub (one, mean2)",
+        "bidirectional",
+    ),
+    "two inputs": ("q = Identity (z) k = Identity (x)", "cross"),
+    "sums with a common part": ("q = Add (x, z) k = Identity (z)", "cross"),
+    "sums with different parts": ("q = Add (x, x2) k = Add (z, x2)", "cross"),
+    "several projections": ("q = MatMul (x, W) k = Identity (x)", "bidirectional"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_queries_of_some_positions_attend_to_their_own_sequence(name: str) -> None:
+    sources, kind = SOURCES[name]
+    body = f"""
+        {sources}
+        qp = MatMul (q, Wq) qs = Reshape (qp, split) qh = Transpose <perm = [0, 2, 1, 3]> (qs)
+        kp = MatMul (k, Wk) ks = Reshape (kp, split) kh = Transpose <perm = [0, 2, 3, 1]> (ks)
+        vp = MatMul (k, Wv) vs = Reshape (vp, split) vh = Transpose <perm = [0, 2, 1, 3]> (vs)
+        scores = MatMul (qh, kh) p = Softmax <axis = -1> (scores) heads = MatMul (p, vh)
+        back = Transpose <perm = [0, 2, 1, 3]> (heads) merged = Reshape (back, merge) y = MatMul (merged, Wo)
+    """
+    weights = (*(f"float[8, 12] W{operand}" for operand in "qkv"), "float[8, 8] W", "float[12, 8] Wo", "float[8] w")
+    numbers = (
+        "int64[1] start = {0}",
+        "int64[1] end = {1}",
+        "int64[1] axes = {1}",
+        "int64[1] position = {0}",
+        "int64[1] last = {2}",
+    )
+    shapes = ("int64[4] split = {0, -1, 4, 3}", "int64[3] merge = {0, -1, 12}")
+    inputs = "float[B, 9, 8] x, float[B, 9, 8] z, float[B, 9, 8] x2"
+    model = graph(body, *weights, *numbers, *shapes, inputs=inputs, outputs="float[B, N, 8] y")
+    assert [site.kind for site in find_attention(model)] == [kind]
+
+
 ATTENTION = """
     qp = MatMul (x, Wq) qs = Reshape (qp, split) q = Transpose <perm = {order}> (qs)
     kp = MatMul (x, Wk) ks = Reshape (kp, split) k = Transpose <perm = {order}> (ks)

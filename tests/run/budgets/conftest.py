@@ -46,6 +46,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         inputs: Mapping[Size, Feeds],
         partial: Any,
         on_progress: Any,
+        seconds: float,
     ) -> list[CostTable]:
         _, *counted = count_costs(engines.float_graph, engines.reference.plan, groups, list(inputs), on_progress)
         return [
@@ -64,7 +65,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     return timed
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     """The output folder of a run for 60% of the multiply-accumulates, and its report."""
     out = tmp_path_factory.mktemp("pruned") / "out"

@@ -139,7 +139,8 @@ def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None
     assert (plan.heads_kept, plan.neurons_kept) == (1, plan.neurons)
 
 
-@pytest.mark.parametrize("method", ["fisher", pytest.param("magnitude", marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("method", ["fisher", "magnitude"])
 def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, tmp_path: Path, method: str) -> None:
     report = run(inputs, tmp_path / "out", macs="60%", method=method)
     folder, plan = load(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
@@ -166,6 +167,7 @@ def test_the_metric_bounds_what_is_removed(answered: Path, tmp_path: Path, units
         assert row.reached == pytest.approx(row.dense / speeds[row.batch, row.seq])
 
 
+@pytest.mark.zoo
 def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
     rows = (inputs / "rows.tsv").read_text().splitlines()
     unlabelled = tmp_path / "unlabelled.tsv"

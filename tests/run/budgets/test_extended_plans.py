@@ -44,6 +44,7 @@ def test_the_result_is_compared_with_the_model_that_the_first_run_began_with(
     assert report.graphs["model.onnx"] == started.graphs["model.onnx"]
 
 
+@pytest.mark.zoo
 def test_without_that_model_the_result_is_compared_with_what_the_plan_keeps(
     inputs: Path, tmp_path: Path, pruned: tuple[Path, Report], times_by_macs: list[tuple[float, float]]
 ) -> None:

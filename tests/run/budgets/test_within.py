@@ -14,22 +14,22 @@ import torch
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
-from compressor.pruning.score import ResampledScore
+from compressor.pruning.bisect import ResampledScore
 from compressor.report import load as load_report
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import DropStatus, NoteCode
 from compressor.run import pipeline
-from compressor.run.finished_run import load_run
+from compressor.run.rebuild import load_run
 from compressor.run.run_context import RunContext
 from compressor.run.steps import within
 from compressor.store import Store
 from graph_passes import Plan
 from tests.command import compress
-from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe
 from tests.run.listeners import RecordingListener, interrupt
+from tests.run.runs import learn
 
 pytestmark = pytest.mark.usefixtures("times_by_macs")
 
@@ -79,10 +79,10 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
         write(search, stored)
 
     monkeypatch.setattr(within._Search, "_write", record)
-    recipe = recipe_of(answered, tmp_path / "out")
-    plan, _, listener = finish(recipe)
-    assert NoteCode.BUDGET_MET in listener.codes
-    trained = [listener.codes.count(code) for code in (NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN)]
+    learned = learn(recipe_of(answered, tmp_path / "out"))
+    plan, codes = learned.selected.plan, learned.listener.codes
+    assert NoteCode.BUDGET_MET in codes
+    trained = [codes.count(code) for code in (NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN)]
     assert (sum(trained), plan.method) == (1, "reconstruct")  # notes are those of the delivered attempt
     assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
     for number, attempt in enumerate(attempts):
@@ -93,6 +93,24 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
         assert all(attempt.speedup < speed for speed in failed if speed > max(faster, default=0))
 
 
+@pytest.mark.parametrize(("fields", "stage"), [({}, "training on the outputs"), (UNTRAINED, "certificate")])
+def test_an_interrupted_run_learns_the_same(
+    fields: dict[str, Any], stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(within, "upper_losses", holding(0))
+    expected = learn(recipe_of(answered, tmp_path / "whole", **fields))
+    recipe = recipe_of(answered, tmp_path / "out", **fields)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe, RecordingListener(stage, interrupt))
+    resumed = learn(recipe)
+    assert NoteCode.RESUMED in resumed.codes
+    assert resumed.selected.plan == expected.selected.plan
+    assert all(torch.equal(resumed.weights[name], weight) for name, weight in expected.weights.items())
+    assert resumed.selected.certificate == expected.selected.certificate
+    assert (expected.selected.certificate is None) == (fields is not UNTRAINED)
+
+
+@pytest.mark.zoo
 @pytest.mark.parametrize(
     ("fields", "stages"),
     [
@@ -132,7 +150,10 @@ def test_attempts_that_are_not_trained_begin_with_the_whole_model(
     assert len([stage for stage in listener.stages if stage.startswith("scoring attempt")]) == len(scored)
 
 
-@pytest.mark.parametrize("fields", [{}, {"max_drop": 0.9, "distill": False, "distill_steps": 2000}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, pytest.param({"max_drop": 0.9, "distill": False, "distill_steps": 2000}, marks=pytest.mark.zoo)],
+)
 def test_slower_attempts_that_hold_are_rungs(
     fields: dict[str, Any], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +176,7 @@ def test_slower_attempts_that_hold_are_rungs(
     assert Plan.load(ladder / slower.name / "plan.json").groups == run.report.plan.groups
 
 
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.zoo)])
 def test_rungs_that_cannot_be_built_in_time_are_named(
     fails: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +206,7 @@ def test_rungs_that_cannot_be_built_in_time_are_named(
     assert NoteCode.LADDER_ENDED in listener.codes
 
 
-@pytest.mark.parametrize("distills", [True, False])
+@pytest.mark.parametrize("distills", [True, pytest.param(False, marks=pytest.mark.zoo)])
 def test_where_no_attempt_holds_every_unit_stays(
     distills: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,9 +270,17 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
     assert search._holding(attempts) == expected
 
 
-def test_too_few_minutes_are_refused(answered: Path, tmp_path: Path) -> None:
-    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="minutes"):
-        compressor.compress(recipe_of(answered, tmp_path / "out", minutes=1e-3))
+@pytest.mark.parametrize("stage", ["", "refitting", "scoring attempt 1", "compressed: exporting"])
+def test_units_are_removed_without_training_where_none_fits(
+    stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(within, "upper_losses", holding(0))
+    plan, _, listener = finish(recipe_of(answered, tmp_path / "out", minutes=1e-3), stage)
+    assert not any("training on the outputs" in each for each in listener.stages)
+    assert not {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & set(listener.codes)
+    codes = [note.code for note in load_report(tmp_path / "out").notes]
+    assert (codes.count(NoteCode.BUDGET_MET), codes.count(NoteCode.TIME_LIMITED)) == (1, 2)
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
 
 
 def test_minutes_bound_the_training_of_every_attempt(
@@ -267,7 +296,7 @@ def test_minutes_bound_the_training_of_every_attempt(
 
     functions = within.distill.FUNCTIONS
     monkeypatch.setattr(within.distill, "FUNCTIONS", type(functions)(train, check=functions.check))
-    finish(recipe_of(answered, tmp_path / "out", minutes=5))
+    learn(recipe_of(answered, tmp_path / "out", minutes=5))
     assert len(trained) > 1
     assert all(minutes * (5 - number) < 5 for number, minutes in enumerate(trained))
 

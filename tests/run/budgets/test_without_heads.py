@@ -45,6 +45,7 @@ def test_a_budget_removes_neurons(mixer: Path, tmp_path: Path) -> None:
     assert compressor.compress(again).plan.neurons_kept == report.plan.neurons_kept
 
 
+@pytest.mark.zoo
 def test_a_gate_removes_neurons(mixer: Path, tmp_path: Path) -> None:
     report = compressor.compress(learning_recipe(mixer, tmp_path / "out", keep=None, macs="80%", method="dsp"))
     assert report.plan.neurons_kept < report.plan.neurons
@@ -62,6 +63,7 @@ def test_heads_are_refused(mixer: Path, tmp_path: Path, fields: dict[str, Any]) 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.zoo
 def test_the_model_as_it_is_becomes_an_engine(mixer: Path, tmp_path: Path) -> None:
     report = compressor.compress(learning_recipe(mixer, tmp_path / "out", data=None, keep=None, training_steps=None))
     assert report.plan.groups == ()

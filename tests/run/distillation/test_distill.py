@@ -88,7 +88,7 @@ def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
 
 
-@pytest.mark.parametrize("field", ["data", "unlabelled_data"])
+@pytest.mark.parametrize("field", [pytest.param("data", marks=pytest.mark.zoo), "unlabelled_data"])
 def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path, field: str) -> None:
     lines = (inputs / "rows.tsv").read_text().splitlines()[1:]
     (tmp_path / "train.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
@@ -111,7 +111,7 @@ def test_lengths_of_training_rows_follow_all_evaluation_rows(
         return draw_rows(data, *arguments)
 
     monkeypatch.setattr(distill, "draw_rows", counted)
-    learn(distilled_recipe(inputs, tmp_path / "out", eval_data=str(tmp_path / "eval.tsv")))
+    learn(distilled_recipe(inputs, tmp_path / "out", eval_data=str(tmp_path / "eval.tsv"), distill_steps=1))
     assert counts == [600]  # the others are set aside for the test
 
 
@@ -139,7 +139,7 @@ def test_the_time_of_a_step_is_that_of_its_update_too(
     assert 0 < max(point.step for point in learned.selected.curves) <= 5
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("share", [0.5, pytest.param(1.0, marks=pytest.mark.zoo)])
 def test_the_time_of_a_step_is_that_of_its_rounding_too(
     share: float, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +158,7 @@ def test_the_time_of_a_step_is_that_of_its_rounding_too(
     assert 0 < max(point.step for point in learn(recipe).selected.curves) <= steps
 
 
+@pytest.mark.zoo
 def test_minutes_that_suffice_change_nothing(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:
     learned, whole = learn(distilled_recipe(inputs, tmp_path / "out", minutes=1000)), weights(distilled[0])
     assert all(torch.equal(learned.weights[name], whole[name]) for name in whole)

@@ -63,7 +63,8 @@ class StoppedTraining(RecordingListener):
             yield stop
 
 
-@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.zoo), True])
+@pytest.mark.zoo
+@pytest.mark.parametrize("shared", [False, True])
 def test_an_interruption_in_the_middle_of_the_steps_changes_nothing(
     shared: bool, inputs: Path, tmp_path: Path, plan: Path
 ) -> None:

@@ -41,7 +41,7 @@ def test_every_registered_method_keeps_its_promises(method: type[Pruner[Any]], t
     check_dropped_units_have_no_effect(pruner)
 
 
-@pytest.mark.parametrize("method", [FisherPruner, ReconstructPruner])
+@pytest.mark.parametrize("method", [pytest.param(FisherPruner, marks=pytest.mark.zoo), ReconstructPruner])
 def test_parts_of_other_weights_are_not_read(method: type[Pruner[Any]], tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path / "shared")
     result_of(method, inputs)

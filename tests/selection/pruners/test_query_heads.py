@@ -18,7 +18,8 @@ from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.selection.pruners.reconstruct.second_order import reconstruct, removal_order
 from compressor.selection.pruners.unit_importance import by_importance
 from compressor.units.groups import linear_of
-from compressor.units.layers import linear_weight, unit_columns
+from compressor.units.layers import linear_weight
+from compressor.units.prunable import unit_columns
 from tests.selection.pruners.pruning import (
     PRUNERS,
     check_dropped_units_have_no_effect,

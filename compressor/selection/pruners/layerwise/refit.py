@@ -8,12 +8,13 @@ ones, as the layer-wise reconstruction of K-prune does (Park et al. 2024, "Accur
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from scipy.linalg import cho_solve
-from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
 from compressor.selection.pruners.layerwise.gram import Gram, extend, factorize, split
@@ -34,11 +35,15 @@ class Refit:
     ridge: float
 
 
+Array = Any
+"""An array of NumPy, or a tensor of PyTorch on any device."""
+
+
 class RefitSums:
     """Sums over tokens for the selection of inputs of a linear and for its refit.
 
-    Products are computed on the device of the activations, in float64 for float64 activations and else in float32; the
-    sums are float64 on the device of the first ones.
+    Tokens are arrays of NumPy or tensors of PyTorch. Products are computed on the device of the activations, in float64
+    for float64 activations and else in float32; the sums are float64 on the device of the first ones.
 
     Args:
         inputs: number of inputs of the linear.
@@ -52,28 +57,26 @@ class RefitSums:
         self.inputs = inputs
         self.outputs = outputs
         self.has_ones = has_ones
-        self._sums: tuple[Tensor, Tensor] | None = None
+        self._sums: tuple[Array, Array] | None = None
 
     @property
     def gram(self) -> Gram:
         """The Gram matrix of the inputs so far."""
         size = self.inputs + self.has_ones
-        matrix = np.zeros((size, size)) if self._sums is None else self._sums[0].cpu().numpy().copy()
-        return Gram(matrix, self.has_ones)
+        return Gram(np.zeros((size, size)) if self._sums is None else _numpy(self._sums[0]), self.has_ones)
 
     @property
     def cross(self) -> np.ndarray:
         """Sum of the products of inputs, and of the ones if there are any, with targets: `[inputs, outputs]`."""
         if self._sums is None:
             return np.zeros((self.inputs + self.has_ones, self.outputs or 0))
-        return self._sums[1].cpu().numpy().copy()
+        return _numpy(self._sums[1])
 
-    @torch.no_grad()
-    def add(self, inputs: Tensor, targets: Tensor | None = None, weights: Tensor | None = None) -> None:
+    def add(self, inputs: Array, targets: Array | None = None, weights: Array | None = None) -> None:
         """Add tokens.
 
         Args:
-            inputs: inputs of the linear, `[..., inputs]`.
+            inputs: inputs of the linear, `[..., inputs]`, without gradients.
             targets: the outputs to reproduce, bias included, `[..., outputs]`; None exactly if there are no outputs.
             weights: weight of each token, `[...]`, zero or more; tokens of weight zero, such as padding, may hold
                 anything. None: all tokens have the weight one.
@@ -81,31 +84,34 @@ class RefitSums:
         Raises:
             InputError: an input, target or weight, or a sum of their products, is NaN or infinite.
         """
-        dtype = torch.promote_types(inputs.dtype, torch.float32)
-        columns = [inputs.to(dtype)]
+        xp = sys.modules[type(inputs).__module__.partition(".")[0]]  # the functions below have one signature in both
+        kind = {"dtype": xp.promote_types(inputs.dtype, xp.float32), "device": inputs.device}
+        columns = [xp.asarray(inputs, **kind)]
         if self.has_ones:
-            columns.append(columns[0].new_ones(*inputs.shape[:-1], 1))
+            columns.append(xp.ones((*inputs.shape[:-1], 1), **kind))
         if targets is not None:
-            columns.append(targets.to(inputs.device, dtype))
-        rows = torch.cat(columns, dim=-1).flatten(0, -2)
-        scales = torch.ones(len(rows), device=rows.device, dtype=dtype)
+            columns.append(xp.asarray(targets, **kind))
+        rows = xp.concatenate(columns, -1)
+        rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
         if weights is not None:
-            flat = weights.to(rows).flatten()
-            self._check_finite(flat, "weights")
-            rows, scales = rows[flat > 0], flat[flat > 0]
+            scales = xp.asarray(weights, **kind).reshape(-1)
+            self._check_finite(scales, "weights")
+            rows, scales = rows[scales > 0], scales[scales > 0]
+            scaled = rows * xp.sqrt(scales)[:, None]
+        else:
+            scaled = rows
         size = self.inputs + self.has_ones
-        scaled = rows * scales.sqrt()[:, None]
         products = scaled[:, :size].T @ scaled
-        if not torch.isfinite(products).all():  # so they are wherever an activation is not, and are fewer
+        if not xp.isfinite(products).all():  # so they are wherever an activation is not, and are fewer
             self._check_finite(rows, "activations")
             self._check_finite(products, "sums of products of activations")
-        gram, cross = products[:, :size].double(), products[:, size:].double()
+        gram, cross = (xp.asarray(part, dtype=xp.float64) for part in (products[:, :size], products[:, size:]))
         gram = (gram + gram.T) / 2
         if self._sums is None:
             self._sums = gram, cross
         else:
-            self._sums[0].add_(gram.to(self._sums[0].device))
-            self._sums[1].add_(cross.to(self._sums[1].device))
+            for total, part in zip(self._sums, (gram, cross), strict=True):
+                total += xp.asarray(part, device=total.device)
 
     def solve(self, start: np.ndarray, start_bias: np.ndarray | None, columns: np.ndarray, *, ridge: float) -> Refit:
         """The weights of some columns that fit the targets, near those of `start`.
@@ -132,16 +138,22 @@ class RefitSums:
         fitted[:, kept] = cho_solve((factor, True), right).T
         return Refit(*split(fitted, self.has_ones), ridge)
 
-    def _check_finite(self, values: Tensor, subject: str) -> None:
+    def _check_finite(self, values: Array, subject: str) -> None:
         """Raise InputError if one of the values is NaN or infinite."""
-        if torch.isfinite(values).all():
+        finite = sys.modules[type(values).__module__.partition(".")[0]].isfinite(values)
+        if finite.all():
             return
-        count = int((~torch.isfinite(values)).sum())
+        count = int((~finite).sum())
         raise InputError(
-            f"{self.name}: {count} of {values.numel()} {subject} on the calibration rows are NaN or infinite; check the"
-            " weights of the model and the rows, or compute in float32",
+            f"{self.name}: {count} of {math.prod(values.shape)} {subject} on the calibration rows are NaN or infinite;"
+            " check the weights of the model and the rows, or compute in float32",
             code=ErrorCode.NOT_FINITE,
             linear=self.name,
             subject=subject,
             count=count,
         )
+
+
+def _numpy(sums: Array) -> np.ndarray:
+    """A copy of sums on the CPU."""
+    return sums.copy() if isinstance(sums, np.ndarray) else sums.cpu().numpy().copy()

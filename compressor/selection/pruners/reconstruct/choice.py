@@ -8,27 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.progress import ProgressCallback
 from compressor.selection.allocation import interpolate
-from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.gram import Gram
-from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights, collect_inputs, count_tokens
-from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.reconstruct.curves import PartialKL
+from compressor.selection.pruners.network import Divergence, LinearWeights, Network
 from compressor.selection.pruners.reconstruct.second_order import (
     Reconstruction,
     Removal,
     reconstruct,
     removal_order,
 )
-from compressor.units import PrunableGroup
-from compressor.units.groups import linear_of
-from compressor.units.layers import linear_sizes, linear_weight, unit_columns
+from compressor.units.prunable import PrunableGroup, unit_columns
 
 logger = logging.getLogger(__name__)
 
@@ -96,75 +87,35 @@ class GroupChoice:
         return reconstruct(self.weight, self.bias, self.gram, self.columns(count), damp=self.damp)
 
 
-def require_tokens(model: PreTrainedModel, groups: Sequence[PrunableGroup], batches: Sequence[Batch]) -> None:
-    """Check that calibration batches have at least as many tokens as the linear of each group has inputs.
+def require_tokens(network: Network, groups: Sequence[PrunableGroup]) -> None:
+    """Check that the calibration examples have at least as many tokens as the linear of each group has inputs.
 
     Args:
-        model: the model.
+        network: the network.
         groups: the groups, each with its linear.
-        batches: inputs `[batch, ...]`.
 
     Raises:
         InputError: they have fewer.
     """
-    tokens = count_tokens(model, batches, list({str(group.linear): None for group in groups}))
-    rows = sum(len(next(iter(batch.values()))) for batch in batches)
+    tokens = network.count_tokens(list({str(group.linear): None for group in groups}))
     for group in groups:
-        count, (inputs, _) = tokens[str(group.linear)], linear_sizes(linear_of(model, group))
+        count, inputs = tokens[str(group.linear)], group.units * group.width
         if count >= inputs:
             continue
-        needed = int(np.ceil(rows * inputs / max(count, 1)))
+        needed = int(np.ceil(network.rows * inputs / max(count, 1)))
         raise InputError(
-            f"{group.name}: the {rows} rows that units are chosen by have {count} tokens, fewer than its {inputs}"
-            f" inputs; allow at least {needed} rows (--prune-rows), and give a third more than that (--data), because"
-            " up to a quarter is held out",
+            f"{group.name}: the {network.rows} rows that units are chosen by have {count} tokens, fewer than its"
+            f" {inputs} inputs; allow at least {needed} rows (--prune-rows), and give a third more than that (--data),"
+            " because up to a quarter is held out",
             code=ErrorCode.TOO_FEW_ROWS,
             group=group.name,
-            rows=rows,
+            rows=network.rows,
             needed=needed,
         )
 
 
-def gather_grams(
-    model: PreTrainedModel,
-    groups: Sequence[PrunableGroup],
-    batches: Sequence[Batch],
-    weights: Sequence[TokenWeights],
-    on_progress: ProgressCallback,
-) -> dict[str, Gram]:
-    """Sum up the inputs of each group's linear over calibration batches; only Gram matrices are kept.
-
-    Args:
-        model: the model.
-        groups: the groups, each with its linear.
-        batches: inputs `[batch, ...]`.
-        weights: weights of the tokens, see `Sensitivity`.
-        on_progress: called with (batches, all batches).
-
-    Returns:
-        Module path of the linear -> Gram matrix.
-
-    Raises:
-        InputError: an activation is not finite.
-    """
-    linears = {str(group.linear): linear_of(model, group) for group in groups}
-    sums = {
-        name: RefitSums(linear_sizes(linear)[0], has_ones=linear.bias is not None, name=name)
-        for name, linear in linears.items()
-    }
-
-    def observe(name: str, inputs: Tensor, scales: Tensor) -> None:
-        sums[name].add(inputs, weights=scales)
-
-    for number, (batch, batch_weights) in enumerate(zip(batches, weights, strict=True)):
-        on_progress(number, len(batches))
-        collect_inputs(model, batch, list(linears), observe, batch_weights)
-    on_progress(len(batches), len(batches))
-    return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
-
-
 def choices_of(
-    model: PreTrainedModel,
+    network: Network,
     groups: Sequence[PrunableGroup],
     grams: Mapping[str, Gram],
     metrics: Mapping[str, np.ndarray],
@@ -173,19 +124,17 @@ def choices_of(
     """Name of the group -> its choice, from the linear's present weights.
 
     Args:
-        model: the model.
+        network: the network.
         groups: the groups, each with its linear.
         grams: module path of the linear -> Gram matrix of its inputs.
-        metrics: module path of the linear -> metric of its outputs, see `Sensitivity`; the identity is added to it.
+        metrics: module path of the linear -> metric of its outputs, see `Network.weigh`; the identity is added to it.
         damp: share of the mean diagonal of a Gram matrix that is added to its diagonal.
     """
     choices = {}
     for group in groups:
-        linear = linear_of(model, group)
-        bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
-        weight = linear_weight(linear).detach().to(torch.promote_types(linear_weight(linear).dtype, torch.float32))
-        metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
-        choices[group.name] = GroupChoice(group, weight.cpu().numpy().copy(), bias, grams, damp, metric)
+        dense = network.linear(str(group.linear))
+        metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(dense.weight))
+        choices[group.name] = GroupChoice(group, dense.weight, dense.bias, grams, damp, metric)
     return choices
 
 
@@ -196,7 +145,7 @@ def loss_counts(group: PrunableGroup) -> tuple[int, ...]:
     return tuple(sorted({*counts[:2], counts[-1], *shares}))
 
 
-def loss_curve(choice: GroupChoice, divergence: PartialKL) -> dict[int, float]:
+def loss_curve(choice: GroupChoice, divergence: Divergence) -> dict[int, float]:
     """What the model loses if one group alone keeps fewer units: number of units -> loss, at every number.
 
     The loss is the mean divergence of the model's outputs from those of the whole model, with the linear of the group
@@ -204,13 +153,12 @@ def loss_curve(choice: GroupChoice, divergence: PartialKL) -> dict[int, float]:
 
     Args:
         choice: the units of the group.
-        divergence: measures the loss on calibration rows.
+        divergence: measures the loss on held-out examples.
     """
     group = choice.group
     curve = {group.counts[-1]: 0.0}
     for count in loss_counts(group)[:-1]:
         part = choice.reconstruction(count)
-        bias = None if part.bias is None else torch.from_numpy(part.bias)
-        curve[count] = divergence.mean(str(group.linear), torch.from_numpy(part.weight), bias)
+        curve[count] = divergence(str(group.linear), LinearWeights(part.weight, part.bias))
     logger.debug("%s: loss %s", group.name, curve)
     return interpolate(curve, group.counts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,21 +14,16 @@ from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.gram import Gram, StoredGrams, write_grams
-from compressor.selection.pruners.layerwise.in_order import DenseSums
-from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights
+from compressor.selection.pruners.layerwise.graph_sessions import network_of
+from compressor.selection.pruners.network import Divergence, Network
 from compressor.selection.pruners.reconstruct.choice import (
     GroupChoice,
     choices_of,
-    gather_grams,
     loss_curve,
     require_tokens,
 )
-from compressor.selection.pruners.reconstruct.curves import PartialKL
-from compressor.selection.pruners.reconstruct.feeders import feeders_of
-from compressor.selection.pruners.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
 from compressor.store import File, Json, digest, versioned
-from compressor.training.precision import native_autocast
 from compressor.units import PrunableGroup
 
 _GRAMS = "grams"
@@ -54,8 +48,12 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
     errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
     token and a metric of the outputs. After the allocation, the linears that groups end in and their feeders are
-    refitted in order (`refit_in_order`). No labels are used. Forwards that measure losses run in bfloat16 where the
-    machine computes it natively.
+    refitted in order (`refit_in_order`). No labels are used.
+
+    Args:
+        inputs: the model and its rows.
+        options: the options; None: the defaults.
+        network: what runs the rows; None: ONNX Runtime for a graph on the CPU, else PyTorch.
 
     Raises:
         InputError: the rows have fewer tokens than a linear has inputs, or a loss is NaN or infinite.
@@ -63,10 +61,12 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     options_class = ReconstructOptions
 
-    def __init__(self, inputs: PruningInputs, options: ReconstructOptions | None = None) -> None:
+    def __init__(
+        self, inputs: PruningInputs, options: ReconstructOptions | None = None, network: Network | None = None
+    ) -> None:
         super().__init__(inputs, options)
-        require_tokens(inputs.model, inputs.groups, inputs.statistics)
-        self._weights: list[TokenWeights] = []
+        self._network = network or network_of(inputs)
+        require_tokens(self._network, inputs.groups)
         self._choices: dict[str, GroupChoice] = {}
         self._used: Mapping[str, Damping] = {}
 
@@ -74,9 +74,13 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         inputs = self.inputs
         linears = [str(group.linear) for group in inputs.groups]
 
-        @versioned(1, "compressor.selection.pruners.layerwise")
+        @versioned(
+            2,
+            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
+            *("compressor.graph.layers", "compressor.graph.sessions"),
+        )
         def gather(_: Path) -> Mapping[str, Gram]:
-            return gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, progress_of(1))
+            return self._network.grams(list(dict.fromkeys(linears)), progress_of(1))
 
         passes = 1 if self.store.holds(_GRAMS, {}, gather) else 2
 
@@ -84,25 +88,26 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             """The progress of the first or the second pass over the batches."""
             return lambda done, batches: on_progress(number * batches + done, passes * batches)
 
-        sensitivity = sensitivity_of(
-            inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed, progress_of(0)
-        )
-        self._weights = list(sensitivity.weights)
+        metrics = self._network.weigh(linears, progress_of(0))
         self.store.memo(_GRAMS, {}, gather, _GRAMS_FILE)
         grams = self.store.load(_GRAMS, _GRAMS_FILE)  # which need not stay in memory
         assert grams is not None
-        self._choices = choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
+        self._choices = choices_of(self._network, inputs.groups, grams, metrics, self.options.damp)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, curves = self.inputs, dict[str, Curve]()
-        divergence: PartialKL | None = None
+        divergence: Divergence | None = None
 
-        @versioned(1, "compressor.selection.pruners.reconstruct", "compressor.selection.pruners.layerwise")
+        @versioned(
+            2,
+            "compressor.selection.pruners.reconstruct",
+            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
+            *("compressor.graph.layers", "compressor.graph.sessions"),
+        )
         def measure(group: PrunableGroup, _: Path) -> Curve:
             nonlocal divergence
-            with native_autocast(inputs.model.device, inputs.model.dtype):
-                divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
-                curve = loss_curve(self._choices[group.name], divergence)
+            divergence = divergence or self._network.divergence()
+            curve = loss_curve(self._choices[group.name], divergence)
             require_finite_losses(group.name, curve)
             return curve
 
@@ -119,19 +124,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         self.require_counts(counts)
-        inputs = self.inputs
-        choices = [self._choices[group.name] for group in inputs.groups]
-        self._used = refit_in_order(
-            inputs.model,
-            choices,
-            counts,
-            inputs.statistics,
-            self._weights,
-            self._dense_sums,
-            self._feeders,
-            on_progress,
-            ridge=self.options.ridge,
-        )
+        choices = [self._choices[group.name] for group in self.inputs.groups]
+        self._used = refit_in_order(self._network, choices, counts, on_progress, ridge=self.options.ridge)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -149,16 +143,3 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             " model's outputs than requested; use more or more varied rows (--data, --prune-rows)"
         )
         return (Note(code=NoteCode.DAMPING_RAISED, text=text),)
-
-    @functools.cached_property
-    def _dense_sums(self) -> DenseSums:
-        """The activations of the dense model that refits restore; computed before the first one."""
-        inputs, ends = self.inputs, [str(group.linear) for group in self.inputs.groups]
-        linears = [name for end in dict.fromkeys(ends) for name in (*self._feeders[end], end)]
-        return DenseSums.of_copy(inputs.model, linears, inputs.statistics, unsummed=set(linears) - set(ends))
-
-    @functools.cached_property
-    def _feeders(self) -> dict[str, tuple[str, ...]]:
-        """The linears that feed the linear of each group."""
-        inputs = self.inputs
-        return feeders_of(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics[0])

@@ -98,6 +98,16 @@ def test_pieces_give_the_sums_of_the_whole(has_ones: bool, dtype: torch.dtype, t
     assert pieces.solve(start, bias, COLUMNS, ridge=0.02).weight == pytest.approx(expected, rel=100 * tolerance)
 
 
+@pytest.mark.parametrize("has_ones", [False, True])
+def test_arrays_give_the_sums_of_tensors(has_ones: bool) -> None:
+    tensors = draw(0)
+    expected, sums = sums_of(*tensors, has_ones=has_ones), RefitSums(INPUTS, OUTPUTS, has_ones=has_ones)
+    for part in range(0, TOKENS, 20):
+        sums.add(*(tensor.numpy()[part : part + 20] for tensor in tensors))
+    assert sums.gram.matrix == pytest.approx(expected.gram.matrix)
+    assert sums.cross == pytest.approx(expected.cross)
+
+
 def test_the_gram_matrix_ends_with_the_ones() -> None:
     inputs, _, weights = draw(0)
     sums = RefitSums(INPUTS, has_ones=True)

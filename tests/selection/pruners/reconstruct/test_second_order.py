@@ -8,7 +8,7 @@ import pytest
 from compressor.errors import ErrorCode
 from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order
-from compressor.units.layers import unit_columns
+from compressor.units.prunable import unit_columns
 from tests.faults import fails_with
 
 DAMP = 0.01

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
+from compressor.selection.pruners.layerwise.feeders import feeders_of
 from compressor.selection.pruners.layerwise.linear_inputs import token_mask
-from compressor.selection.pruners.reconstruct.feeders import feeders_of
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.units import find_groups
 from tests.selection.pruners.pruning import family_inputs, random_counts, ranked
@@ -66,7 +66,7 @@ def test_keys_of_a_cross_attention_are_no_feeders(length: int | None) -> None:
     assert [[path.rpartition(".")[2] for path in paths] for paths in cross] == [["q"]] * len(cross)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama", "t5"])
+@pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=pytest.mark.zoo) for name in ("llama", "t5"))])
 def test_refitted_feeders_are_closer_to_the_dense_model(family: str, tmp_path: Path) -> None:
     inputs = family_inputs(family, tmp_path)
     dense = copy.deepcopy(inputs.model)

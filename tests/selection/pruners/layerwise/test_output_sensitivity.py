@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.selection.pruners.reconstruct import output_sensitivity
-from compressor.selection.pruners.reconstruct.output_sensitivity import FLOOR, sensitivity_of
+from compressor.selection.pruners.layerwise import output_sensitivity
+from compressor.selection.pruners.layerwise.output_sensitivity import FLOOR, sensitivity_of
 from tests.faults import fails_with
 from tests.selection.pruners.reconstruct.shared import CASES, albert, bert, bert_spans, with_more_padding
 from tests.unchanged import unchanged
@@ -219,14 +219,15 @@ def test_terms_of_several_outputs_have_the_information_of_each() -> None:
     """The mean of squared gradients over many draws is the trace of the Fisher information, p (1 - p) for logits."""
     torch.manual_seed(0)
     values = {"topic": torch.randn(1, 5), "score": torch.randn(1, 1), "tags": torch.randn(1, 3, 4)}
-    batch = {"attention_mask": torch.tensor([[1, 1, 0]])}
+    draws, rows = 4000, 100  # each row has draws of its own
+    batch = {"attention_mask": torch.tensor([[1, 1, 0]] * rows)}
     squares = {name: torch.zeros_like(value) for name, value in values.items()}
-    random, draws = output_sensitivity.Draws(torch.Generator().manual_seed(0)), 4000
-    for _ in range(draws // 2):
-        inputs = [value.clone().requires_grad_() for value in values.values()]
+    random = output_sensitivity.Draws(torch.Generator().manual_seed(0))
+    for _ in range(draws // 2 // rows):
+        inputs = [torch.cat([value] * rows).requires_grad_() for value in values.values()]
         for term, weight in output_sensitivity._terms(inputs, tuple(values), batch, random):
             for name, gradient in zip(values, torch.autograd.grad(term.sum(), inputs), strict=True):
-                squares[name] += gradient.square() * weight
+                squares[name] += torch.einsum("r...,r->...", gradient.square(), weight)
     p, tags = values["topic"].softmax(-1), values["tags"].softmax(-1)
     torch.testing.assert_close(squares["topic"] / (draws // 2), p * (1 - p), rtol=0.15, atol=0.01)
     assert squares["score"].item() / (draws // 2) == pytest.approx(1)

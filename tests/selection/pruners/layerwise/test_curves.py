@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.selection.pruners.reconstruct.curves import TEMPERATURE, PartialKL, with_weight
+from compressor.selection.pruners.layerwise.curves import TEMPERATURE, PartialKL, with_weight
 from compressor.tasks.divergence import divergence
 from compressor.tasks.forwards import IGNORED
 from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans, linears_in_layers
 from tests.unchanged import unchanged
 from tests.zoo import Case, text
+
+QUICK = ("bert", "gpt2", "llama", "shared_llama", "t5", "vit")
 
 
 def halved(module: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -46,7 +48,13 @@ def check(case: Case, names: tuple[str, ...] = ("logits",)) -> None:
             assert partial.mean(linear, *halved(model.get_submodule(linear))) == pytest.approx(float(rows.mean()))
 
 
-@pytest.mark.parametrize("family", sorted(CASES.keys() - {"clip_text"}))
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo)
+        for name in sorted(CASES.keys() - {"clip_text"})
+    ],
+)
 def test_equal_to_whole_forwards(family: str) -> None:
     check(CASES[family]())
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compressor.model_folder import ModelFolder, load
 from compressor.progress import NullListener, RunLog
-from compressor.pruning.score import TorchScorer, metric_sums
+from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.tasks import Data, open_data
 from compressor.tasks.forwards import forward_arguments
 from compressor.training.distillation import Distillation

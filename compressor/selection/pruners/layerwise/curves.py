@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.models.classifiers import several_answers
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.selection.prefix_cache import tensors_of
 from compressor.selection.pruners.layerwise.layer_calls import CallOrder, run_layers
 from compressor.tasks.divergence import are_numbers, divergence, variances
@@ -115,11 +115,22 @@ class PartialKL:
         return {name: outputs[name] for name in self._names}
 
     def _dense_variance(self) -> Tensor | None:
-        """The variance of each output of a regression over all rows, `[numbers]`; None for other tasks."""
-        outputs = [dense[self._names[0]] for dense in self._dense if dense is not None]
-        if len(self._names) > 1 or not outputs or not are_numbers(outputs[0], self._names[0], self._kind):
-            return None
-        return variances(torch.cat(outputs))
+        return dense_variance([dense for dense in self._dense if dense is not None], self._names, self._kind)
+
+
+def dense_variance(
+    dense: Sequence[Mapping[str, Tensor]], names: Sequence[str], kind: AnswerKind | None
+) -> Tensor | None:
+    """The variance of each output of a regression over all rows, `[numbers]`; None for other tasks.
+
+    Args:
+        dense: outputs of the whole model for each batch.
+        names: the scored outputs.
+        kind: see `several_answers`.
+    """
+    if len(names) > 1 or not dense or not are_numbers(dense[0][names[0]], names[0], kind):
+        return None
+    return variances(torch.cat([outputs[names[0]] for outputs in dense]))
 
 
 @contextmanager

@@ -1,49 +1,25 @@
-"""Scores of a model with successive weights, on the same rows and draws, and how far it diverges from the whole one."""
+"""Scores of a model of PyTorch with successive weights, and how far it diverges from the whole one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import RunLog
+from compressor.pruning.bisect import ResampledScore
 from compressor.tasks import Task, statistics
 from compressor.training.distillation import Distillation, OutputsObserver
 
 _DRAWS = 500
 _BATCH_SIZE = 16
 """Rows of a batch, for which the outputs of two models are in memory."""
-
-
-@dataclass(frozen=True)
-class ResampledScore:
-    """How a model scores on rows; pydantic writes it as JSON and reads it.
-
-    Attributes:
-        metric: the metric on all rows.
-        draws: the metric on bootstrap draws of the rows, the same draws for every model.
-        divergence: mean KL of the outputs of the model from those of the whole model.
-        constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
-        order: of the whole model, why the labels seem to have another order than its classes; None: they do not.
-    """
-
-    metric: float
-    draws: Annotated[np.ndarray, PlainValidator(np.asarray), PlainSerializer(np.ndarray.tolist, list[float])]
-    divergence: float
-    constant: float | None = None
-    order: str | None = None
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the metric on all rows and the divergence are finite."""
-        return bool(np.isfinite([self.metric, self.divergence]).all())
 
 
 class TorchScorer:

@@ -1,0 +1,329 @@
+"""An ONNX graph as a refit sees it: its layers run in ONNX Runtime, and its tokens are arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.layers import GraphLinear, is_sum
+from compressor.graph.sessions import Arrays, LayeredGraph, LayerPass
+from compressor.progress import ProgressCallback
+from compressor.selection.pruners.layerwise.gram import Gram
+from compressor.selection.pruners.layerwise.refit import RefitSums
+from compressor.selection.pruners.network import Divergence, LinearWeights, RefitSet, SumsOfLinears
+
+_MASK = "attention_mask"
+_RECORDED_BYTES = 2**30
+"""Memory for values between layers of the held-out examples, which the last batch that is recorded may exceed."""
+_PASSING = ("Identity", "Dropout")
+"""Operators that pass on the output of a linear to the residual sum."""
+
+Weigh = Callable[[Sequence[str], ProgressCallback], tuple[Sequence[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]]
+"""Computes, for paths of linears, the weights of the tokens of each batch and the metrics of outputs."""
+Compare = Callable[[int, Arrays, Arrays], np.ndarray]
+"""The divergence of each row of a held-out batch, by its number, of outputs from those of the whole graph."""
+
+
+class _Call(NamedTuple):
+    """A call of a linear.
+
+    Attributes:
+        layer: number of the layer.
+        linear: the linear.
+        residual: the residual stream that its output is added to; None: there is none.
+        total: the sum; without one, the output.
+    """
+
+    layer: int
+    linear: GraphLinear
+    residual: ir.Value | None
+    total: ir.Value
+
+
+class SessionNetwork:
+    """A graph with its batches; see `Network`.
+
+    Without gradients, all tokens and all errors of outputs have equal weights, unless `weigh` computes them. The
+    weights that the graph holds are those of the whole network; a request for sums starts from them again.
+
+    Args:
+        graph: a graph in float32, each of whose linears is called once.
+        ends: path of the linear of each group -> name of the initializer of its weight.
+        statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
+        held_out: the examples on which losses are measured, in the same form.
+        comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
+        weigh: see `Weigh`; None: weights are equal.
+        write: called with the name of an initializer and its values after each refit.
+    """
+
+    def __init__(
+        self,
+        graph: LayeredGraph,
+        ends: Mapping[str, str],
+        statistics: Sequence[Arrays],
+        held_out: Sequence[Arrays],
+        comparing: Callable[[Sequence[Arrays]], Compare],
+        *,
+        weigh: Weigh | None = None,
+        write: Callable[[str, np.ndarray], None] = lambda name, values: None,
+    ) -> None:
+        self._graph, self._statistics, self._held_out = graph, statistics, held_out
+        self._comparing, self._weigh, self._write = comparing, weigh, write
+        self._changed: dict[str, np.ndarray] = {}
+        self._weights: Sequence[Mapping[str, np.ndarray]] = ()
+        paths = {name: path for path, name in ends.items()}
+        self._calls = {
+            paths.get(linear.weight.name or "", linear.weight.name or ""): _call_of(number, linear)
+            for number, layer in enumerate(self._graph.layers)
+            for linear in (operator.linear for operator in layer.operators)
+            if linear is not None
+        }
+        self._ends = [path for path in self._calls if path in ends]
+        self._shapes = self._first_shapes()
+        self._feeders = self._find_feeders()
+
+    @property
+    def rows(self) -> int:
+        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
+
+    @property
+    def calls_once(self) -> bool:
+        return True
+
+    def linear(self, path: str) -> LinearWeights:
+        linear = self._calls[path].linear
+        weight = self._values(linear.weight)
+        bias = None if linear.bias is None else self._values(linear.bias).astype(np.float64)
+        return LinearWeights((weight.T if linear.is_transposed else weight).copy(), bias)
+
+    def set_linear(self, path: str, weights: LinearWeights) -> None:
+        for value, array in self._stored(path, weights).items():
+            self._changed[value] = array
+            self._write(value, array)
+
+    def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
+        return {path: self._count(self._shapes[path]) for path in linears}
+
+    def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
+        if self._weigh is None:
+            return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
+        self._weights, metrics = self._weigh(linears, on_progress)
+        return metrics
+
+    def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
+        calls = {path: self._calls[path] for path in linears}
+        sums = {path: RefitSums(self._width(path), has_ones=self._has_bias(path), name=path) for path in linears}
+        dense, last = LayerPass(self._graph, self._statistics, {}), self._last_layer
+        for layer in range(last + 1):
+            on_progress(layer * len(self._statistics) // (last + 1), len(self._statistics))
+            here = {path: call.linear.activation for path, call in calls.items() if call.layer == layer}
+            for number, values in enumerate(dense.observe(list(here.values()), advance=layer < last)):
+                for path, activation in here.items():
+                    tokens = values[activation.name or ""]
+                    mask = _mask(self._statistics[number], tokens.shape[:-1])
+                    sums[path].add(tokens[mask], weights=self._scales(path, number, mask))
+        on_progress(len(self._statistics), len(self._statistics))
+        return {path: sums.pop(path).gram for path in linears}
+
+    def divergence(self) -> Divergence:
+        recorded = _Recorded(self._graph, self._held_out)
+        compare = self._comparing([outputs for outputs in recorded.outputs if outputs is not None])
+
+        def mean(path: str, weights: LinearWeights) -> float:
+            layer = self._calls[path].layer
+            run = self._graph.run_of(layer, self._graph.layers[layer].results, self._stored(path, weights))
+            parts = []
+            for number, batch in enumerate(self._held_out):
+                changed = recorded.outputs_after(number, layer, run({**batch, **recorded.operands(number, layer)}))
+                parts.append(compare(number, recorded.outputs_of(number), changed))
+            return float(np.concatenate(parts).mean())
+
+        return mean
+
+    def feeders(self, linear: str) -> tuple[str, ...]:
+        return self._feeders[linear]
+
+    def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
+        self._changed.clear()
+        dense = LayerPass(self._graph, self._statistics, {})
+        pruned = LayerPass(self._graph, self._statistics, self._changed)
+        for number, part in enumerate(sets):
+            on_progress(number, len(sets))
+            layer = self._calls[part.linears[0]].layer
+            dense.advance(layer)
+            pruned.advance(layer)
+            yield partial(self._sums_of, part, dense, pruned)
+        on_progress(len(sets), len(sets))
+
+    def _sums_of(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Mapping[str, RefitSums]:
+        calls = {path: self._calls[path] for path in part.linears}
+        is_end = part.columns is not None
+        targets = {path: call.total if is_end else call.linear.output for path, call in calls.items()}
+        residuals = [call.residual for call in calls.values() if is_end and call.residual is not None]
+        activations = [call.linear.activation for call in calls.values()]
+        sums = {}
+        for path in calls:
+            inputs, outputs = self._width(path), len(self.linear(path).weight)
+            count = inputs if part.columns is None else len(part.columns)
+            sums[path] = RefitSums(count, outputs, has_ones=self._has_bias(path), name=path)
+        passes = zip(dense.observe(list(targets.values())), pruned.observe([*activations, *residuals]), strict=True)
+        for number, (expected, actual) in enumerate(passes):
+            for path, call in calls.items():
+                tokens, target = actual[call.linear.activation.name or ""], expected[targets[path].name or ""]
+                if is_end and call.residual is not None:
+                    target = target - actual[call.residual.name or ""]
+                mask = _mask(self._statistics[number], tokens.shape[:-1])
+                tokens = tokens[mask] if part.columns is None else tokens[mask][:, part.columns]
+                sums[path].add(tokens, target[mask], self._scales(part.weighted_by, number, mask))
+        return sums
+
+    @property
+    def _last_layer(self) -> int:
+        return max(self._calls[path].layer for path in self._ends)
+
+    def _values(self, value: ir.Value) -> np.ndarray:
+        """The present values of an initializer."""
+        assert value.const_value is not None
+        name = value.name or ""
+        return self._changed[name] if name in self._changed else value.const_value.numpy()
+
+    def _stored(self, path: str, weights: LinearWeights) -> dict[str, np.ndarray]:
+        """Name of the initializer -> its values, for weights of a linear."""
+        linear = self._calls[path].linear
+        weight = weights.weight.T if linear.is_transposed else weights.weight
+        stored = {linear.weight.name or "": np.ascontiguousarray(weight, np.float32)}
+        if linear.bias is not None and weights.bias is not None:
+            stored[linear.bias.name or ""] = weights.bias.astype(np.float32)
+        return stored
+
+    def _width(self, path: str) -> int:
+        """Number of inputs of a linear."""
+        linear = self._calls[path].linear
+        return self._values(linear.weight).shape[0 if linear.is_transposed else 1]
+
+    def _has_bias(self, path: str) -> bool:
+        return self._calls[path].linear.bias is not None
+
+    def _scales(self, path: str | None, batch: int, mask: np.ndarray) -> np.ndarray | None:
+        """The weights of the tokens of a batch that are not padding; None: all are equal."""
+        return None if path is None or not self._weights else self._weights[batch][path][mask]
+
+    def _first_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Path of each linear up to the last end -> the axes of its tokens in the first batch."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        first, last = LayerPass(self._graph, self._statistics[:1], {}), self._last_layer
+        for layer in range(last + 1):
+            here = {path: call.linear.activation for path, call in self._calls.items() if call.layer == layer}
+            activations = list(dict.fromkeys(here.values()))
+            for values in first.observe(activations, advance=layer < last):
+                shapes |= {path: values[activation.name or ""].shape[:-1] for path, activation in here.items()}
+        return shapes
+
+    def _count(self, shape: tuple[int, ...]) -> int:
+        """Number of tokens of all batches, by the axes of those of the first."""
+        mask = self._statistics[0].get(_MASK)
+        is_masked = mask is not None and _fits(mask, shape)
+        sizes = [
+            np.count_nonzero(batch[_MASK]) if is_masked else next(iter(batch.values())).size
+            for batch in self._statistics
+        ]
+        tokens = sizes[0] if is_masked else int(np.prod(shape))
+        return int(tokens * sum(sizes) // max(sizes[0], 1))
+
+    def _find_feeders(self) -> dict[str, tuple[str, ...]]:
+        """The feeders of each end: of the linears before it in its layer, those that read what the last one reads."""
+        feeders: dict[str, tuple[str, ...]] = {}
+        mask = self._statistics[0].get(_MASK)
+        for end in self._ends:
+            call, shape = self._calls[end], self._shapes[end]
+            before: list[str] = []
+            for path, earlier in self._calls.items():
+                if path == end:
+                    break
+                if earlier.layer != call.layer:
+                    continue
+                before = [] if path in self._ends else [*before, path]
+            alike = [path for path in before if self._shapes[path] == shape]
+            is_whole = len(shape) > 1 or (mask is not None and _fits(mask, shape))
+            read = self._calls[alike[-1]].linear.activation if alike and is_whole else None
+            is_last = call.layer == len(self._graph.layers) - 1
+            same = () if is_last else (path for path in alike if self._calls[path].linear.activation is read)
+            feeders[end] = tuple(same)
+        return feeders
+
+
+class _Recorded:
+    """What the whole graph computes on batches: the operands of layers as far as the memory suffices, and outputs.
+
+    Args:
+        graph: the graph.
+        batches: its inputs by name, `[batch, ...]` each.
+
+    Attributes:
+        outputs: the outputs of each batch; None: they have more than two axes and are computed again when needed.
+    """
+
+    def __init__(self, graph: LayeredGraph, batches: Sequence[Arrays]) -> None:
+        self._batches = batches
+        self._runs = [graph.run_of(number, layer.results, {}) for number, layer in enumerate(graph.layers)]
+        self._operands: list[list[Arrays]] = []
+        self.outputs: list[Arrays | None] = []
+        free = _RECORDED_BYTES
+        for batch in batches:
+            recorded, operands = list[Arrays]([{}]), dict[str, np.ndarray]()
+            for run in self._runs:
+                known = {id(array) for array in operands.values()}
+                operands = run({**batch, **operands})
+                if free > 0 and len(recorded) < len(self._runs):
+                    recorded.append(operands)
+                    free -= sum(array.nbytes for array in operands.values() if id(array) not in known)
+            self._operands.append(recorded)
+            self.outputs.append(operands if all(array.ndim <= 2 for array in operands.values()) else None)
+
+    def operands(self, batch: int, layer: int) -> Arrays:
+        """The operands of a layer on a batch."""
+        start = min(layer, len(self._operands[batch]) - 1)
+        return self._run(batch, start, self._operands[batch][start], layer)
+
+    def outputs_of(self, batch: int) -> Arrays:
+        """The outputs of the graph on a batch."""
+        last = len(self._runs) - 1
+        return self.outputs[batch] or self._run(batch, last, self.operands(batch, last), len(self._runs))
+
+    def outputs_after(self, batch: int, layer: int, results: Arrays) -> Arrays:
+        """The outputs of the graph on a batch with other results of a layer."""
+        return self._run(batch, layer + 1, results, len(self._runs))
+
+    def _run(self, batch: int, start: int, operands: Arrays, end: int) -> Arrays:
+        for run in self._runs[start:end]:
+            operands = run({**self._batches[batch], **operands})
+        return operands
+
+
+def _call_of(layer: int, linear: GraphLinear) -> _Call:
+    """The call of a linear in a layer, with the residual sum that its output joins first."""
+    output = linear.output
+    while True:
+        readers = [node for node, _ in output.uses()]
+        sums = [node for node in readers if is_sum(node)]
+        if sums:
+            residual = next((value for value in sums[0].inputs if value is not output), None)
+            return _Call(layer, linear, residual, sums[0].outputs[0])
+        if len(readers) != 1 or readers[0].op_type not in _PASSING:
+            return _Call(layer, linear, None, linear.output)
+        output = readers[0].outputs[0]
+
+
+def _fits(mask: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Whether a mask has the axes of tokens, or those are flattened row by row."""
+    return mask.shape == shape or shape == (mask.size,)
+
+
+def _mask(batch: Arrays, shape: tuple[int, ...]) -> np.ndarray:
+    """The tokens that are not padding, of the axes of a linear's input without the last."""
+    mask = batch.get(_MASK)
+    return np.ones(shape, bool) if mask is None or not _fits(mask, shape) else mask.reshape(shape) != 0

@@ -1,0 +1,143 @@
+"""A graph is pruned alike by PyTorch and by ONNX Runtime: units, losses and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graph_passes
+from compressor.graph.network import GraphNetwork
+from compressor.graph.sessions import LayeredGraph
+from compressor.selection.pruners.base import PruningInputs
+from compressor.selection.pruners.layerwise.graph_sessions import network_of, sessions_of
+from compressor.selection.pruners.layerwise.torch_network import TorchNetwork
+from compressor.selection.pruners.network import Network
+from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+from compressor.selection.pruners.session_network import SessionNetwork
+from tests.graph.files import classifier, halve
+from tests.graph.test_network import legacy, load_network
+from tests.selection.pruners.pruning import pruning_inputs, random_counts
+from tests.zoo import VOCABULARY, text
+
+Make = Callable[[PruningInputs], Network]
+QUICK = ("bert", "llama")
+FAMILIES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo)
+    for name in ("bert", "distilbert", "modernbert", "gpt2", "llama", "qwen3")
+]
+
+
+def graph_inputs(path: Path, store: Path, length: int = 6) -> PruningInputs:
+    """The network of a graph with rows of text."""
+    graph, batches = load_network(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
+    for batch in batches:
+        batch["input_ids"] %= min(spec.ids or VOCABULARY for spec in graph.input_specs.values())
+    return pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
+
+
+def sessions(inputs: PruningInputs) -> SessionNetwork:
+    graph = sessions_of(inputs)
+    assert graph is not None
+    return graph
+
+
+def finished(inputs: PruningInputs, store: Path, make: Make) -> ReconstructPruner:
+    """The method after a refit of the weights of the network."""
+    inputs = replace(inputs, store=store)
+    pruner = ReconstructPruner(inputs, network=make(inputs))
+    pruner.rank()
+    pruner.finish(random_counts(inputs.groups))
+    return pruner
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length", [6, 12])
+def test_both_runtimes_prune_alike(family: str, length: int, tmp_path: Path) -> None:
+    """With 12 rows of 12 positions, axes of rows and of positions have one size."""
+    path, _ = legacy(family, tmp_path)
+    makes: tuple[Make, ...] = (TorchNetwork, sessions)
+    pruners = [
+        finished(graph_inputs(path, tmp_path, length), tmp_path / str(number), make)
+        for number, make in enumerate(makes)
+    ]
+    weights: list[dict[str, np.ndarray]] = []
+    for pruner in pruners:
+        model = pruner.inputs.model
+        assert isinstance(model, GraphNetwork)
+        weights.append({name: value.detach().numpy() for name, value in model.initializers.items()})
+    for group in pruners[0].inputs.groups:
+        kept = [[pruner.kept(group, count) for count in group.counts] for pruner in pruners]
+        assert kept[0] == kept[1]
+    for name, expected in weights[0].items():
+        assert np.abs(weights[1][name] - expected).max() <= 1e-3 * np.abs(expected).max(), name
+
+
+def test_losses_are_those_of_pytorch_and_do_not_depend_on_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = legacy("bert", tmp_path)
+    inputs = graph_inputs(path, tmp_path)
+    curves = []
+    makes: list[tuple[Make, int]] = [(TorchNetwork, 1 << 30), (sessions, 1 << 30), (sessions, 0)]
+    for number, (make, limit) in enumerate(makes):
+        monkeypatch.setattr("compressor.selection.pruners.session_network._RECORDED_BYTES", limit)
+        stored = replace(inputs, store=tmp_path / str(number))
+        pruner = ReconstructPruner(stored, network=make(stored))
+        pruner.rank()
+        curves.append(pruner.losses())
+    for name, curve in curves[0].items():
+        for actual in curves[1:]:
+            assert actual[name] == pytest.approx(curve, rel=1e-3, abs=1e-9)
+
+
+def test_a_second_refit_starts_from_the_whole_graph(tmp_path: Path) -> None:
+    path, _ = legacy("bert", tmp_path)
+    inputs = graph_inputs(path, tmp_path)
+    model = inputs.model
+    assert isinstance(model, GraphNetwork)
+    whole = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    pruner = finished(inputs, tmp_path / "store", sessions)
+    first = {name: value.detach().numpy().copy() for name, value in model.initializers.items()}
+    model.load_state_dict(whole)
+    pruner.finish({group.name: group.counts[1] for group in inputs.groups})
+    model.load_state_dict(whole)
+    pruner.finish(random_counts(inputs.groups))
+    assert all(np.array_equal(value.detach().numpy(), first[name]) for name, value in model.initializers.items())
+
+
+def test_without_gradients_every_token_counts_alike(tmp_path: Path) -> None:
+    path, _ = legacy("bert", tmp_path)
+    inputs = graph_inputs(path, tmp_path)
+    groups = graph_passes.find_groups(model := graph_passes.load(path)).groups
+    statistics, held_out = (
+        [{name: value.numpy() for name, value in batch.items()} for batch in batches]
+        for batches in (inputs.statistics, inputs.held_out)
+    )
+    sessions_alone = SessionNetwork(
+        LayeredGraph(model),
+        {group.linear: group.weight for group in groups},
+        statistics,
+        held_out,
+        lambda dense: lambda number, before, after: np.square(before["logits"] - after["logits"]).mean(1),
+    )
+    pruner = ReconstructPruner(inputs, network=sessions_alone)
+    pruner.rank()
+    losses = pruner.losses()
+    pruner.finish(random_counts(inputs.groups))
+    assert all(curve[0] > 0 for curve in losses.values())
+    for group in inputs.groups:
+        kept = pruner.kept(group, random_counts(inputs.groups)[group.name])
+        columns = sessions_alone.linear(str(group.linear)).weight.reshape(-1, group.units, group.width)
+        dropped = sorted(set(range(group.units)) - set(kept))
+        assert not columns[:, dropped].any()
+
+
+def test_modules_run_graphs_in_half_precision_or_with_one_bias_for_several_linears(tmp_path: Path) -> None:
+    path, _ = legacy("bert", tmp_path)
+    half, untrained = halve(path, tmp_path / "half.onnx"), classifier(tmp_path / "untrained.onnx")
+    networks = [network_of(graph_inputs(graph, tmp_path)) for graph in (path, half, untrained)]
+    assert [type(network) for network in networks] == [SessionNetwork, TorchNetwork, TorchNetwork]
