@@ -471,6 +471,8 @@ class ProofStage(StrEnum):
     CACHED_BUILD = "shrunk graphs with caches = engines"
 
 
+CACHED_STAGES = (ProofStage.CACHED_EXPORT, ProofStage.CACHED_SHRINK, ProofStage.CACHED_BUILD)
+"""The proofs of graphs with caches, in order."""
 FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
 """The proofs of an engine in floats, in order."""
 

@@ -167,7 +167,8 @@ def shrink_parts(
 ) -> dict[str, Shrunk]:
     """Remove the units that a plan drops from the graphs of one model, such as an encoder and its decoder.
 
-    A graph that returns the content of another graph's cache (`flow.caches`) returns the heads that are read of it.
+    A graph that returns the content of another graph's cache (`flow.caches`) returns the heads that are read of it, and
+    may have no outputs left.
 
     Args:
         models: name of a graph -> the graph with gates, in the order in which they run; they are edited in place.
@@ -182,6 +183,7 @@ def shrink_parts(
     """
     parts: dict[str, Shrunk] = {}
     returned: dict[str, Need] = {}
+    unread: set[str] = set()
     names = {name: frozenset(find_gates(model.graph)) for name, model in models.items()}
     if missing := [group.name for group in plan.groups if not any(group.name in gates for gates in names.values())]:
         raise PlanError(
@@ -191,6 +193,7 @@ def shrink_parts(
         )
     for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
+        model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in unread]
         parts[name] = shrunk = shrink(model, plan.part(names[name]), weights=weights, returned=returned)
         for refusal in shrunk.refused:
             if output := min(refusal.sites & returned.keys(), default=None):
@@ -201,6 +204,7 @@ def shrink_parts(
                     site=output,
                 )
         returned |= {outputs[cache]: need for cache, need in shrunk.caches.items()}
+        unread |= set(outputs.values()) - set(cache_names(shrunk.model).values())
     return {name: parts[name] for name in models}
 
 

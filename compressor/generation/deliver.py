@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import graph_passes
-from compressor.engines.prove import Case, unoptimized
+from compressor.engines.prove import Case
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
 from compressor.generation.export import export_generation
-from compressor.generation.prove import generation_cases, outputs_in_steps, prove_steps, whole_outputs
-from compressor.generation.steps import MASK, Steps
+from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
+from compressor.generation.sessions import OrtSessions, Sessions
+from compressor.generation.steps import MASK, begin, run_in_steps, step
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, VariantName, size_label
 from compressor.targets.base import Feeds
-from compressor.targets.onnxruntime.ort_session import runner
+from compressor.targets.relative_error import Outputs
 from compressor.units.hook import Attention
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import find_gates
@@ -67,7 +67,7 @@ def export_whole(
     """
     texts = generation_cases(cases)
     files = export_generation(folder.model, plan, out, opset=opset, attention=attention)
-    proof = _prove_export(folder, plan, texts, out, files, attention, "dense")
+    proof = _prove_export(folder, plan, texts, out, attention, "dense")
     return CachedGraphs(files, out, plan, attention, proof)
 
 
@@ -91,7 +91,7 @@ def shrink_graphs(
         PlanError: the graphs cannot lose what the plan drops.
         MismatchError: a proof does not hold.
     """
-    files, texts, decoder = whole.files, generation_cases(cases), whole.files[-1]
+    files, texts = whole.files, generation_cases(cases)
     for name in files:
         part = plan.part(find_gates(graph_passes.load(whole.folder / name).graph))
         if not rewrite_reference(whole.folder / name, folder.model, part, scratch / name):
@@ -100,11 +100,10 @@ def shrink_graphs(
                 code=ErrorCode.PLAN_MISMATCH,
                 file=name,
             )
-    exported = _prove_export(folder, plan, texts, scratch, files, whole.attention, "compressed")
+    exported = _prove_export(folder, plan, texts, scratch, whole.attention, "compressed")
     _shrink(files, plan, scratch, out)
-    expected = outputs_in_steps({name: unoptimized(scratch / name) for name in files}, scratch / decoder, texts)
-    shrunk = {name: unoptimized(out / name) for name in files}
-    return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk, out / decoder)
+    expected, shrunk = _outputs(scratch, texts), OrtSessions(out, optimized=False)
+    return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk)
 
 
 def _prove_export(
@@ -112,16 +111,15 @@ def _prove_export(
     plan: Plan,
     texts: Sequence[Case],
     graphs: Path,
-    files: Sequence[str],
     attention: Attention,
     variant: VariantName,
 ) -> Proof:
     """The proof that graphs with gates, in steps, compute what the gated model computes on whole texts."""
-    gated = {name: unoptimized(graphs / name) for name in files}
+    gated = OrtSessions(graphs, optimized=False)
 
     def prove() -> Proof:
         expected = whole_outputs(folder.model, plan, texts, attention)
-        return prove_steps(ProofStage.CACHED_EXPORT, variant, texts, expected, gated, graphs / files[-1])
+        return prove_steps(ProofStage.CACHED_EXPORT, variant, texts, expected, gated)
 
     return require_export(prove, folder.model, texts)
 
@@ -130,25 +128,29 @@ def _shrink(files: Iterable[str], plan: Plan, source: Path, out: Path) -> None:
     """Write graphs with gates without what a plan drops."""
     parts = shrink_parts({name: graph_passes.load(source / name) for name in files}, plan)
     for name, part in parts.items():
-        graph_passes.save(part.model, out / name)
+        if part.model.graph.outputs:  # nothing reads an encoder where no cross-attention has heads
+            graph_passes.save(part.model, out / name)
 
 
-def prove_engines(files: Sequence[str], folder: Path, cases: Sequence[Case], settings: Mapping[str, Any]) -> Proof:
+def _outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
+    """Logits of the graphs of a folder, which the runtime does not optimize, on each text in steps."""
+    sessions = OrtSessions(folder, optimized=False)
+    return [run_in_steps(sessions, text.feeds) for text in texts]
+
+
+def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None) -> Proof:
     """The proof that the sessions that generate compute what the graphs do, which the runtime does not optimize there.
 
     Args:
-        files: names of the graphs in their order.
-        folder: their folder.
+        folder: the folder of the graphs.
         cases: inputs of the proofs of the run.
-        settings: settings of the sessions.
+        threads: threads of the sessions; None: one per core.
 
     Raises:
         MismatchError: it does not hold.
     """
-    texts, decoder = generation_cases(cases), folder / files[-1]
-    expected = outputs_in_steps({name: unoptimized(folder / name) for name in files}, decoder, texts)
-    engines = {name: runner(folder / name, settings) for name in files}
-    return prove_steps(ProofStage.CACHED_BUILD, "compressed", texts, expected, engines, decoder)
+    texts, engines = generation_cases(cases), OrtSessions(folder, provider="cpu", threads=threads)
+    return prove_steps(ProofStage.CACHED_BUILD, "compressed", texts, _outputs(folder, texts), engines)
 
 
 def time_graphs(
@@ -156,7 +158,7 @@ def time_graphs(
     folder: ModelFolder,
     compressed: Path,
     sizes: Iterable[tuple[int, int]],
-    settings: Mapping[str, Any],
+    threads: int | None,
     *,
     seconds: float,
     seed: int,
@@ -169,7 +171,7 @@ def time_graphs(
         folder: the model.
         compressed: folder of the graphs without what the plan drops.
         sizes: batch sizes and lengths of the texts before the token.
-        settings: settings of the sessions.
+        threads: threads of the sessions; None: one per core.
         seconds: approximate duration of each measurement.
         seed: seed of the bootstrap and the texts.
         log: receives the stages.
@@ -178,20 +180,17 @@ def time_graphs(
     if not dense.exists():
         dense.mkdir()
         _shrink(files, whole.plan, whole.folder, dense)
-    both = [
-        Steps.of({name: runner(path / name, settings) for name in files}, path / files[-1])
-        for path in (dense, compressed)
-    ]
+    both = [OrtSessions(path, provider="cpu", threads=threads) for path in (dense, compressed)]
     speeds = []
     for batch, length in sizes:
         feeds = _texts(folder, batch, length, seed)
         for phase, calls in (("prompt", _prompt_calls), ("token", _token_calls)):
             with log.stage(f"timing dense and compressed, {phase}, {size_label(batch, length)}") as on_progress:
-                first, second = (calls(steps, feeds, length) for steps in both)
+                first, second = (calls(sessions, feeds, length) for sessions in both)
                 pairs = alternate_calls(first, second, seconds, on_progress=on_progress)
                 speed = speed_of(pairs, batch=batch, seq=length, seed=seed)
             speeds.append(GenerationSpeed(phase=phase, speed=speed))
-    before, after = (steps.bytes_per_token for steps in both)
+    before, after = (sessions.bytes_per_token for sessions in both)
     return Generation(files=tuple(files), speeds=tuple(speeds), dense_cache=before, compressed_cache=after)
 
 
@@ -202,12 +201,12 @@ def _texts(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:
     return feeds | {name: np.ones_like(feeds[name]) for name in feeds if name == MASK}
 
 
-def _prompt_calls(steps: Steps, feeds: Feeds, length: int) -> Callable[[], object]:
+def _prompt_calls(sessions: Sessions, feeds: Feeds, length: int) -> Callable[[], object]:
     """A function that reads the texts from the beginning."""
-    return lambda: steps.step(feeds, 0, length, steps.begin(feeds))
+    return lambda: step(sessions, feeds, 0, length, begin(sessions, feeds))
 
 
-def _token_calls(steps: Steps, feeds: Feeds, length: int) -> Callable[[], object]:
+def _token_calls(sessions: Sessions, feeds: Feeds, length: int) -> Callable[[], object]:
     """A function that computes the token after the texts."""
-    _, caches = steps.step(feeds, 0, length, steps.begin(feeds))
-    return lambda: steps.step(feeds, length, length + 1, caches)
+    _, caches = step(sessions, feeds, 0, length, begin(sessions, feeds))
+    return lambda: step(sessions, feeds, length, length + 1, caches)

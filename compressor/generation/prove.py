@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
-from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, Run, Steps, padded_left, positions
+from compressor.generation.sessions import Sessions
+from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, padded_left, positions, run_in_steps
 from compressor.model_folder import copy_of
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
@@ -78,8 +78,7 @@ def prove_steps(
     variant: VariantName,
     cases: Sequence[Case],
     expected: Sequence[Outputs],
-    files: Mapping[str, Run],
-    decoder: Path,
+    sessions: Sessions,
     tolerance: float = TOLERANCE["fp32"],
 ) -> Proof:
     """The proof that graphs in steps return the expected logits.
@@ -89,17 +88,10 @@ def prove_steps(
         variant: name of the variant.
         cases: the inputs.
         expected: logits of each case.
-        files: name of each graph -> what runs it, in order.
-        decoder: file of the decoder.
+        sessions: the graphs.
         tolerance: largest relative error.
 
     Raises:
         MismatchError: the proof does not hold.
     """
-    return require(prove_outputs(stage, variant, cases, expected, Steps.of(files, decoder).run, tolerance))
-
-
-def outputs_in_steps(files: Mapping[str, Run], decoder: Path, cases: Sequence[Case]) -> list[Outputs]:
-    """Logits of graphs that read each case in steps."""
-    steps = Steps.of(files, decoder)
-    return [{name: np.asarray(array) for name, array in steps.run(case.feeds).items()} for case in cases]
+    return require(prove_outputs(stage, variant, cases, expected, partial(run_in_steps, sessions), tolerance))

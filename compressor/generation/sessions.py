@@ -31,7 +31,7 @@ from graph_passes.flow.caches import CACHES
 
 _MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
-_REMEDY = "write one with compressor.generation.export.export_generation(model, plan, folder)"
+_REMEDY = "compress a model that generates without --no-cache"
 
 
 class Caches(ABC):
@@ -140,15 +140,18 @@ class OrtSessions(Sessions):
         folder: the folder with `decoder.onnx`, and `encoder.onnx` where the model has an encoder.
         provider: device to run on; None: CUDA where this machine has it, else the CPU.
         threads: threads per call; None: one per core.
+        optimized: whether the runtime optimizes the graphs; else they run on the CPU as they are.
 
     Raises:
         InputError: a graph is missing, records no caches, or cannot be loaded.
         TargetMissingError: the device is missing.
     """
 
-    def __init__(self, folder: Path, *, provider: Provider | None = None, threads: int | None = None) -> None:
-        provider = choose_provider(provider, "fp32")
-        settings = session_settings(provider, threads)
+    def __init__(
+        self, folder: Path, *, provider: Provider | None = None, threads: int | None = None, optimized: bool = True
+    ) -> None:
+        provider = choose_provider(provider, "fp32") if optimized else "cpu"
+        settings = session_settings(provider, threads) | ({} if optimized else {"graph_optimization": "none"})
         self._device = "cpu" if settings["provider"] == PROVIDERS["cpu"] else "cuda"
         if not (folder / DECODER).is_file():
             raise InputError(
@@ -180,13 +183,20 @@ class OrtSessions(Sessions):
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that a token adds to the caches of a text."""
+        values = [self._inputs[name] for name in self._decoded]
+        return sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
+
     def start(self, batch: int) -> OrtCaches:
         """See `Sessions.start`."""
         return self._before(batch, {})
 
     def encode(self, inputs: Feeds) -> OrtCaches:
         """See `Sessions.encode`."""
-        assert self._encoder is not None, "a decoder-only model encodes nothing"
+        if self._encoder is None:  # no cross-attention has heads
+            return self.start(len(next(iter(inputs.values()))))
         feeds = {value.name: inputs[value.name] for value in self._encoder.get_inputs() if value.name in inputs}
         outputs = self._run(self._encoder, feeds, {}, list(self._encoded.values()))
         batch = len(next(iter(feeds.values())))

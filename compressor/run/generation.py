@@ -9,7 +9,6 @@ from compressor.generation.deliver import CachedGraphs, export_whole, prove_engi
 from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
-from compressor.targets.onnxruntime.ort_session import session_settings
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
 
@@ -57,12 +56,11 @@ def deliver_cached(
     recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
-    settings = session_settings("cpu", recipe.engine.threads)
     try:
         with log.stage("compressed: shrinking the graphs with caches"):
             proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, scratch, out)
         with log.stage("compressed: proving the engines with caches"):
-            engines = prove_engines(whole.files, out, run.sizes.cases, settings)
+            engines = prove_engines(out, run.sizes.cases, recipe.engine.threads)
     except (CompressorError, GraphPassError) as error:
         for file in (file for name in whole.files for file in out.glob(f"{name}*")):
             file.unlink()
@@ -75,7 +73,7 @@ def deliver_cached(
         folder,
         out,
         itertools.product(recipe.measure.batch, lengths),
-        settings,
+        recipe.engine.threads,
         seconds=recipe.measure.seconds,
         seed=recipe.selection.seed,
         log=log,

@@ -32,6 +32,7 @@ from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure import require_run
 from compressor.progress import Listener, RunLog
 from compressor.results import (
+    CACHED_STAGES,
     DropStatus,
     Note,
     NoteCode,
@@ -56,7 +57,7 @@ from graph_passes.block_sparse.masks import REACH
 if TYPE_CHECKING:
     from compressor.tasks import Data
 
-_OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE)
+_OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE, *CACHED_STAGES)
 """Stages of the proofs of graphs, which hold whatever engine is built from them."""
 _WITHOUT_ENGINE: Mapping[str, Any] = {
     "file": None,

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.engines.prove import Case, unoptimized
+from compressor.engines.prove import Case
 from compressor.generation.deliver import CachedGraphs, export_whole, shrink_graphs
 from compressor.generation.prove import generation_cases, whole_outputs
-from compressor.generation.steps import LOGITS, TARGET, TEXT, Steps
+from compressor.generation.sessions import OrtSessions
+from compressor.generation.steps import LOGITS, TARGET, TEXT, begin, step
 from compressor.model_folder import ModelFolder
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, load
@@ -39,7 +40,7 @@ def exported(family: str) -> tuple[ModelFolder, list[PrunableGroup], tuple[Case,
     return folder, groups, cases, export_whole(folder, keep_all(groups), cases, out, opset=18, attention="eager")
 
 
-def prove(family: str, plan: Plan, tmp_path: Path) -> Steps:
+def prove(family: str, plan: Plan, tmp_path: Path) -> OrtSessions:
     """Shrink the graphs by a plan, with both proofs, and return what runs them."""
     folder, _, cases, whole = exported(family)
     scratch, out = tmp_path / "scratch", tmp_path / "out"
@@ -47,17 +48,16 @@ def prove(family: str, plan: Plan, tmp_path: Path) -> Steps:
         path.mkdir(exist_ok=True)
     proofs = shrink_graphs(whole, folder, plan, cases, scratch, out)
     assert all(proof.holds for proof in proofs)
-    return Steps.of({name: unoptimized(out / name) for name in whole.files}, out / whole.files[-1])
+    return OrtSessions(out, optimized=False)
 
 
-def assert_bytes(steps: Steps, plan: Plan) -> None:
+def assert_bytes(sessions: OrtSessions, plan: Plan) -> None:
     """Check that a token adds the keys and values of the heads that are kept."""
     sites = [site for site in plan.sites if site.kind == "causal"]
     shared = [site.heads // site.kv_heads for site in sites]
     kept = [len({head // group for head in site.kept}) for site, group in zip(sites, shared, strict=True)]
-    # A layer without heads returns its cache as it was read: empty.
     widths = [2 * 4 * site.head_dim * heads for site, heads in zip(sites, kept, strict=True)]
-    assert steps.bytes_per_token == sum(widths)
+    assert sessions.bytes_per_token == sum(widths)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_greedy_tokens_are_those_of_the_gated_model(family: str, tmp_path: Path)
         for group in plan.groups
         if group.type == "neurons"
     )
-    steps = prove(family, plan, tmp_path)
+    sessions = prove(family, plan, tmp_path)
     text = generation_cases(cases)[1].feeds
     name = TARGET if TARGET in text else TEXT
-    logits, caches = steps.step(text, 0, text[name].shape[1], steps.begin(text))
+    logits, caches = step(sessions, text, 0, text[name].shape[1], begin(sessions, text))
     for _ in range(TOKENS):
         token = logits[:, -1:].argmax(-1)
         text = {**text, name: np.concatenate([text[name], token], axis=1)}
         if name == TEXT and "attention_mask" in text:
             text["attention_mask"] = np.ones_like(text[name])
         length = text[name].shape[1]
-        logits, caches = steps.step(text, length - 1, length, caches)
+        logits, caches = step(sessions, text, length - 1, length, caches)
     (expected,) = whole_outputs(folder.model, plan, [Case(text, "all")], whole.attention)
     started = text[name].shape[1] - TOKENS
     assert np.array_equal(expected[LOGITS][:, started - 1 : -1].argmax(-1), text[name][:, started:])
