@@ -13,7 +13,6 @@ import graph_passes
 from compressor.graph.network import GraphNetwork
 from compressor.graph.sentences import SentenceGraph
 from compressor.graph.sessions import Arrays, LayeredGraph
-from compressor.graph.write import with_weights
 from compressor.models.classifiers import several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch, PruningInputs
@@ -45,7 +44,7 @@ def sessions_of(inputs: PruningInputs) -> SessionNetwork | None:
         or not set(inputs.outputs) <= network.output_specs.keys()
     ):
         return None
-    model = with_weights(network)
+    model = network.with_weights()
     stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
     ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
     graph = LayeredGraph(model)
