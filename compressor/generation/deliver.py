@@ -96,7 +96,7 @@ def shrink_graphs(
         part = plan.part(find_gates(graph_passes.load(whole.folder / name).graph))
         if not rewrite_reference(whole.folder / name, folder.model, part, scratch / name):
             raise InputError(
-                f"{name}: the graph has no gate for a group of the plan, or masks; use --no-cache",
+                f"{name}: the graph has no gate for a group of the plan, or the plan has masks",
                 code=ErrorCode.PLAN_MISMATCH,
                 file=name,
             )

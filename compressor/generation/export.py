@@ -275,8 +275,8 @@ def _layers(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.dim() != 4:
             text = (
-                f"{family(model)}: layer {index} keeps {type(layer).__name__}, not keys and values alone, so the model"
-                " cannot be exported with a cache; use --no-cache"
+                f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
+                " graphs with caches hold"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
     return _tensors(cache)

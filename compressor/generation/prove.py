@@ -38,7 +38,7 @@ def generation_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
     for case in cases:
         if unread := sorted(case.feeds.keys() - _READ):
             raise InputError(
-                f"the model reads {listed(unread)} too, for which there are no graphs with caches; use --no-cache",
+                f"the model reads {listed(unread)} too, for which there are no graphs with caches",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 inputs=unread,
             )
