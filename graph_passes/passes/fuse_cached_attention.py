@@ -19,7 +19,7 @@ from graph_passes.flow.caches import read_caches
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import ints
 from graph_passes.flow.refusal import Refusal, RefusalCode
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, ReportedResult
 
 _logger = logging.getLogger(__name__)
 
@@ -63,14 +63,12 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
         4. An attention that computes something else, or not in single precision, stays as it is and is refused.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
-
     def call(self, model: ir.Model) -> ReportedResult[FusedCachedAttention]:
         matches: list[_Match] = []
         refused: list[Refusal] = []
+        rewriter = _Rewriter(model)
         while caches := read_caches(model):
-            fused, refused = _fuse(model, caches)
+            fused, refused = _fuse(model, caches, rewriter)
             matches += fused
             if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
                 break  # else layers behind the fused ones may have known shapes now
@@ -78,7 +76,9 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
         return ReportedResult(model, bool(matches), FusedCachedAttention(extending, reading, tuple(refused)))
 
 
-def _fuse(model: ir.Model, caches: Mapping[ir.Value, ir.Value | None]) -> tuple[list[_Match], list[Refusal]]:
+def _fuse(
+    model: ir.Model, caches: Mapping[ir.Value, ir.Value | None], rewriter: _Rewriter
+) -> tuple[list[_Match], list[Refusal]]:
     """Fuse the attentions whose shapes are known; returns them, and why others stay."""
     matcher = _Matcher(model, {present or past: past for past, present in caches.items()})
     matches, refused, read = list[_Match](), list[Refusal](), set[ir.Value]()
@@ -90,7 +90,6 @@ def _fuse(model: ir.Model, caches: Mapping[ir.Value, ir.Value | None]) -> tuple[
             except NoMatchError as error:
                 refused.append(error.refusal(site_name(node, node.outputs[0]) or node.name or ""))
     refused += [_unread(past) for cache, past in matcher.pasts.items() if cache not in read and not _is_fused(past)]
-    rewriter = _Rewriter(model)
     for match in matches:
         rewriter.rewrite(match)
     if matches:
