@@ -16,6 +16,7 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets.example_rows import read_example_rows
+from graph_passes.flow.caches import read_caches
 from graph_passes.flow.example_sizes import example_sizes, symbol_of
 
 _CARRIERS = frozenset(
@@ -208,6 +209,45 @@ def random_feeds(
         for value in model.graph.inputs
         if not value.is_initializer()
     }
+
+
+def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """The inputs of a call of a decoder after earlier tokens: `trial_feeds` of new tokens, and caches of noise.
+
+    Args:
+        model: the graph, whose metadata record its caches (`graph_passes.flow.caches`).
+        batch: size of free first axes.
+        past: number of earlier tokens; caches of another graph hold as many positions, at least one.
+        new: number of new tokens.
+        seed: see `trial_feeds`.
+
+    Raises:
+        InputError: the graph fixes another batch size, or its metadata are damaged.
+    """
+    rng = np.random.default_rng(seed)
+    feeds = trial_feeds(model, batch, new, seed=seed)
+    lengths: dict[str, int] = {}
+    for cache, present in read_caches(model).items():
+        lengths[_positions(cache)] = past if present is not None else max(past, 1)
+        if present is not None:
+            lengths[_positions(present)] = past + new
+    for value in model.graph.inputs:
+        name, array = value.name or "", feeds[value.name or ""]
+        shape = tuple(
+            lengths.get(dim.value, size) if isinstance(dim, ir.SymbolicDim) and dim.value else size
+            for dim, size in zip(value.shape or (), array.shape, strict=True)
+        )
+        if shape != array.shape:
+            feeds[name] = _content(value, shape, rng, padded=False)
+        elif "position" in name and array.ndim:
+            feeds[name] = array + np.asarray(past, array.dtype)
+    return feeds
+
+
+def _positions(cache: ir.Value) -> str:
+    """Name of the axis of positions of a cache `[batch, head, position, width]`; empty where its size is fixed."""
+    dim = cache.shape[2] if cache.shape is not None and len(cache.shape) == 4 else None
+    return (dim.value or "") if isinstance(dim, ir.SymbolicDim) else ""
 
 
 def _shape(value: ir.Value, sizes: Mapping[Axis, int], held: Mapping[str, int]) -> tuple[int, ...]:

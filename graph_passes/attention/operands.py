@@ -93,10 +93,35 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
         elif node.op_type not in ("Cast", "Identity"):
             raise _unmatched(node, "stands between the masked scores and their Softmax")
         masked = node.outputs[0]
-    rank = len(probe.shape(masked) or ())
-    if node.attributes.get_int("axis", -1) not in (-1, rank - 1):
-        raise _unmatched(node, "normalizes along another axis than the keys")
-    probabilities = node.outputs[0]
+    return _operands(product, scale, addends, node, probe)
+
+
+def operands_of_softmax(softmax: ir.Node, probe: Probe) -> Operands:
+    """Operands of an attention of plain operators, whose addends are everything that is added to the scaled scores.
+
+    Args:
+        softmax: the node that computes the probabilities.
+        probe: the graph's shapes.
+
+    Raises:
+        NoMatchError: an operator between queries, scores, softmax and values does not match.
+    """
+    scores = softmax.inputs[0]
+    while scores is not None and (node := scores.producer()) is not None and node.op_type in ("Cast", "Identity"):
+        scores = node.inputs[0]
+    return _operands(*_score_product(scores, probe), softmax, probe)
+
+
+def _operands(product: ir.Node, scale: float, addends: list[ir.Value], softmax: ir.Node, probe: Probe) -> Operands:
+    """Operands of an attention between the product of queries and keys, and the softmax of the scores.
+
+    Raises:
+        NoMatchError: queries, keys or values do not match.
+    """
+    rank = len(probe.shape(softmax.inputs[0]) or ())
+    if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
+        raise _unmatched(softmax, "normalizes along another axis than the keys")
+    probabilities = softmax.outputs[0]
     while (node := _only_reader(probabilities)).op_type != "MatMul":
         if node.op_type not in ("Cast", "Identity"):
             raise _unmatched(node, "stands between the probabilities and the values")

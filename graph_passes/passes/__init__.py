@@ -6,6 +6,7 @@ from graph_passes.passes.drop_unread_positions import DropUnreadPositions
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
 from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.fold_weights import FoldWeights
+from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
 from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.insert_product_gates import InsertProductGates
@@ -39,6 +40,7 @@ __all__ = [
     "DropUnusedBlocks",
     "FoldGates",
     "FoldWeights",
+    "FuseCachedAttention",
     "FuseForOrt",
     "InsertGates",
     "InsertProductGates",

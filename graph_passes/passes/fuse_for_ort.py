@@ -8,22 +8,30 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.fuse_cached_attention import FuseCachedAttention, FusedCachedAttention
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedForOrt:
-    """What `FuseForOrt` changed: how often each fusion rule of onnxscript applied, by the rule's name."""
+    """What `FuseForOrt` changed.
+
+    Attributes:
+        fusions: how often each fusion rule of onnxscript applied, by the rule's name.
+        cached: attentions over a cache that became one operator, and those that did not.
+    """
 
     fusions: Mapping[str, int]
+    cached: FusedCachedAttention
 
 
 class FuseForOrt(GraphPass[FusedForOrt]):
     """Replace attention, normalization and activation by ONNX Runtime's fused operators.
 
     Cases:
-        1. The graph is rewritten by `PrepareForFusion`, onnxscript's rules, and `RemoveIdleExpands`, in that order.
+        1. The graph is rewritten by `FuseCachedAttention`, `PrepareForFusion`, onnxscript's rules, and
+           `RemoveIdleExpands`, in that order.
         2. Bodies of local functions are set aside while those rules run: the optimizer would inline them, and would
            match the attention inside the body of block-sparse attention.
 
@@ -34,6 +42,7 @@ class FuseForOrt(GraphPass[FusedForOrt]):
     def call(self, model: ir.Model) -> ReportedResult[FusedForOrt]:
         from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
+        cached = FuseCachedAttention()(model).report
         PrepareForFusion()(model)
         functions, imports = dict(model.functions), dict(model.opset_imports)
         model.functions.clear()
@@ -41,4 +50,5 @@ class FuseForOrt(GraphPass[FusedForOrt]):
         RemoveIdleExpands()(fused)
         fused.functions.update(functions)
         fused.opset_imports.update({domain: imports[domain] for domain, _, _ in functions})
-        return ReportedResult(fused, True, FusedForOrt({name: count for name, count in counts.items() if count}))
+        applied = {name: count for name, count in counts.items() if count}
+        return ReportedResult(fused, True, FusedForOrt(applied, cached))

@@ -18,6 +18,7 @@ from compressor.targets import target
 from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.onnxruntime.engine import build_engine
 from compressor.targets.trial_inputs import (
+    decoding_feeds,
     draws_ids,
     fixed_batch,
     free_sizes,
@@ -28,6 +29,7 @@ from compressor.targets.trial_inputs import (
     trial_feeds,
 )
 from graph_passes import load, record_example_sizes, save
+from graph_passes.flow.caches import record_caches
 from tests.faults import fails_with
 from tests.run.listeners import RecordingListener
 from tests.targets.end_readers import END, MARKERS, end_reader, pairs
@@ -208,3 +210,28 @@ def test_the_ids_of_a_graph_are_limited_by_its_tables() -> None:
         "float[7, 4] words, float[3, 4] types, int64[1] shape = {-1}, int64 zero = {0}, int64 six = {6}",
     )
     assert id_limits(model) == {"ids": 7, "kinds": 3}
+
+
+def test_a_step_of_a_decoder_reads_caches_of_earlier_tokens() -> None:
+    """Masks of the decoder cover earlier and new tokens, those of the encoder the positions of its cache."""
+    model = parsed(
+        "new = Cast <to = 1> (position_ids)  rows = Unsqueeze(new, axes)  all = Concat <axis = 2> (past, rows)",
+        "int64[B, S] input_ids, int64[B, T] attention_mask, int64[B, S] position_ids, float[B, 1, P, 1] past,"
+        " int64[B, C] encoder_attention_mask, float[B, 2, C, 4] cross, float[B, 2, 9, 4] sound",
+        "float[B, 1, T, 1] all",
+        "int64[2] axes = {1, 3}",
+    )
+    record_caches(model, [("past", "all"), ("cross", "elsewhere"), ("sound", "elsewhere too")])
+    feeds = decoding_feeds(model, 2, 6, 3)
+    assert {name: array.shape for name, array in feeds.items()} == {
+        "input_ids": (2, 3),
+        "attention_mask": (2, 9),
+        "position_ids": (2, 3),
+        "past": (2, 1, 6, 1),
+        "encoder_attention_mask": (2, 6),
+        "cross": (2, 2, 6, 4),
+        "sound": (2, 2, 9, 4),
+    }
+    assert feeds["position_ids"].tolist() == [[6, 7, 8]] * 2
+    assert feeds["attention_mask"].all()
+    assert decoding_feeds(model, 1, 0, 4)["past"].shape == (1, 1, 0, 1)

@@ -9,7 +9,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,11 @@ from compressor.targets.onnxruntime.ort_session import error_line, open_session,
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.relative_error import ReferenceOutputs, relative_error
 from compressor.targets.tensor_specs import FREE, TensorSpec
-from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
+from compressor.targets.trial_inputs import decoding_feeds, draws_ids, fixed_batch, trial_feeds
 from graph_passes import load, save
 from graph_passes.block_sparse.function import NAME, is_block_sparse
 from graph_passes.block_sparse.masks import REACH
+from graph_passes.flow.caches import cache_names
 from graph_passes.passes import FuseForOrt, ReducePrecision, SplitSkipNorms
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ _TRIALS = ((1, 6, False), (2, 9, True), (3, 5, True))
 """Batch size, length and padding of the inputs that a fused graph is compared on."""
 _log = logging.getLogger(__name__)
 ROUNDS = 6
-"""Rounds in which fused and split normalizations are timed."""
+"""Rounds in which two forms of a graph are timed."""
 PAUSE_SECONDS = 0.05
 """Time after which the threads of a session have stopped spinning."""
 _AS_STORED = "compressor.as_stored"
@@ -121,6 +122,9 @@ def build_engine(
         return _open(out, onnx, settings, precision, ["quantized graph"], requested=len(matmuls))
     fusion = fuse(onnx, out, settings, rewrite)
     changes = [str(fusion)]
+    if fusion.fused and cache_names(model := load(onnx)) and options.norm_seconds:
+        step = decoding_feeds(model, fixed_batch(model) or options.batch[1], options.seq[1])
+        changes.append(choose_decoder(out, onnx, settings, step, options.norm_seconds))
     if precision == "fp32" and (stored := stored_precision(model := load(out))) != precision:
         model.metadata_props[_AS_STORED] = stored
         save(model, out)
@@ -373,18 +377,7 @@ def choose_norms(
         except InputError:  # raised again when the engine runs at this size
             return None
         error = max(relative_error(expected[name], outputs[name], feeds) for name in expected)
-        times: tuple[list[float], list[float]] = ([], [])
-        share = seconds / (2 * ROUNDS)
-        for _ in range(ROUNDS):
-            for session, samples in zip(sessions, times, strict=True):
-                time.sleep(min(PAUSE_SECONDS, share / 2))
-                run_session(session, feeds)
-                end = time.perf_counter() + share / 2
-                while not samples or time.perf_counter() < end:
-                    start = time.perf_counter()
-                    run_session(session, feeds)
-                    samples.append(time.perf_counter() - start)
-        gain = float(np.median(times[0]) / np.median(times[1]))
+        gain = _speedup(sessions, feeds, seconds)
         del sessions
         _log.debug("%s: split norms are %.3f times as fast, relative error %.1e", path, gain, error)
         if error > tolerance:
@@ -393,3 +386,42 @@ def choose_norms(
             return f"fused norms kept, split ones are {gain:.2f} times as fast"
         save(load(split), path)
     return f"norms split, {gain:.2f} times as fast as fused ones"
+
+
+def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds: Feeds, seconds: float = 1.0) -> str:
+    """Keep the faster of a decoder that was fused for ONNX Runtime and the graph that it was fused from.
+
+    Args:
+        path: the fused graph; replaced where the other one is faster.
+        source: the graph that it was fused from.
+        settings: settings of the session.
+        feeds: inputs of one step, see `decoding_feeds`.
+        seconds: approximate time to spend.
+
+    Returns:
+        What was chosen, in a few words.
+    """
+    try:
+        gain = _speedup([open_session(file, settings) for file in (source, path)], feeds, seconds)
+    except InputError as error:  # raised again when the engine runs at this size
+        return f"the fused decoder kept without timing: {error_line(error)}"
+    if gain >= 1:
+        return f"the fused decoder kept, {gain:.2f} times as fast in a step"
+    save(load(source), path)
+    return f"the decoder not fused, since that is {gain:.2f} times as fast in a step"
+
+
+def _speedup(sessions: Sequence[InferenceSession], feeds: Feeds, seconds: float) -> float:
+    """Median time of the first of two sessions over that of the second, in rounds that take turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    share = seconds / (2 * ROUNDS)
+    for _ in range(ROUNDS):
+        for session, samples in zip(sessions, times, strict=True):
+            time.sleep(min(PAUSE_SECONDS, share / 2))
+            run_session(session, feeds)
+            end = time.perf_counter() + share / 2
+            while not samples or time.perf_counter() < end:
+                start = time.perf_counter()
+                run_session(session, feeds)
+                samples.append(time.perf_counter() - start)
+    return float(np.median(times[0]) / np.median(times[1]))

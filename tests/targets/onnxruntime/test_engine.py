@@ -21,13 +21,16 @@ from compressor.targets.onnxruntime.engine import (
     OrtEngine,
     Rewrite,
     build_engine,
+    choose_decoder,
     choose_norms,
     fuse,
     load_engine,
 )
 from compressor.targets.relative_error import relative_error
+from compressor.targets.trial_inputs import decoding_feeds
 from graph_passes import data_files, load, save
 from graph_passes.block_sparse.masks import REACH
+from graph_passes.flow.caches import record_caches
 from graph_passes.passes import ReducePrecision
 from tests.quantization.graphs import files_of
 from tests.targets.graphs import Pruned, parsed, pruned
@@ -332,3 +335,53 @@ def test_a_form_that_is_given_is_not_timed(*, split: bool, tmp_path: Path) -> No
     engine = target("ort").build(pruned("bert").shrunk, path, provider="cpu", threads=1, options=options)
     assert ("SkipLayerNormalization" in engine.kernels) is not split
     assert "times as fast" not in engine.optimization
+
+
+DECODER = """
+    k2 = Reshape(x, split)
+    k = Transpose <perm = [0, 2, 1, 3]> (k2)
+    present = Concat <axis = 2> (past, k)
+    values = Concat <axis = 2> (values_past, k)
+    kt = Transpose <perm = [0, 1, 3, 2]> (present)
+    s = MatMul(k, kt)
+    c = Mul(s, scale)
+    p = Softmax <axis = -1> (c)
+    o = MatMul(p, values)
+    ot = Transpose <perm = [0, 2, 1, 3]> (o)
+    y = Reshape(ot, merge)
+"""
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Path:
+    """A decoder of one attention."""
+    model = parsed(
+        DECODER,
+        "float[B, S, 8] x, float[B, 2, P, 4] past, float[B, 2, P, 4] values_past",
+        "float[B, S, 8] y, float[B, 2, T, 4] present, float[B, 2, T, 4] values",
+        "int64[4] split = {0, 0, 2, 4}, int64[3] merge = {0, 0, 8}, float scale = {0.5}",
+    )
+    record_caches(model, [("past", "present"), ("values_past", "values")])
+    save(model, tmp_path / "decoder.onnx")
+    return tmp_path / "decoder.onnx"
+
+
+@pytest.mark.parametrize("gain", [2.0, 1.0, 0.9])
+def test_the_faster_of_two_decoders_is_built(
+    gain: float, decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(norms, "_speedup", lambda *_: gain)
+    options = BuildOptions(batch=(1, 1, 2), seq=(4, 8, 16), norm_seconds=0.01)
+    engine = build_engine(decoder, tmp_path / "engine.onnx", provider="cpu", threads=1, options=options)
+    assert engine.kernels.get("MultiHeadAttention", 0) == (gain >= 1)
+    assert engine.kernels.get("Softmax", 0) == (gain < 1)
+
+
+def test_a_decoder_is_timed_in_a_step(decoder: Path, tmp_path: Path) -> None:
+    fused = tmp_path / "fused.onnx"
+    assert fuse(decoder, fused, SETTINGS).fused
+    feeds = decoding_feeds(load(decoder), 2, 7)
+    expected = ort_session.runner(decoder, SETTINGS)(feeds)
+    choose_decoder(fused, decoder, SETTINGS, feeds, 0.01)
+    outputs = ort_session.runner(fused, SETTINGS)(feeds)
+    assert all(relative_error(expected[name], outputs[name], feeds) < 1e-5 for name in expected)

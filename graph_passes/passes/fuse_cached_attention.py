@@ -1,0 +1,441 @@
+"""Fuse cached attention: compute attention over a key/value cache by one operator of ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from graph_passes.attention.mask_meaning import evaluate, nodes_behind
+from graph_passes.attention.operands import NoMatchError, Operands, operands_of_softmax
+from graph_passes.attention.site_names import site_name
+from graph_passes.attention.tracing import LAYOUT, product_ahead, product_behind
+from graph_passes.flow.caches import read_caches
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.edit import ints
+from graph_passes.flow.refusal import Refusal, RefusalCode
+from graph_passes.passes.base import GraphPass, ReportedResult
+
+_logger = logging.getLogger(__name__)
+
+DOMAIN = "com.microsoft"
+_SWAP = (0, 2, 1, 3)
+"""The permutation between `[batch, head, position, width]` and `[batch, position, head, width]`."""
+_SELECTS = LAYOUT | {"Concat", "Gather", "Tile"}
+"""Operators that repeat, select or move the heads of a cache."""
+_ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())
+"""Operators that compute masks, and broadcast their inputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedCachedAttention:
+    """What `FuseCachedAttention` changed.
+
+    Attributes:
+        extending: names of the attentions whose operator also extends the cache.
+        reading: names of the attentions whose operator reads keys and values of all positions.
+        refused: attentions over a cache that stay as they are, and caches that no such attention reads.
+    """
+
+    extending: tuple[str, ...]
+    reading: tuple[str, ...]
+    refused: tuple[Refusal, ...]
+
+
+class FuseCachedAttention(GraphPass[FusedCachedAttention]):
+    """Replace attention over a recorded cache (`flow.caches`) by ONNX Runtime's `MultiHeadAttention`.
+
+    The operator reads keys as they are cached, so that no step transposes them. What is added to the scores (masks,
+    windows, relative positions) remains as it is, and is prepared once for all layers that share it.
+
+    Cases:
+        1. Keys and values are a cache of the graph, that is the concatenation of earlier and new positions: the
+           operator concatenates them, and the cache is its output.
+        2. Keys and values are a cache that another graph computes, or are computed from a cache by selecting heads: the
+           operator reads `[batch, head, position, width]`.
+        3. In both cases, consecutive query heads that share a key/value head are further queries of this head, so that
+           each key is read once for all of them. Where heads have biases of their own, keys and values are repeated.
+        4. An attention that computes something else, or not in single precision, stays as it is and is refused.
+    """
+
+    def call(self, model: ir.Model) -> ReportedResult[FusedCachedAttention]:
+        matches: list[_Match] = []
+        refused: list[Refusal] = []
+        rewriter = _Rewriter(model)
+        while caches := read_caches(model):
+            fused, refused = _fuse(model, caches, rewriter)
+            matches += fused
+            if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
+                break  # else layers behind the fused ones may have known shapes now
+        extending, reading = (tuple(m.name for m in matches if (m.past is not None) == case) for case in (True, False))
+        return ReportedResult(model, bool(matches), FusedCachedAttention(extending, reading, tuple(refused)))
+
+
+def _fuse(
+    model: ir.Model, caches: Mapping[ir.Value, ir.Value | None], rewriter: _Rewriter
+) -> tuple[list[_Match], list[Refusal]]:
+    """Fuse the attentions whose shapes are known; returns them, and why others stay."""
+    matcher = _Matcher(model, {present or past: past for past, present in caches.items()})
+    matches, refused, read = list[_Match](), list[Refusal](), set[ir.Value]()
+    for node in model.graph:
+        if sources := matcher.caches_behind(node):
+            read.update(sources)
+            try:
+                matches.append(matcher.match(node))
+            except NoMatchError as error:
+                refused.append(error.refusal(site_name(node, node.outputs[0]) or node.name or ""))
+    refused += [_unread(past) for cache, past in matcher.pasts.items() if cache not in read and not _is_fused(past)]
+    for match in matches:
+        rewriter.rewrite(match)
+    if matches:
+        model.graph.opset_imports[DOMAIN] = 1
+        model.graph.sort()
+        RemoveUnusedNodesPass()(model)
+    return matches, refused
+
+
+def _is_fused(past: ir.Value) -> bool:
+    """Whether an operator of a whole attention reads a cache already."""
+    return any(
+        reader.op_type in ("Attention", "GroupQueryAttention", "MultiHeadAttention") for reader, _ in past.uses()
+    )
+
+
+def _unread(past: ir.Value) -> Refusal:
+    why = "is read by no attention between two matrix products"
+    return Refusal(frozenset(), "graph input", past.name or "", why, RefusalCode.UNMATCHED_ATTENTION)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Match:
+    """One attention over a cache.
+
+    Attributes:
+        name: name of its site.
+        softmax: the node that computes its probabilities.
+        operands: its operands; addends that are zero are left out.
+        heads: number of query heads.
+        kv_heads: number of heads of `key` and `value`.
+        widths: widths of a query and of a value.
+        key: keys of all positions, `[batch, kv_head, key, width]`.
+        value: values of all positions.
+        past: keys and values of earlier positions and of new ones, if the operator concatenates them.
+        rank: number of axes of the sum of the addends.
+        repeats_rows: whether that sum has one row for all queries.
+    """
+
+    name: str
+    softmax: ir.Node
+    operands: Operands
+    heads: int
+    kv_heads: int
+    widths: tuple[int, int]
+    key: ir.Value
+    value: ir.Value
+    past: tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None
+    rank: int
+    repeats_rows: bool
+
+
+class _Matcher:
+    """Matches the attentions of one graph.
+
+    Args:
+        model: the graph.
+        pasts: tensor that holds all positions of a cache -> the graph's input of the cache.
+    """
+
+    def __init__(self, model: ir.Model, pasts: dict[ir.Value, ir.Value]) -> None:
+        self.pasts = pasts
+        self._model, self._probe = model, Probe(model)
+
+    def caches_behind(self, softmax: ir.Node) -> list[ir.Value]:
+        """The caches that hold the keys and values of an attention; empty if the node belongs to none over a cache."""
+        if softmax.op_type != "Softmax":
+            return []
+        products = product_behind(softmax.inputs[0]), product_ahead(softmax.outputs[0])
+        caches = [self._cache_behind(product.inputs[1]) for product in products if product is not None]
+        return [cache for cache in caches if cache is not None] if len(caches) == 2 else []
+
+    def _cache_behind(self, value: ir.Value | None) -> ir.Value | None:
+        """The cache whose heads a tensor holds, repeated, selected, scaled or moved; None: it is computed otherwise."""
+        while value is not None and value not in self.pasts:
+            node = value.producer()
+            value = node.inputs[0] if node is not None and node.op_type in _SELECTS | {"Div", "Mul"} else None
+        return value
+
+    def match(self, softmax: ir.Node) -> _Match:
+        """The attention of a softmax.
+
+        Raises:
+            NoMatchError: the operator does not compute what it computes.
+        """
+        operands = operands_of_softmax(softmax, self._probe)
+        query, key, value = (self._heads(operand, softmax) for operand in operands[:3])
+        addends = [addend for addend in operands.addends if not _is_zero(addend, self._probe)]
+        operands = operands._replace(addends=addends)
+        rank, (_, spans_heads, spans_queries, _) = self._spans(operands, softmax)
+        tensors, kv_heads, past = (operands.key, operands.value), key[1], None
+        caches = self._shared_caches(operands, softmax)
+        if caches is not None and not (spans_heads and caches[1] != query[1]):
+            tensors, kv_heads = caches
+            past = self._concatenated(tensors, operands)
+        if query[1] % kv_heads or self._heads(tensors[1], softmax)[1] != kv_heads:
+            raise _unmatched(softmax, "belongs to heads that share keys and values unevenly")
+        if spans_heads and query[1] != kv_heads:
+            raise _unmatched(softmax, "belongs to heads with biases of their own that share keys and values")
+        name = site_name(softmax, operands.output) or softmax.name or ""
+        widths = query[3], value[3]
+        return _Match(
+            name, softmax, operands, query[1], kv_heads, widths, *tensors, past, rank, repeats_rows=not spans_queries
+        )
+
+    def _shared_caches(self, operands: Operands, softmax: ir.Node) -> tuple[tuple[ir.Value, ir.Value], int] | None:
+        """The caches of keys and of values, and the number of their heads, each of which equally many queries read."""
+        key, value = self._cache_behind(operands.key), self._cache_behind(operands.value)
+        if key is None or value is None:
+            return None
+        heads, kv_heads = (self._heads(tensor, softmax)[1] for tensor in (operands.query, key))
+        shared = self._repeats(operands.key, key, heads, kv_heads) and self._repeats(
+            operands.value, value, heads, kv_heads
+        )
+        return ((key, value), kv_heads) if shared else None
+
+    def _heads(self, value: ir.Value, softmax: ir.Node) -> tuple[int, ...]:
+        """Shape of queries, keys or values, whose heads and width are fixed."""
+        shape, probe = self._probe.shape(value), self._probe
+        if shape is None:
+            raise NoMatchError(RefusalCode.UNKNOWN_SHAPE, "has operands of unknown shape", softmax)
+        if len(shape) != 4 or not (probe.fixed(value, 1) and probe.fixed(value, 3)):
+            raise _unmatched(softmax, "has operands whose axes are not batch, head, position, width")
+        if probe.dtype(value) != ir.DataType.FLOAT:
+            raise _unmatched(softmax, "has operands that are not in single precision")
+        return tuple(shape)
+
+    def _spans(self, operands: Operands, softmax: ir.Node) -> tuple[int, tuple[bool, ...]]:
+        """Rank of the sum of the addends, and whether it differs between rows, heads, queries and keys."""
+        total: tuple[bool, ...] = ()
+        for addend in operands.addends:
+            spans = _spans_of(addend, self._probe)
+            if spans is None or len(spans) > 4:
+                raise NoMatchError(RefusalCode.UNKNOWN_SHAPE, "adds tensors of unknown shape to the scores", softmax)
+            total = _broadcast(total, spans)
+        if operands.addends and not any(total[-1:]):
+            raise _unmatched(softmax, "adds the same number to the scores of all keys")
+        return len(total), _broadcast((False,) * 4, total)
+
+    def _repeats(self, value: ir.Value, cache: ir.Value, heads: int, kv_heads: int) -> bool:
+        """Whether a tensor holds every head of a cache equally often, its copies side by side: computes a sample."""
+        if heads % kv_heads:
+            return False
+        rng = np.random.default_rng(0)
+        for probe in (self._probe, self._probe.exchanged()):
+            shape, nodes = probe.shape(cache), nodes_behind(value, {cache, *probe.known})
+            if shape is None or nodes is None:
+                return False
+            feeds = {cache: rng.standard_normal(shape, np.float32)}
+            for source in (source for node in nodes for source in node.inputs if source is not None):
+                content = probe.contents(source)[0]
+                if content is not None:
+                    feeds[source] = content
+            expected = np.repeat(feeds[cache], heads // kv_heads, axis=1)
+            try:
+                content = evaluate(value, nodes, dict(feeds), self._model.graph.opset_imports.get("", 1))
+                if not np.array_equal(np.broadcast_to(content, expected.shape), expected):
+                    return False
+            except Exception as error:  # the reference evaluator raises whatever its operators raise
+                _logger.debug("%s cannot be evaluated: %s", value.name, error)
+                return False
+        return True
+
+    def _concatenated(
+        self, tensors: Sequence[ir.Value], operands: Operands
+    ) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None:
+        """Earlier and new keys, earlier and new values, if caches are their concatenation and nothing needs it before.
+
+        A mask may be computed from the shape of the cache: then the operator cannot return it.
+        """
+        pairs = []
+        for cache in tensors:
+            node, past = cache.producer(), self.pasts[cache]
+            if node is None or node.op_type != "Concat" or len(node.inputs) != 2 or node.inputs[0] is not past:
+                return None
+            if node.attributes.get_int("axis", 0) not in (2, -2) or node.inputs[1] is None:
+                return None
+            pairs.append((past, node.inputs[1]))
+        new = [operands.query, *operands.addends, *(pair[1] for pair in pairs)]
+        return None if _ancestors(new) & set(tensors) else (pairs[0], pairs[1])
+
+
+class _Rewriter:
+    """Replaces matched attentions of one graph; layers that add the same numbers to their scores share them."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._graph = model.graph
+        self._biases: dict[tuple[object, ...], ir.Value] = {}
+        self._nodes: list[ir.Node] = []
+
+    def rewrite(self, match: _Match) -> None:
+        """Compute an attention by one operator, and insert it before the product of probabilities and values."""
+        operands, repeats = match.operands, match.heads // match.kv_heads
+        query = self._query(match, repeats)
+        bias = self._bias(match, query, repeats) if operands.addends else None
+        if match.past is None:
+            inputs, outputs = [query, match.key, match.value, None, None, bias], 1
+        else:
+            new = [
+                self._merged(pair[1], match.kv_heads, width)
+                for pair, width in zip(match.past, match.widths, strict=True)
+            ]
+            inputs, outputs = [query, *new, None, None, bias, match.past[0][0], match.past[1][0]], 3
+        attention = ir.node(
+            "MultiHeadAttention",
+            inputs,
+            {"num_heads": match.kv_heads, "scale": float(operands.scale)},
+            domain=DOMAIN,
+            num_outputs=outputs,
+            name=match.softmax.name,
+        )
+        attention.metadata_props.update(match.softmax.metadata_props)
+        self._nodes.append(attention)
+        view = self._output(match, attention.outputs[0], repeats)
+        for reader, position in list(operands.output.uses()):
+            if _swaps(reader) and not reader.outputs[0].is_graph_output():
+                reader.outputs[0].replace_all_uses_with(view)
+            else:
+                reader.replace_input_with(position, self._compute("Transpose", view, perm=_SWAP))
+        last = operands.output.producer()
+        assert last is not None
+        self._graph.insert_before(last, self._nodes)
+        self._nodes = []
+        if match.past is not None:
+            for cache, value in zip((match.key, match.value), attention.outputs[1:], strict=True):
+                _take_over(cache, value)
+
+    def _compute(self, op_type: str, *inputs: ir.Value, **attributes: int | Sequence[int]) -> ir.Value:
+        self._nodes.append(ir.node(op_type, inputs, attributes))
+        return self._nodes[-1].outputs[0]
+
+    def _ints(self, *content: int) -> ir.Value:
+        self._nodes.append(ints(content))
+        return self._nodes[-1].outputs[0]
+
+    def _reshape(self, value: ir.Value, *sizes: int) -> ir.Value:
+        return self._compute("Reshape", value, self._ints(*sizes))
+
+    def _query(self, match: _Match, repeats: int) -> ir.Value:
+        """The queries `[batch, repeat * position, kv_head * width]`."""
+        query, kv_heads, width = match.operands.query, match.kv_heads, match.widths[0]
+        if repeats == 1:
+            return self._merged(query, kv_heads, width)
+        view = _before_swap(query)
+        if view is None:
+            split = self._reshape(query, 0, kv_heads, repeats, -1, width)
+            rows = self._compute("Transpose", split, perm=(0, 2, 3, 1, 4))
+        else:
+            split = self._reshape(view, 0, 0, kv_heads, repeats, width)
+            rows = self._compute("Transpose", split, perm=(0, 3, 1, 2, 4))
+        return self._reshape(rows, 0, -1, kv_heads * width)
+
+    def _merged(self, value: ir.Value, heads: int, width: int) -> ir.Value:
+        """A tensor `[batch, head, position, width]` as `[batch, position, head * width]`."""
+        view = _before_swap(value)
+        return self._reshape(view or self._compute("Transpose", value, perm=_SWAP), 0, 0, heads * width)
+
+    def _output(self, match: _Match, rows: ir.Value, repeats: int) -> ir.Value:
+        """The output `[batch, position, head, width]` of queries `[batch, repeat * position, kv_head * width]`."""
+        width = match.widths[1]
+        if repeats > 1:
+            split = self._reshape(rows, 0, repeats, -1, match.kv_heads, width)
+            rows = self._compute("Transpose", split, perm=(0, 2, 3, 1, 4))
+        return self._reshape(rows, 0, 0, match.heads, width)
+
+    def _bias(self, match: _Match, query: ir.Value, repeats: int) -> ir.Value:
+        """The sum of the addends, `[batch or 1, head or 1, repeat * position, key]`."""
+        key = (*match.operands.addends, repeats)
+        if key not in self._biases:
+            total = match.operands.addends[0]
+            for addend in match.operands.addends[1:]:
+                total = self._compute("Add", total, addend)
+            if match.rank < 4:
+                total = self._compute("Unsqueeze", total, self._ints(*range(4 - match.rank)))
+            if match.repeats_rows:
+                rows = self._compute("Gather", self._compute("Shape", query), self._ints(1), axis=0)
+                sizes = self._compute("Concat", self._ints(1, 1), rows, self._ints(1), axis=0)
+                total = self._compute("Expand", total, sizes)
+            elif repeats > 1:
+                total = self._compute("Concat", *[total] * repeats, axis=2)
+            self._biases[key] = total
+        return self._biases[key]
+
+
+def _take_over(old: ir.Value, new: ir.Value) -> None:
+    """Give a new tensor the name, the type and the readers of an old one."""
+    new.name, new.type, new.shape = old.name, old.type, old.shape
+    old.name = None
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def _before_swap(value: ir.Value) -> ir.Value | None:
+    """The tensor `[batch, position, head, width]` that one `[batch, head, position, width]` is a transpose of."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and _swaps(node) else None
+
+
+def _swaps(node: ir.Node) -> bool:
+    return node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == _SWAP
+
+
+def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
+    """The tensors that some tensors are computed from, and these themselves."""
+    stack, visited = list(values), set[ir.Value]()
+    while stack:
+        value = stack.pop()
+        if value not in visited:
+            visited.add(value)
+            node = value.producer()
+            stack += [source for source in node.inputs if source is not None] if node is not None else []
+    return visited
+
+
+def _spans_of(value: ir.Value | None, probe: Probe) -> tuple[bool, ...] | None:
+    """For each axis of a tensor whether its size is another than one; None where that is unknown.
+
+    A mask in which an input meets computed positions has no known shape if the file gives their lengths two names.
+    """
+    shape = probe.shape(value)
+    if shape is not None:
+        return tuple(size != 1 for size in shape)
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type not in _ELEMENTWISE:
+        return None
+    total: tuple[bool, ...] = ()
+    for source in node.inputs:
+        spans = _spans_of(source, probe)
+        if spans is None:
+            return None
+        total = _broadcast(total, spans)
+    return total
+
+
+def _broadcast(first: tuple[bool, ...], second: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The axes of two tensors, counted from the last, that have another size than one in either of them."""
+    pairs = itertools.zip_longest(reversed(first), reversed(second), fillvalue=False)
+    return tuple(a or b for a, b in pairs)[::-1]
+
+
+def _is_zero(value: ir.Value | None, probe: Probe) -> bool:
+    """Whether a tensor holds zeros, whatever its size is."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in ("Expand", "Identity"):
+        value = node.inputs[0]
+    content = probe.constant(value)
+    return content is not None and not content.any()
+
+
+def _unmatched(node: ir.Node, why: str) -> NoMatchError:
+    return NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
