@@ -13,6 +13,7 @@ from compressor.engines.prove import Case
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
+from compressor.generation import engine_of
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
 from compressor.generation.sessions import OrtSessions, Sessions
@@ -21,12 +22,17 @@ from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, VariantName, size_label
+from compressor.targets import BuildOptions, span
 from compressor.targets.base import Feeds
+from compressor.targets.onnxruntime.engine import build_engine
 from compressor.targets.relative_error import Outputs
 from compressor.units.hook import Attention
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.shrink import shrink_parts
+
+_CHOICE_SECONDS = 1.0
+"""Maximum time spent on choosing the form of an operator."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +144,30 @@ def _outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
     return [run_in_steps(sessions, text.feeds) for text in texts]
 
 
-def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None) -> Proof:
-    """The proof that the sessions that generate compute what the graphs do, which the runtime does not optimize there.
+def build_engines(files: Iterable[str], folder: Path, sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
+    """Build the engines of graphs for ONNX Runtime beside them: attention over caches is one operator where it pays.
 
     Args:
-        folder: the folder of the graphs.
+        files: names of the graphs.
+        folder: their folder.
+        sizes: batch sizes and lengths of texts, at which forms of operators are compared.
+        threads: threads of the engines; None: one per core.
+
+    Raises:
+        InputError: ONNX Runtime cannot run a graph.
+    """
+    batches, lengths = zip(*sizes, strict=True)
+    options = BuildOptions(batch=span(batches), seq=span(lengths), norm_seconds=_CHOICE_SECONDS)
+    for path in (folder / name for name in files):
+        if path.is_file():
+            build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
+
+
+def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None) -> Proof:
+    """The proof that the engines compute what their graphs do, which the runtime does not optimize there.
+
+    Args:
+        folder: the folder of the graphs and engines.
         cases: inputs of the proofs of the run.
         threads: threads of the sessions; None: one per core.
 
@@ -157,7 +182,7 @@ def time_graphs(
     whole: CachedGraphs,
     folder: ModelFolder,
     compressed: Path,
-    sizes: Iterable[tuple[int, int]],
+    sizes: Sequence[tuple[int, int]],
     threads: int | None,
     *,
     seconds: float,
@@ -180,6 +205,7 @@ def time_graphs(
     if not dense.exists():
         dense.mkdir()
         _shrink(files, whole.plan, whole.folder, dense)
+        build_engines(files, dense, sizes, threads)
     both = [OrtSessions(path, provider="cpu", threads=threads) for path in (dense, compressed)]
     speeds = []
     for batch, length in sizes:

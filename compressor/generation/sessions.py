@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from compressor.errors import ErrorCode, InputError
-from compressor.generation import DECODER, ENCODER
+from compressor.generation import DECODER, ENCODER, engine_of
 from compressor.targets.base import Feeds, Provider, missing_input
 from compressor.targets.onnxruntime.ort_session import (
     PROVIDERS,
@@ -134,7 +134,7 @@ class OrtCaches(Caches):
 
 
 class OrtSessions(Sessions):
-    """The graphs of a folder in ONNX Runtime.
+    """The graphs of a folder in ONNX Runtime, or the engines that were built of them.
 
     Args:
         folder: the folder with `decoder.onnx`, and `encoder.onnx` where the model has an encoder.
@@ -159,7 +159,12 @@ class OrtSessions(Sessions):
                 code=ErrorCode.FILE_MISSING,
                 path=folder / DECODER,
             )
-        self._decoder = open_session(folder / DECODER, settings)
+
+        def open_graph(name: str) -> ort.InferenceSession:
+            engine = engine_of(folder / name)
+            return open_session(engine if optimized and engine.is_file() else folder / name, settings)
+
+        self._decoder = open_graph(DECODER)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         names = json.loads(self._decoder.get_modelmeta().custom_metadata_map.get(CACHES, "[]"))
         if not names:
@@ -179,7 +184,7 @@ class OrtSessions(Sessions):
                 code=ErrorCode.FILE_MISSING,
                 path=folder / ENCODER,
             )
-        self._encoder = open_session(folder / ENCODER, settings) if has_encoder else None
+        self._encoder = open_graph(ENCODER) if has_encoder else None
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 from compressor.errors import CompressorError
-from compressor.generation.deliver import CachedGraphs, export_whole, prove_engines, shrink_graphs, time_graphs
+from compressor.generation.deliver import (
+    CachedGraphs,
+    build_engines,
+    export_whole,
+    prove_engines,
+    shrink_graphs,
+    time_graphs,
+)
 from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
@@ -56,23 +64,25 @@ def deliver_cached(
     recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
+    limit = token_limit(folder.model)
+    lengths = recipe.measure.prompt_tokens or (min(_PROMPT, (limit or _PROMPT + 1) - 1),)
+    sizes = list(itertools.product(recipe.measure.batch, lengths))
     try:
         with log.stage("compressed: shrinking the graphs with caches"):
             proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, scratch, out)
-        with log.stage("compressed: proving the engines with caches"):
+        with log.stage("compressed: building the engines with caches"):
+            build_engines(whole.files, out, sizes, recipe.engine.threads)
             engines = prove_engines(out, run.sizes.cases, recipe.engine.threads)
     except (CompressorError, GraphPassError) as error:
-        for file in (file for name in whole.files for file in out.glob(f"{name}*")):
+        for file in (file for name in whole.files for file in out.glob(f"{Path(name).stem}.*onnx*")):
             file.unlink()
         _note_missing(run, error)
         return None, ()
-    limit = token_limit(folder.model)
-    lengths = recipe.measure.prompt_tokens or (min(_PROMPT, (limit or _PROMPT + 1) - 1),)
     generation = time_graphs(
         whole,
         folder,
         out,
-        itertools.product(recipe.measure.batch, lengths),
+        sizes,
         recipe.engine.threads,
         seconds=recipe.measure.seconds,
         seed=recipe.selection.seed,
