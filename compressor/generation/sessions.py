@@ -31,7 +31,7 @@ from graph_passes.flow.caches import CACHES
 
 _MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
-_REMEDY = "`compress MODEL` writes it for a model that generates"
+_REMEDY = "a run on a model that generates writes it into its output folder"
 
 
 class Caches(ABC):

@@ -1,0 +1,91 @@
+"""A run on a model that generates delivers its graphs with caches: proven, timed, without the heads of the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+import compressor
+from compressor.config.run import Recipe
+from compressor.generation import DECODER, engine_of
+from compressor.results import CACHED_STAGES, NoteCode, Report
+from compressor.units import gated
+from graph_passes import load
+from graph_passes.flow.caches import cache_names
+from tests import folders
+
+SHORT = {"batch": "1", "seq": "8", "prompt_tokens": "6", "seconds": 0.01, "max_length": 8, "threads": 1}
+
+
+def write_rows(folder: Path) -> Path:
+    """Text for a language model."""
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(folders.WORDS, 8)) for _ in range(60)]
+    rows = folder / "rows.txt"
+    rows.write_text("\n".join(lines))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, shared_exports: None) -> tuple[Path, Report]:
+    """The folder of a run under a budget, and its report."""
+    folder = tmp_path_factory.mktemp("generation")
+    torch.manual_seed(0)
+    model = folders.save(folders.gpt2(), folder / "model")
+    out = folder / "out"
+    recipe = Recipe(model=model, data=str(write_rows(folder)), macs="60%", out=out, **SHORT)
+    return out, compressor.compress(recipe)
+
+
+def test_graphs_with_caches_are_proven_and_timed(finished: tuple[Path, Report]) -> None:
+    out, report = finished
+    assert report.generation is not None
+    assert report.generation.files == (DECODER,)
+    assert [row.phase for row in report.generation.speeds] == ["prompt", "token"]
+    stages = [(proof.variant, proof.stage) for proof in report.proofs if proof.stage in CACHED_STAGES]
+    assert stages == [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES)]
+    assert all(proof.holds for proof in report.proofs)
+    assert engine_of(out / DECODER).is_file()
+    heads = sum(len(site.kept) for site in report.plan.sites)
+    assert report.generation.compressed_cache == 2 * 4 * 8 * heads
+    assert report.generation.dense_cache == 2 * 4 * 8 * report.plan.heads
+    assert len(cache_names(load(out / DECODER))) == 2 * sum(bool(site.kept) for site in report.plan.sites)
+
+
+def test_generated_tokens_are_those_of_the_gated_model(finished: tuple[Path, Report]) -> None:
+    out, report = finished
+    model = hf.AutoModelForCausalLM.from_pretrained(out).eval()
+    prompt = torch.tensor([[7, 9, 11], [0, 0, 5]])
+    batch = {"input_ids": prompt, "attention_mask": (prompt != 0).long()}
+    with gated(model, report.plan, attention="eager"), torch.no_grad():
+        expected = model.generate(**batch, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    tokens = compressor.load_engine(out).generate(**batch, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.usefixtures("shared_exports")
+def test_without_a_cache_only_the_graph_of_whole_texts_is_written(tmp_path: Path) -> None:
+    model = folders.save(folders.gpt2(), tmp_path / "model")
+    out = tmp_path / "out"
+    report = compressor.compress(
+        Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, cache=False, **SHORT)
+    )
+    assert report.generation is None
+    assert not (out / DECODER).exists()
+
+
+@pytest.mark.zoo
+def test_a_model_with_another_state_is_delivered_without_caches(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 25, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 20}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    config = hf.JambaConfig(**sizes, **heads, num_experts=1, num_experts_per_tok=1, use_mamba_kernels=False)
+    model = folders.save(hf.JambaForCausalLM(config), tmp_path / "model")
+    out = tmp_path / "out"
+    report = compressor.compress(Recipe(model=model, data=str(write_rows(tmp_path)), macs="80%", out=out, **SHORT))
+    assert report.generation is None
+    assert NoteCode.NO_CACHE in {note.code for note in report.notes}
+    assert not list(out.glob("decoder*"))
