@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,16 @@ def bench(console: Console, dense: Path, compressed: Path | None = None, **field
     With the output folder of a run alone, its engine is loaded, its graphs are built for each target (default: that of
     the run), in fp32 and in int8 where the run has it, and all are timed in turn: compress bench out/ --target
     ort,openvino --batch 1,8 --seq 128
+
+    With --prompt-tokens the engines that generate of one output folder, or of two in turn, are timed: compress bench
+    out/ --prompt-tokens 128,1024 --batch 1,8
     """
     request, measure, engine = _configs(fields)
     engine.require_definite()
-    if compressed is None:
+    if measure.prompt_tokens is not None:
+        folders = (dense,) if compressed is None else (dense, compressed)
+        _bench_generation(console, folders, measure.prompt_tokens, measure, engine)
+    elif compressed is None:
         _bench_folder(console, dense, request, measure, engine)
     else:
         _bench_graphs(console, dense, compressed, request, measure, engine)
@@ -105,6 +112,22 @@ def _bench_folder(
             cells.append(f"{row.fused[0]} of {row.fused[1]}")
         table.add_row(*cells)
     console.result(table, [dataclasses.asdict(row) for row in rows])
+
+
+def _bench_generation(
+    console: Console, folders: Sequence[Path], lengths: Sequence[int], measure: MeasureConfig, engine: EngineConfig
+) -> None:
+    """Time the engines that generate of one run, or of two."""
+    from compressor.generation.bench import bench_generation
+
+    rows = bench_generation(
+        folders, measure.batch, lengths, threads=engine.threads, seconds=measure.seconds, listener=console
+    )
+    table = text_table("folder", "batch", "prompt tokens", "prompt", "token", "tokens/s", "cache, bytes a token")
+    for row in rows:
+        times = f"{row.prompt_ms:.2f} ms", f"{row.token_ms:.2f} ms", f"{row.tokens_per_second:.1f}"
+        table.add_row(str(row.folder), str(row.batch), str(row.prompt_tokens), *times, f"{row.cache_bytes:,}")
+    console.result(table, [{**dataclasses.asdict(row), "folder": str(row.folder)} for row in rows])
 
 
 def _lengths(report: Report | None) -> tuple[int, ...]:

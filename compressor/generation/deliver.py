@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
 from compressor.generation import engine_of
+from compressor.generation.bench import prompt_call, token_call
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
-from compressor.generation.sessions import OrtSessions, Sessions
-from compressor.generation.steps import MASK, begin, run_in_steps, step
+from compressor.generation.sessions import OrtSessions
+from compressor.generation.steps import MASK, run_in_steps
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.progress import RunLog
@@ -210,7 +211,7 @@ def time_graphs(
     speeds = []
     for batch, length in sizes:
         feeds = _texts(folder, batch, length, seed)
-        for phase, calls in (("prompt", _prompt_calls), ("token", _token_calls)):
+        for phase, calls in (("prompt", prompt_call), ("token", token_call)):
             with log.stage(f"timing dense and compressed, {phase}, {size_label(batch, length)}") as on_progress:
                 first, second = (calls(sessions, feeds, length) for sessions in both)
                 pairs = alternate_calls(first, second, seconds, on_progress=on_progress)
@@ -225,14 +226,3 @@ def _texts(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:
     inputs = example_inputs(folder, batch, length + 1, seed)
     feeds = {name: np.asarray(tensor) for name, tensor in inputs.items() if name != "decoder_attention_mask"}
     return feeds | {name: np.ones_like(feeds[name]) for name in feeds if name == MASK}
-
-
-def _prompt_calls(sessions: Sessions, feeds: Feeds, length: int) -> Callable[[], object]:
-    """A function that reads the texts from the beginning."""
-    return lambda: step(sessions, feeds, 0, length, begin(sessions, feeds))
-
-
-def _token_calls(sessions: Sessions, feeds: Feeds, length: int) -> Callable[[], object]:
-    """A function that computes the token after the texts."""
-    _, caches = step(sessions, feeds, 0, length, begin(sessions, feeds))
-    return lambda: step(sessions, feeds, length, length + 1, caches)

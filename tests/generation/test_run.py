@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from graph_passes import load
 from graph_passes.flow.caches import cache_names
 from tests import folders
 
-SHORT = {"batch": "1", "seq": "8", "prompt_tokens": "6", "seconds": 0.01, "max_length": 8, "threads": 1}
+SHORT: dict[str, Any] = {"batch": "1", "seq": "8", "prompt_tokens": "6", "seconds": 0.01, "max_length": 8, "threads": 1}
 
 
 def write_rows(folder: Path) -> Path:
@@ -80,8 +81,9 @@ def test_without_a_cache_only_the_graph_of_whole_texts_is_written(tmp_path: Path
 
 @pytest.mark.zoo
 def test_a_model_with_another_state_is_delivered_without_caches(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 25, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 20}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    sizes: dict[str, Any] = {"vocab_size": 25, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 20}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    heads |= {"attn_layer_period": 2, "attn_layer_offset": 1}
     config = hf.JambaConfig(**sizes, **heads, num_experts=1, num_experts_per_tok=1, use_mamba_kernels=False)
     model = folders.save(hf.JambaForCausalLM(config), tmp_path / "model")
     out = tmp_path / "out"
