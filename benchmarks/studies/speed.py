@@ -30,7 +30,7 @@ from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import ModelFolder, example_feeds, example_inputs
 from compressor.progress import ProgressCallback
-from compressor.run.build_options import build_options
+from compressor.run.stages import build_options
 from compressor.run.sizes import timed_lengths
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.search import Head

@@ -80,7 +80,7 @@ def bench_generation(
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(
-                f"{folder}: name output folders of runs on models that generate, or omit --prompt-tokens",
+                f"{folder}: no folder; name output folders of runs on models that generate",
                 code=ErrorCode.INVALID_VALUE,
                 field="prompt_tokens",
                 value=str(folder),

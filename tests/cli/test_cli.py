@@ -42,6 +42,7 @@ def test_help_names_the_commands_in_order(capfd: Cap) -> None:
         "bench",
         "check",
         "report",
+        "generate",
         "train",
         "export-triton",
         "kernel",

@@ -14,6 +14,7 @@ import pytest
 from compressor.errors import ErrorCode
 from tests.command import compress, enable_ctrl_c
 from tests.generation.counting import POSITIONS, SIZE, TEMPLATE, write_decoder_only, write_encoder_decoder
+from tests.generation.exported import exported
 
 Cap = pytest.CaptureFixture[str]
 
@@ -214,3 +215,14 @@ def test_ctrl_c_ends_the_command(out: Path, many: Path) -> None:
         _, err = running.communicate(timeout=60)
         assert running.returncode == 130
         assert err.count(b"\n") == 1
+
+
+def test_prompts_and_tokens_are_timed(capfd: Cap) -> None:
+    folder = exported("gpt2")
+    result = compress(capfd, "bench", folder, "--prompt-tokens", "4,6", "--batch", "2", "--seconds", "0.01", "--json")
+    assert result.code == 0
+    assert [(row["batch"], row["prompt_tokens"]) for row in result.json] == [(2, 4), (2, 6)]
+    assert {row["cache_bytes"] for row in result.json} == {2 * 2 * 2 * 8 * 4}
+    assert all(row["prompt_ms"] > 0 and row["token_ms"] > 0 for row in result.json)
+    file = compress(capfd, "bench", folder / "decoder.onnx", "--prompt-tokens", "4")
+    assert (file.code, file.details["field"]) == (2, "prompt_tokens")

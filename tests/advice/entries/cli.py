@@ -151,7 +151,7 @@ def _(w: World) -> None:
     def fail(*_: Any, **__: Any) -> NoReturn:
         raise RuntimeError("a fault of the program")
 
-    w.patch.setattr("compressor.run.pipeline.run_stages", fail)
+    w.patch.setattr("compressor.run.pipeline._refuse_inputs_inside_output", fail)
     w.usage_fails(*w.keep_one())
     with pytest.raises(AssertionError):  # the same end, with the traceback
         w.right(*w.keep_one("--debug"))

@@ -6,7 +6,7 @@ from tests.advice.world import World, advice
 from tests.tasks.own_tasks import task_of_the_page, write_module, write_tagged_inputs
 
 
-@advice("config.ladder recipes_of contradiction")
+@advice("config.ladder recipes_of contradiction #2")
 def _(w: World) -> None:
     points = w.rows("points.json", '[{"name": "int8", "metric": 0.9, "speed": 2}]')
     w.fails(*w.run("--speedup", "2", "--compare-points", points))

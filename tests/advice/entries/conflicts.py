@@ -120,7 +120,7 @@ conflict(
     ROWS + "--steps \"[{ units = { macs = 0.5, prune_units = 'heads' } }]\"",
 )
 conflict(
-    "config.ladder recipes_of contradiction #2",
+    "config.ladder recipes_of contradiction",
     ROWS + "--macs 50%,40% --steps '[{ units = { macs = 0.5 } }]'",
     ROWS + "--macs 50%,40%",
     PRUNED,
