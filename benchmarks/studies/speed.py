@@ -30,8 +30,8 @@ from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import ModelFolder, example_feeds, example_inputs
 from compressor.progress import ProgressCallback
-from compressor.run.stages import build_options
 from compressor.run.sizes import timed_lengths
+from compressor.run.stages import build_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.search import Head
 from compressor.targets import Engine, target
