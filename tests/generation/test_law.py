@@ -57,7 +57,9 @@ def assert_bytes(sessions: OrtSessions, plan: Plan) -> None:
     shared = [site.heads // site.kv_heads for site in sites]
     kept = [len({head // group for head in site.kept}) for site, group in zip(sites, shared, strict=True)]
     widths = [2 * 4 * site.head_dim * heads for site, heads in zip(sites, kept, strict=True)]
-    assert sessions.bytes_per_token == sum(widths)
+    # Where no layer has heads, an encoder-decoder reads the number of earlier positions off a cache that is left.
+    left = max(4 * site.head_dim * site.kv_heads for site in sites) if not any(kept) else 0
+    assert sum(widths) <= sessions.bytes_per_token <= sum(widths) + left
 
 
 @pytest.mark.parametrize(
