@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import graph_passes
+from compressor.engines.build import require_complete
 from compressor.engines.prove import Case
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
@@ -20,7 +21,7 @@ from compressor.generation.prove import generation_cases, prove_steps, whole_out
 from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import MASK, run_in_steps
 from compressor.measure.timing import alternate_calls, speed_of
-from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder import ModelFolder, example_inputs, fresh_model
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, VariantName, size_label
 from compressor.targets import BuildOptions, span
@@ -95,7 +96,7 @@ def shrink_graphs(
         The proofs.
 
     Raises:
-        PlanError: the graphs cannot lose what the plan drops.
+        PlanError, SiteRefusedError: the graphs cannot lose what the plan drops.
         MismatchError: a proof does not hold.
     """
     files, texts = whole.files, generation_cases(cases)
@@ -121,21 +122,28 @@ def _prove_export(
     attention: Attention,
     variant: VariantName,
 ) -> Proof:
-    """The proof that graphs with gates, in steps, compute what the gated model computes on whole texts."""
-    gated = OrtSessions(graphs, optimized=False)
+    """The proof that graphs with gates, in steps, compute what the gated model computes on whole texts.
+
+    The reference is the folder, loaded afresh: with the weights of its model where these may have been trained.
+    """
+    fresh, gated = fresh_model(folder, trained=variant != "dense"), OrtSessions(graphs, optimized=False)
 
     def prove() -> Proof:
-        expected = whole_outputs(folder.model, plan, texts, attention)
+        expected = whole_outputs(fresh, plan, texts, attention)
         return prove_steps(ProofStage.CACHED_EXPORT, variant, texts, expected, gated)
 
-    return require_export(prove, folder.model, texts)
+    return require_export(prove, fresh, texts)
 
 
 def _shrink(files: Iterable[str], plan: Plan, source: Path, out: Path) -> None:
-    """Write graphs with gates without what a plan drops."""
+    """Write graphs with gates without what a plan drops.
+
+    Raises:
+        SiteRefusedError: a graph keeps units that the plan drops.
+    """
     parts = shrink_parts({name: graph_passes.load(source / name) for name in files}, plan)
     for name, part in parts.items():
-        if part.model.graph.outputs:  # nothing reads an encoder where no cross-attention has heads
+        if require_complete(part).model.graph.outputs:  # nothing reads an encoder where no cross-attention has heads
             graph_passes.save(part.model, out / name)
 
 
@@ -218,7 +226,8 @@ def time_graphs(
                 speed = speed_of(pairs, batch=batch, seq=length, seed=seed)
             speeds.append(GenerationSpeed(phase=phase, speed=speed))
     before, after = (sessions.bytes_per_token for sessions in both)
-    return Generation(files=tuple(files), speeds=tuple(speeds), dense_cache=before, compressed_cache=after)
+    files = tuple(name for name in files if (compressed / name).is_file())
+    return Generation(files=files, speeds=tuple(speeds), dense_cache=before, compressed_cache=after)
 
 
 def _texts(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:

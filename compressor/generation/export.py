@@ -156,10 +156,9 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
         sample["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, _SIZES[PAST] :]
         inputs["position_ids"] = _IDS
     sample["past_key_values"] = past
-    names, caches = _cache_names(len(past), "")
-    inputs |= {name: _cache_axes(tensor, PAST) for name, tensor in zip(names, past, strict=True)}
-    outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))}
-    outputs |= {str(out): _cache_axes(tensor, _TOTAL) for (_, out), tensor in zip(caches, past, strict=True)}
+    caches = _caches(len(past), "")
+    inputs |= _axes_by_name(caches, 0, past, PAST)
+    outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))} | _axes_by_name(caches, 1, past, _TOTAL)
     return _Part(forward, sample, inputs, outputs, caches)
 
 
@@ -170,7 +169,6 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
     start = _ids(model, _SIZES[PAST] + _SIZES[NEW])
     mask = torch.ones(_SIZES[BATCH], _SIZES[SOURCE], dtype=torch.long)
     mask[-1, -1] = 0  # a mask of ones would not be in the graph
-    states = {} if sound else {"attention_mask": mask}
 
     def encode(**inputs: Any) -> list[Tensor]:
         encoded = model.get_encoder()(**inputs)[0]
@@ -188,7 +186,7 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
         encoder_sample = {source: torch.randn(_SIZES[BATCH], *_sound_shape(model))}
         encoder_inputs: dict[str, Axes] = {source: (BATCH, *_sound_shape(model))}
     else:
-        encoder_sample = {source: _ids(model, _SIZES[SOURCE]), **states}
+        encoder_sample = {source: _ids(model, _SIZES[SOURCE]), "attention_mask": mask}
         encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
     with torch.no_grad():
         result = original(model, **encoder_sample, decoder_input_ids=start[:, : _SIZES[PAST]], use_cache=True)
@@ -220,19 +218,13 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
         sample["encoder_attention_mask"] = mask
         inputs["encoder_attention_mask"] = (BATCH, SOURCE)
     sample |= {"self_cache": past, "cross_cache": cross}
-    names, caches = _cache_names(len(past), ".decoder")
-    cross_names, computed = _cache_names(len(cross), ".encoder")
+    caches, computed = _caches(len(past), ".decoder"), _caches(len(cross), ".encoder")
     free = positions if sound else SOURCE
-    cross_axes = [_cache_axes(tensor, free) for tensor in cross]
-    inputs |= {name: _cache_axes(tensor, PAST) for name, tensor in zip(names, past, strict=True)}
-    inputs |= dict(zip(cross_names, cross_axes, strict=True))
-    outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))}
-    outputs |= {str(out): _cache_axes(tensor, _TOTAL) for (_, out), tensor in zip(caches, past, strict=True)}
-    encoder_outputs = {str(out): axes for (_, out), axes in zip(computed, cross_axes, strict=True)}
-    caches += computed
+    inputs |= _axes_by_name(caches, 0, past, PAST) | _axes_by_name(computed, 0, cross, free)
+    outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))} | _axes_by_name(caches, 1, past, _TOTAL)
     return {
-        ENCODER: _Part(encode, encoder_sample, encoder_inputs, encoder_outputs),
-        DECODER: _Part(decode, sample, inputs, outputs, caches),
+        ENCODER: _Part(encode, encoder_sample, encoder_inputs, _axes_by_name(computed, 1, cross, free)),
+        DECODER: _Part(decode, sample, inputs, outputs, caches + computed),
     }
 
 
@@ -298,14 +290,17 @@ def _cache(tensors: Sequence[Tensor]) -> DynamicCache:
     return DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
-def _cache_names(tensors: int, part: str) -> tuple[list[str], tuple[Cache, ...]]:
-    """The names of the inputs of caches, and with those of their outputs."""
+def _caches(tensors: int, part: str) -> tuple[Cache, ...]:
+    """The caches of keys and values, one after the other for each layer."""
     names = [f"{index // 2}{part}.{('key', 'value')[index % 2]}" for index in range(tensors)]
-    return [f"past_key_values.{name}" for name in names], tuple(
-        (f"past_key_values.{name}", f"present.{name}") for name in names
-    )
+    return tuple((f"past_key_values.{name}", f"present.{name}") for name in names)
 
 
-def _cache_axes(tensor: Tensor, positions: str | int) -> Axes:
-    """The axes of keys or values."""
-    return (BATCH, tensor.shape[1], positions, tensor.shape[3])
+def _axes_by_name(
+    caches: Sequence[Cache], side: int, tensors: Sequence[Tensor], positions: str | int
+) -> dict[str, Axes]:
+    """Name of the input (side 0) or the output (1) of each cache -> its axes."""
+    return {
+        cache[side]: (BATCH, tensor.shape[1], positions, tensor.shape[3])
+        for cache, tensor in zip(caches, tensors, strict=True)
+    }
