@@ -191,12 +191,12 @@ def print_comparison(model: Path, out: Path) -> None:
     report = load_report(out)
     codes = {note.code for note in report.notes}
     if codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN}:
-        given = "units were removed, and what is left was trained on the answers of the whole model"
+        outcome = "units were removed, and what is left was trained on the answers of the whole model"
     elif report.plan.heads_kept + report.plan.neurons_kept < report.plan.heads + report.plan.neurons:
-        given = "units were removed, and there was no time to train what is left"
+        outcome = "units were removed, and there was no time to train what is left"
     else:
-        given = "the fastest engine was chosen, and no unit could be removed"
-    print(f"\nWith --minutes {MINUTES} {given}. Without --minutes the command takes 20, trains, and removes more.")
+        outcome = "the fastest engine was chosen, and no unit could be removed"
+    print(f"\nWith --minutes {MINUTES} {outcome}. Without --minutes the command takes 20, trains, and removes more.")
     torch.set_num_threads(report.session["intra_op_threads"])
     eager = EagerModel(AutoModelForSequenceClassification.from_pretrained(model).eval())
     folder = load(model)
