@@ -32,12 +32,12 @@ from benchmarks.studies.run import study
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import heads_of
-from compressor.file_lock import file_lock
 from compressor.measure import paired_interval
 from compressor.model_folder import example_inputs, load
 from compressor.selection.learn import learn
 from compressor.tasks import open_data
 from compressor.units import find_sites
+from compressor.workdir import file_lock
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODEL = SHARED / "models" / "minilm-sst2"

@@ -80,12 +80,8 @@ def machine() -> dict[str, str]:
 
 def processor() -> str:
     """The processor's model name, e.g. `AMD EPYC 9655`; its architecture where the system does not report a name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in _processor_lines("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def int8_instructions() -> tuple[str, ...]:
@@ -100,12 +96,17 @@ def bfloat16_instructions() -> tuple[str, ...]:
 
 def _instructions(names: Iterable[str]) -> tuple[str, ...]:
     """Those of `names` that the processor has; none where the system does not report them."""
+    flags = next((line.split() for line in _processor_lines("flags", "Features")), [])
+    return tuple(name for name in names if name in flags)
+
+
+def _processor_lines(*starts: str) -> list[str]:
+    """The lines of `/proc/cpuinfo` that begin with one of `starts`; none on a system without it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return ()
-    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return tuple(name for name in names if name in flags)
+        return []
+    return [line for line in lines if line.startswith(starts)]
 
 
 def package_version(package: str) -> str | None:

@@ -4,122 +4,103 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import StrEnum, auto
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
-class ErrorCode(StrEnum):
+class Code(StrEnum):
+    """A name for programs and tests, and what it means: `FILE_MISSING = auto()` has the value `file-missing`.
+
+    Attributes:
+        meaning: what the name means; empty where the name says it.
+    """
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.meaning = value, meaning
+        return member
+
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[str]) -> str:
+        return name.lower().replace("_", "-")
+
+
+class ErrorCode(Code):
     """The kind of an error, for programs and tests: codes are stable, messages may change.
 
     `CompressorError.details` names what the error is about (`field`, `path`, `value`, ...).
     """
 
-    UNSPECIFIED = "unspecified"
+    UNSPECIFIED = auto()
 
     # Requests: flags, recipes and names.
-    UNKNOWN_NAME = "unknown-name"
-    """A flag, key, method, target, option or other name is not among those that exist."""
-    OUT_OF_RANGE = "out-of-range"
-    INVALID_VALUE = "invalid-value"
-    """A value cannot be converted to the type of its field."""
-    CONTRADICTION = "contradiction"
-    """Two values exclude each other, or one has no meaning without the other."""
-    MISSING_VALUE = "missing-value"
-    """A required value is missing."""
-    OUTPUT_EXISTS = "output-exists"
-    UNSAFE_RECIPE = "unsafe-recipe"
-    """The recipe inside a model folder sets a field that only the command line or `--recipe` may set."""
-    IMPORT_FAILED = "import-failed"
-    """The module of a custom task raises an error when it is imported."""
-    TASK_FAILED = "task-failed"
-    """A method of a custom task raises an error, or returns something else than it has to."""
+    UNKNOWN_NAME = auto(), "A flag, key, method, target, option or other name is not among those that exist."
+    OUT_OF_RANGE = auto()
+    INVALID_VALUE = auto(), "A value cannot be converted to the type of its field."
+    CONTRADICTION = auto(), "Two values exclude each other, or one has no meaning without the other."
+    MISSING_VALUE = auto(), "A required value is missing."
+    OUTPUT_EXISTS = auto()
+    UNSAFE_RECIPE = auto(), "A model folder's own recipe sets a field that only the command line or `--recipe` may."
+    IMPORT_FAILED = auto(), "The module of a custom task raises an error when it is imported."
+    TASK_FAILED = auto(), "A method of a custom task raises an error, or returns something else than it has to."
 
     # Files and models.
-    FILE_MISSING = "file-missing"
-    FILE_UNREADABLE = "file-unreadable"
-    """A file is damaged, or its content is not of the kind that its name indicates."""
-    FILE_UNWRITABLE = "file-unwritable"
-    FILE_MISMATCH = "file-mismatch"
-    """A file belongs to another model, graph, machine or version."""
-    PLAN_MISMATCH = "plan-mismatch"
-    """A plan or a mask names other sites than the model has, or sites of other kinds or sizes."""
-    UNSAFE_CODE = "unsafe-code"
-    """Pickled weights or Python files of a model folder, which run only when a flag permits it."""
-    WEIGHTS_MISSING = "weights-missing"
-    """A model needs tensors that its files lack."""
-    NOT_FINITE = "not-finite"
-    """NaN or infinity where a number is needed."""
-    UNSUPPORTED_MODEL = "unsupported-model"
-    """A model whose class, head, family or configuration does not support the request."""
-    EXPORT_FAILED = "export-failed"
+    FILE_MISSING = auto()
+    FILE_UNREADABLE = auto(), "A file is damaged, or its content is not of the kind that its name indicates."
+    FILE_UNWRITABLE = auto()
+    FILE_MISMATCH = auto(), "A file belongs to another model, graph, machine or version."
+    PLAN_MISMATCH = auto(), "A plan or a mask names other sites than the model has, or sites of other kinds or sizes."
+    UNSAFE_CODE = auto(), "Pickled weights or Python files of a model folder, which run only when a flag permits it."
+    WEIGHTS_MISSING = auto(), "A model needs tensors that its files lack."
+    NOT_FINITE = auto(), "NaN or infinity where a number is needed."
+    UNSUPPORTED_MODEL = auto(), "A model whose class, head, family or configuration does not support the request."
+    EXPORT_FAILED = auto()
 
     # Rows.
-    COLUMN_MISSING = "column-missing"
-    """The rows lack a column: a requested one, or every usual name of one."""
-    INVALID_ROWS = "invalid-rows"
-    """Rows, or a cell of a row, are not in the form that the task reads."""
-    TOO_FEW_ROWS = "too-few-rows"
-    ROWS_OVERLAP = "rows-overlap"
-    """Rows of a certificate are training rows too."""
-    LABEL_MISMATCH = "label-mismatch"
-    """The labels do not correspond to the classes of the model."""
-    ID_OUTSIDE_TABLE = "id-outside-table"
-    """A token or a token type has no row in the table of the model that it indexes."""
+    COLUMN_MISSING = auto(), "The rows lack a column: a requested one, or every usual name of one."
+    INVALID_ROWS = auto(), "Rows, or a cell of a row, are not in the form that the task reads."
+    TOO_FEW_ROWS = auto()
+    ROWS_OVERLAP = auto(), "Rows of a certificate are training rows too."
+    LABEL_MISMATCH = auto(), "The labels do not correspond to the classes of the model."
+    ID_OUTSIDE_TABLE = auto(), "A token or a token type has no row in the table of the model that it indexes."
 
     # Computed results.
-    BUDGET_UNREACHABLE = "budget-unreachable"
-    """No pruned model meets the budgets; `least` has the least that is reachable for each."""
-    PRODUCTS_IN_FLOAT = "products-in-float"
-    """The runtime computes products in floats that the graph has in int8."""
-    NUMBERS_DIFFER = "numbers-differ"
-    """Two models, graphs or engines of a run should compute the same function but differ."""
-    SITE_REFUSED = "site-refused"
-    """A site cannot be gated or shrunk."""
-    METRIC_FELL = "metric-fell"
-    NOTHING_REMOVED = "nothing-removed"
-    """No head can be removed within the loss allowed."""
-    TOO_LONG = "too-long"
-    """A row or a length exceeds what the model or its masks cover."""
-    RUN_DIFFERS = "run-differs"
-    """A folder holds the work of another run."""
+    BUDGET_UNREACHABLE = auto(), "No pruned model meets the budgets; `least` has the least that is reachable for each."
+    PRODUCTS_IN_FLOAT = auto(), "The runtime computes products in floats that the graph has in int8."
+    NUMBERS_DIFFER = auto(), "Two models, graphs or engines of a run should compute the same function but differ."
+    SITE_REFUSED = auto(), "A site cannot be gated or shrunk."
+    METRIC_FELL = auto()
+    NOTHING_REMOVED = auto(), "No head can be removed within the loss allowed."
+    TOO_LONG = auto(), "A row or a length exceeds what the model or its masks cover."
+    RUN_DIFFERS = auto(), "A folder holds the work of another run."
 
     # Resources of the machine.
-    DISK_FULL = "disk-full"
-    OUT_OF_MEMORY = "out-of-memory"
-    FOLDER_BUSY = "folder-busy"
-    PACKAGE_MISSING = "package-missing"
-    DEVICE_MISSING = "device-missing"
-    UNSUPPORTED = "unsupported"
-    """A runtime, a device, a version or a format lacks what is needed: a precision, an operator, an element type."""
-    RUNTIME_FAILED = "runtime-failed"
-    """A runtime, a driver or a compiler reports an error; the message quotes it."""
+    DISK_FULL = auto()
+    OUT_OF_MEMORY = auto()
+    FOLDER_BUSY = auto()
+    PACKAGE_MISSING = auto()
+    DEVICE_MISSING = auto()
+    UNSUPPORTED = auto(), "A runtime, device, version or format lacks e.g. a precision, an operator or an element type."
+    RUNTIME_FAILED = auto(), "A runtime, a driver or a compiler reports an error; the message quotes it."
 
     # Inputs, outputs and speed of a model.
-    TENSOR_MISMATCH = "tensor-mismatch"
-    """An input or output is missing or empty, or has another type or shape than required."""
-    OUTPUTS_DIFFER = "outputs-differ"
-    """Outputs that must be equal within a tolerance are not."""
-    TOO_SLOW = "too-slow"
-    """A model is slower than its baseline permits, or misses a latency bound."""
+    TENSOR_MISMATCH = auto(), "An input or output is missing or empty, or has another type or shape than required."
+    OUTPUTS_DIFFER = auto(), "Outputs that must be equal within a tolerance are not."
+    TOO_SLOW = auto(), "A model is slower than its baseline permits, or misses a latency bound."
 
     # Inference servers and worker processes.
-    SERVER_UNREACHABLE = "server-unreachable"
-    SERVER_TIMEOUT = "server-timeout"
-    SERVER_ERROR = "server-error"
-    """The server reports an internal error, or its response violates the protocol."""
-    REQUEST_REFUSED = "request-refused"
-    """The server rejects a request as invalid."""
-    ACCESS_DENIED = "access-denied"
-    """The server wants credentials that a request lacks."""
-    CERTIFICATE_UNTRUSTED = "certificate-untrusted"
-    """The certificate of a server is signed by an authority that is not trusted here."""
-    MODEL_NOT_READY = "model-not-ready"
-    """The server has no such model, or has not loaded it."""
-    CHECK_INTERRUPTED = "check-interrupted"
-    """A latency check ended before its measurements were complete."""
-    PROCESS_ENDED = "process-ended"
-    """A worker process ended before it returned a result."""
+    SERVER_UNREACHABLE = auto()
+    SERVER_TIMEOUT = auto()
+    SERVER_ERROR = auto(), "The server reports an internal error, or its response violates the protocol."
+    REQUEST_REFUSED = auto(), "The server rejects a request as invalid."
+    ACCESS_DENIED = auto(), "The server wants credentials that a request lacks."
+    CERTIFICATE_UNTRUSTED = auto(), "The certificate of a server is signed by an authority that is not trusted here."
+    MODEL_NOT_READY = auto(), "The server has no such model, or has not loaded it."
+    CHECK_INTERRUPTED = auto(), "A latency check ended before its measurements were complete."
+    PROCESS_ENDED = auto(), "A worker process ended before it returned a result."
 
 
 class CompressorError(Exception):
@@ -137,6 +118,18 @@ class CompressorError(Exception):
         super().__init__(message)
         self.code = code
         self.details = details
+
+    @classmethod
+    def of_file(cls, path: Path, problem: str, code: ErrorCode, **details: Any) -> Self:
+        """The error of a file or a folder.
+
+        Args:
+            path: the file or folder, which the message begins with, and the detail `path`.
+            problem: what is wrong with it, and how to correct it.
+            code: the kind of the error.
+            **details: further details.
+        """
+        return cls(f"{path}: {problem}", code=code, path=path, **details)
 
 
 class UsageError(CompressorError):

@@ -39,11 +39,8 @@ def ordered_memories(inputs: Mapping[str, T]) -> list[T]:
     names = memory_names(sum(name.startswith("memory_") for name in inputs))
     for name in names:
         if name not in inputs:
-            raise InputError(
-                f"{name}: missing among the inputs {', '.join(inputs)}; pass one memory per layer",
-                code=ErrorCode.TENSOR_MISMATCH,
-                tensor=name,
-            )
+            text = f"{name}: missing among the inputs {', '.join(inputs)}; pass one memory per layer"
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor=name)
     return [inputs[name] for name in names]
 
 

@@ -22,8 +22,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
 from compressor.errors import ErrorCode, InputError
-from compressor.file_lock import file_lock
-from compressor.workdir import RESULT_KEY, read_json, replace_folder, write_json
+from compressor.workdir import RESULT_KEY, file_lock, read_json, replace_folder, write_json
 
 FORM = 1
 """Form of the folders; results of another form are not read."""
@@ -331,7 +330,7 @@ def _remove(path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> InputError:
     if error.errno in _FULL:
-        text = f"{path}: the disk is full; free some space and run the same command again"
-        return InputError(text, code=ErrorCode.DISK_FULL, path=path)
-    text = f"{path}: cannot be written ({error.strerror}); check the permissions, and run the same command again"
-    return InputError(text, code=ErrorCode.FILE_UNWRITABLE, path=path)
+        text = "the disk is full; free some space and run the same command again"
+        return InputError.of_file(path, text, ErrorCode.DISK_FULL)
+    text = f"cannot be written ({error.strerror}); check the permissions, and run the same command again"
+    return InputError.of_file(path, text, ErrorCode.FILE_UNWRITABLE)

@@ -1,10 +1,14 @@
-"""The work folder of a run: `<out>.partial`, for one run at a time; its result is renamed to `<out>` at the end."""
+"""The work folder of a run: `<out>.partial`, for one run at a time; its result is renamed to `<out>` at the end.
+
+It is locked against other processes; `file_lock` locks other files and folders too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -14,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.file_lock import file_lock
 from graph_passes.files import write_text
 from graph_passes.interrupts import interrupts_deferred
 
@@ -34,10 +37,7 @@ LADDER = "ladder"
 """Folder of the output of a run for slower engines that keep the metric too."""
 _LADDER = "frontier.json"
 """File by which the folder of a ladder is recognized."""
-_LIBRARY_NAMES = {
-    "engine.xml": "openvino/openvino_model.xml",
-    "engine.bin": "openvino/openvino_model.bin",
-}
+_LIBRARY_NAMES = {"engine.xml": "openvino/openvino_model.xml", "engine.bin": "openvino/openvino_model.bin"}
 """File of an engine -> name under which sentence-transformers searches it."""
 _LIBRARY_SETTINGS = {"sentence_transformers", "sbert_ce_default_activation_function"}
 """Keys of `config.json` for settings of sentence-transformers, such as the activation of a reranker; the second is that
@@ -86,11 +86,11 @@ class WorkDir:
         """Raise InputError unless `needed` bytes are free where the run works."""
         free = shutil.disk_usage(self.path).free
         if free < needed:
-            raise InputError(
-                f"{self.path}: {free / 1e9:.2f} GB are free, but the run needs {needed / 1e9:.2f}; free some space, or"
+            raise InputError.of_file(
+                self.path,
+                f"{free / 1e9:.2f} GB are free, but the run needs {needed / 1e9:.2f}; free some space, or"
                 " write to another folder (-o)",
-                code=ErrorCode.DISK_FULL,
-                path=self.path,
+                ErrorCode.DISK_FULL,
             )
 
     def finish(self) -> None:
@@ -142,11 +142,11 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         _check_work_folder(work.path)
         work.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"{out}: the folder cannot be created ({error.strerror}); check the path and its permissions, or write to"
+        raise InputError.of_file(
+            out,
+            f"the folder cannot be created ({error.strerror}); check the path and its permissions, or write to"
             " another folder (-o)",
-            code=ErrorCode.FILE_UNWRITABLE,
-            path=out,
+            ErrorCode.FILE_UNWRITABLE,
         ) from error
     with locked(work.path):
         try:
@@ -171,10 +171,10 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
             kept = f" ({results} are kept in {work.path})" if _remove_unresumable(work) else ""
             is_reported = isinstance(error, CompressorError) and error.code is ErrorCode.DISK_FULL
             if _is_full(error) and not is_reported:
-                raise InputError(
-                    f"{work.path}: the disk is full; free some space and run the same command again{kept}",
-                    code=ErrorCode.DISK_FULL,
-                    path=work.path,
+                raise InputError.of_file(
+                    work.path,
+                    f"the disk is full; free some space and run the same command again{kept}",
+                    ErrorCode.DISK_FULL,
                 ) from error
             if kept and isinstance(error, CompressorError):
                 raise type(error)(f"{error}{kept}", code=error.code, **error.details) from error
@@ -222,21 +222,38 @@ def _check_output(out: Path, force: bool) -> None:
         reason = "exists; add --force to replace it, or"
     else:
         return
-    raise UsageError(
-        f"{out}: {reason}{'' if reason.endswith('or') else ';'} write to another folder (-o)",
-        code=ErrorCode.OUTPUT_EXISTS,
-        path=out,
+    raise UsageError.of_file(
+        out, f"{reason}{'' if reason.endswith('or') else ';'} write to another folder (-o)", ErrorCode.OUTPUT_EXISTS
     )
 
 
 def _check_work_folder(path: Path) -> None:
     """Raise InputError if the path of the work folder is used for something else."""
     if path.exists() and not (path / _STAMP).is_file() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(
-            f"{path}: exists, but no run left it; move it, or write to another folder (-o)",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=path,
+        raise InputError.of_file(
+            path, "exists, but no run left it; move it, or write to another folder (-o)", ErrorCode.OUTPUT_EXISTS
         )
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, wait: bool = True, create: bool = False) -> Iterator[None]:
+    """Lock a file or a folder against other processes. The lock ends with the context, or with the process.
+
+    Args:
+        path: a folder, or a file, whose content stays.
+        wait: wait while another process holds the lock.
+        create: create the file where it is missing.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is false.
+        OSError: the path cannot be opened, or lies on a share without locks.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -250,10 +267,10 @@ def locked(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(file_lock(path, wait=False))
         except BlockingIOError as error:
-            raise InputError(
-                f"{path}: another run is writing there; wait for it, or write to another folder (-o)",
-                code=ErrorCode.FOLDER_BUSY,
-                path=path,
+            raise InputError.of_file(
+                path,
+                "another run is writing there; wait for it, or write to another folder (-o)",
+                ErrorCode.FOLDER_BUSY,
             ) from error
         yield
 

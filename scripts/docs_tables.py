@@ -8,11 +8,11 @@ In a page, a table follows its marker, `<!-- table: NAME -->`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor.config.fields import markdown_table, reference_rows
+from compressor.config.fields import reference_rows
 from compressor.config.methods import METHODS
 from compressor.config.run import FIELDS
 from compressor.selection.options import list_options, option_models
@@ -28,6 +28,12 @@ class Table:
     page: Path
     name: str
     make: Callable[[], str]
+
+
+def markdown_table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"|{'|'.join(line)}|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)
 
 
 def recipe_table() -> str:

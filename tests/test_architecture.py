@@ -21,7 +21,7 @@ GRAPH_PASSES = (
     ("shrink", "groups"),
 )
 COMPRESSOR = (
-    ("errors", "results", "progress", "environment", "file_lock", "workdir", "silence_libraries", "segment_memory"),
+    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
     ("store",),
     ("targets",),
     ("config",),

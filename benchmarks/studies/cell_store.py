@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.file_lock import file_lock
 from compressor.progress import Listener, ProgressCallback
+from compressor.workdir import file_lock
 from graph_passes.files import write_text
 
 STAMP = "study.json"

@@ -18,20 +18,16 @@ from compressor.cli.bench import bench
 from compressor.cli.check import check
 from compressor.cli.commands import HELP_ALL, CommandGroup, FieldsCommand, common
 from compressor.cli.console import Console
-from compressor.cli.costs import costs
 from compressor.cli.deploy import export_triton, kernel
-from compressor.cli.generate import generate
+from compressor.cli.language_models import generate, train
 from compressor.cli.run import build, explain, recipe, report, run
-from compressor.cli.sites import sites
-from compressor.cli.train import train
-from compressor.config.own_tasks import error_of_own_task
+from compressor.cli.sites import costs, sites
+from compressor.config.tasks import error_of_own_task
 from compressor.errors import CompressorError, InputError, most_similar
 
 
 @click.group(
-    cls=CommandGroup,
-    default="run",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=CommandGroup, default="run", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(package_name="compressor")
 @common

@@ -40,10 +40,10 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
     read = {*sources, plan.resolve(), weights.resolve()}
     replaced = next((path for path in (out, data) if path.resolve() in read), None)
     if replaced is not None and (replaced != data or out.resolve() != graph.resolve()):
-        raise UsageError(
-            f"{replaced}: the command reads this file, and would replace it; write to another file (-o)",
-            code=ErrorCode.CONTRADICTION,
-            path=replaced,
+        raise UsageError.of_file(
+            replaced,
+            "the command reads this file, and would replace it; write to another file (-o)",
+            ErrorCode.CONTRADICTION,
         )
     size = sum(file.stat().st_size for file in {graph.resolve(), *sources})
     with console.stage("shrinking the graph"):
@@ -59,10 +59,10 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
                 )
             raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
     if shrunk.obstacle:
-        raise SiteRefusedError(
-            f"{graph}: {shrunk.obstacle}; keep every unit of the group in {plan} (nothing was written)",
-            code=ErrorCode.SITE_REFUSED,
-            path=graph,
+        raise SiteRefusedError.of_file(
+            graph,
+            f"{shrunk.obstacle}; keep every unit of the group in {plan} (nothing was written)",
+            ErrorCode.SITE_REFUSED,
             refused=shrunk.refused,
         )
     with console.stage("writing the graph"):

@@ -69,11 +69,8 @@ def _bench_folder(
 ) -> None:
     """Time the engines of a run."""
     if not out.is_dir():
-        raise UsageError(
-            f"{out}: name two ONNX files, or the output folder of a run",
-            code=ErrorCode.MISSING_VALUE,
-            field="compressed",
-        )
+        text = f"{out}: name two ONNX files, or the output folder of a run"
+        raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="compressed")
     unused = [name for name in _NAMES if name != "threads" and name in engine.model_fields_set]
     if unused:
         raise UsageError(

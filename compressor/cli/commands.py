@@ -259,17 +259,13 @@ def check_output_file(out: Path, *, force: bool, also: tuple[Path, ...] = ()) ->
         UsageError: the file is a folder, its folder does not exist, or a file exists and `force` is not set.
     """
     if out.is_dir():
-        raise UsageError(f"{out}: is a folder; name the file to write (-o)", code=ErrorCode.INVALID_VALUE, path=out)
+        raise UsageError.of_file(out, "is a folder; name the file to write (-o)", ErrorCode.INVALID_VALUE)
     if not out.parent.is_dir():
-        raise UsageError(
-            f"{out.parent}: no such folder; create it, or write to another file (-o)",
-            code=ErrorCode.FILE_MISSING,
-            path=out.parent,
+        raise UsageError.of_file(
+            out.parent, "no such folder; create it, or write to another file (-o)", ErrorCode.FILE_MISSING
         )
     for path in (out, *also):
         if path.exists() and not force:
-            raise UsageError(
-                f"{path}: exists; add --force to replace it, or write to another file (-o)",
-                code=ErrorCode.OUTPUT_EXISTS,
-                path=path,
+            raise UsageError.of_file(
+                path, "exists; add --force to replace it, or write to another file (-o)", ErrorCode.OUTPUT_EXISTS
             )

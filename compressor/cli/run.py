@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,13 @@ from compressor.cli.commands import (
     recipe_option,
 )
 from compressor.cli.console import Console, text_table
-from compressor.config.explain import explain as explain_recipes
-from compressor.config.explain import explanation_lines
 from compressor.config.fields import reference_rows
 from compressor.config.ladder import recipes_of
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.config.recipe_file import FILE_NAME, json_schema
-from compressor.config.run import BUILD_FIELDS, FIELDS
-from compressor.config.sections import HEADS, MODEL
+from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe
+from compressor.config.sections import AUTO, HEADS, MODEL
+from compressor.config.step_list import steps_of
 from compressor.errors import ErrorCode, InputError, MetricDropError, TargetMissingError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -124,8 +124,73 @@ def explain(console: Console, model: str | None = None, file: str | None = None,
 
     The list can be written into compress.toml as [[steps]], or passed to compress run as --steps.
     """
-    explained = explain_recipes(recipes_of(model, file, fields))
-    console.result(Text("\n".join(explanation_lines(explained))), explained)
+    explained = _explained_runs(recipes_of(model, file, fields))
+    console.result(Text("\n".join(_explanation_lines(explained))), explained)
+
+
+def _explained_runs(recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """The runs of a command as JSON: for each its steps, what each does, and the options that differ from defaults.
+
+    Args:
+        recipes: the recipe of a run, or the rungs of a ladder.
+    """
+    recipe = recipes[0]
+    engine, rows = recipe.engine, recipe.rows
+    return {
+        "model": str(recipe.source.model),
+        "rows": list(rows.sources),
+        "max_drop": recipe.selection.max_drop,
+        "allows_a_point": recipe.allows_a_point,
+        "target": engine.target,
+        "precision": engine.precision,
+        "runs": [
+            {"out": str(rung.output.out), "steps": [_explained(step) for step in steps_of(rung)]} for rung in recipes
+        ],
+    }
+
+
+def _explained(step: Any) -> dict[str, Any]:
+    explained = {
+        "step": step.name,
+        "does": step.summary,
+        "options": step.model_dump(mode="json", include=set(step.changed) - {"steps"}),
+    }
+    parts = {} if step.parts == (step,) else {"steps": [_explained(part) for part in step.parts]}
+    return {**explained, **parts}
+
+
+def _step_lines(number: str, step: dict[str, Any], indent: str) -> list[str]:
+    lines = [f"{indent}{number} {step['step']}: {step['does']}"]
+    lines += [f"{indent}     {name} = {value}" for name, value in step["options"].items()]
+    for letter, part in zip("abcdefgh", step.get("steps", ()), strict=False):
+        lines += _step_lines(f"{letter}.", part, f"{indent}   ")
+    return lines
+
+
+def _explanation_lines(explained: dict[str, Any]) -> list[str]:
+    """The explanation for a terminal.
+
+    Args:
+        explained: what `_explained_runs` returns.
+    """
+    lines = [f"model: {explained['model']}", f"rows: {', '.join(explained['rows']) or 'none'}"]
+    for run in explained["runs"]:
+        lines += ["", f"{run['out']}:"]
+        for number, step in enumerate(run["steps"], 1):
+            lines += _step_lines(f"{number}.", step, "  ")
+        if not run["steps"]:
+            lines.append("  no step: the model is exported and built with every unit")
+    choice = "the fastest that holds, by measurement" if AUTO in (explained["target"], explained["precision"]) else ""
+    bound = explained["max_drop"]
+    lines += [
+        "",
+        f"engine: {explained['target']} {explained['precision']}" + (f" ({choice})" if choice else ""),
+        "then: export, shrink, build, prove, score on test rows, time against the whole model, report",
+    ]
+    if bound is not None:
+        point = " (a point: 0.01 of accuracy, 1 BLEU, 1% of a perplexity)" if explained["allows_a_point"] else ""
+        lines.append(f"the run fails (exit code 4) if the metric falls by more than {bound:g}{point}")
+    return lines
 
 
 @click.command(cls=FieldsCommand, short_help="Build the engine of a finished run here.")
@@ -233,14 +298,14 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
             f"{score.metric} on the {score.split_name} rows went from {score.dense:.4g} to {score.compressed:.4g}"
             for score in headline_scores(result.scores)
         )
-        raise MetricDropError(
-            f"{out}: {scores or 'the metric of the run fell'}, more than --max-drop {result.recipe['max_drop']:g}"
+        raise MetricDropError.of_file(
+            out,
+            f"{scores or 'the metric of the run fell'}, more than --max-drop {result.recipe['max_drop']:g}"
             f" allows; keep more heads, train longer, or allow more (the evidence is in {HTML_NAME})",
-            code=ErrorCode.METRIC_FELL,
-            path=out,
+            ErrorCode.METRIC_FELL,
         )
     if (note := next((note for note in result.notes if note.code is NoteCode.NOTHING_HOLDS), None)) is not None:
-        raise MetricDropError(f"{out}: {note}", code=ErrorCode.METRIC_FELL, path=out)
+        raise MetricDropError.of_file(out, f"{note}", ErrorCode.METRIC_FELL)
     if result.missing is not None:
         missing = result.missing
         raise TargetMissingError(
@@ -269,11 +334,11 @@ def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
     console.result(frontier_summary(frontier), frontier.model_dump(mode="json"))
     console.note(f"the rungs are compared in {out / FRONTIER_HTML}")
     if frontier.is_missed:
-        raise MetricDropError(
-            f"{out}: {frontier.sentence}; add a milder rung, train longer (--distill-steps), or allow more (the"
+        raise MetricDropError.of_file(
+            out,
+            f"{frontier.sentence}; add a milder rung, train longer (--distill-steps), or allow more (the"
             f" evidence is in {FRONTIER_HTML})",
-            code=ErrorCode.METRIC_FELL,
-            path=out,
+            ErrorCode.METRIC_FELL,
         )
     if frontier.missing is not None:
         raise TargetMissingError(

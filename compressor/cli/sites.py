@@ -1,39 +1,47 @@
-"""`compress sites`: list the groups of units that can be pruned."""
+"""What can be pruned, and what it costs: `compress sites` lists groups of units, `compress costs` times an engine."""
 
 from __future__ import annotations
 
 import re
-import zipfile
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from compressor.cli.commands import FieldsCommand, common, options_of
-from compressor.cli.console import Console
+from compressor.cli.commands import FieldsCommand, check_output_file, common, options_of
+from compressor.cli.console import Console, text_table
 from compressor.config.fields import flag_of
-from compressor.config.graph_file import graph_of
-from compressor.config.request import SitesOptions
+from compressor.config.request import CostsOutput, SitesOptions
 from compressor.config.run import FIELDS, Recipe
-from compressor.config.sections import ExportConfig, SourceConfig
+from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig, graph_of
 from compressor.errors import ErrorCode, InputError, UsageError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from compressor.run.model_costs import ModelCosts
     from graph_passes import FoundGroup, FoundGroups, Refusal
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
-_NAMES = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
+_FOLDER_FIELDS = (*SourceConfig.model_fields, "group_by", *ExportConfig.model_fields)
 _OF_GRAPHS = frozenset(("inputs", *SitesOptions.model_fields))
 """The fields that are for graphs, too."""
 _LENGTHS = (128, 64, 32, 16, 8)
 """Lengths in tokens at which multiply-accumulates of a graph are counted by default: at the first that it runs with."""
-_FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **SitesOptions.model_fields}
+_FIELDS = {**{name: FIELDS[name] for name in _FOLDER_FIELDS}, **SitesOptions.model_fields}
+
+_COST_NAMES = (
+    *_FOLDER_FIELDS,
+    *("target", "precision", "provider", "threads", "shapes"),
+    *(name for name in MeasureConfig.model_fields if name != "seconds"),
+)
+_COST_FIELDS = {**{name: FIELDS[name] for name in _COST_NAMES}, **CostsOutput.model_fields}
+_SUFFIXES = (".html", ".png")
 
 
 @click.command(cls=FieldsCommand, short_help="What can be pruned in a model folder or an ONNX graph.")
@@ -52,11 +60,8 @@ def sites(console: Console, model: str, **fields: Any) -> None:
     """
     path = Path(model)
     if not path.exists():
-        raise InputError(
-            f"{model}: no such folder or .onnx file; name a model folder or an ONNX graph",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-        )
+        text = f"{model}: no such folder or .onnx file; name a model folder or an ONNX graph"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=path)
     graph = graph_of(path)
     if graph is not None:
         unused = sorted(fields.keys() - _OF_GRAPHS)
@@ -130,23 +135,18 @@ def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
     Raises:
         InputError: it cannot be read as such a file, or an array is for no input.
     """
-    import numpy as np
+    from compressor.targets.example_rows import read_arrays
 
-    try:
-        with np.load(path) as arrays:
-            shapes = {name: arrays[name].shape for name in arrays.files}
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path}: this is no .npz file with an array per input of the graph; write one with numpy.savez",
-            code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
-            path=path,
-        ) from error
+    if not path.is_file():
+        text = "no such file; write an array per input of the graph with numpy.savez"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING)
+    shapes = {name: array.shape for name, array in read_arrays(path).items()}
     inputs = [value.name or "" for value in model.graph.inputs]
     if unknown := sorted(shapes.keys() - set(inputs)):
-        raise InputError(
-            f"{path}: {unknown[0]} is no input of the graph; name the arrays like its inputs, {', '.join(inputs)}",
-            code=ErrorCode.UNKNOWN_NAME,
-            path=path,
+        raise InputError.of_file(
+            path,
+            f"{unknown[0]} is no input of the graph; name the arrays like its inputs, {', '.join(inputs)}",
+            ErrorCode.UNKNOWN_NAME,
             value=unknown[0],
         )
     return shapes
@@ -166,10 +166,10 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
     remedy = ""
     if first is not None and first.code is graph_passes.RefusalCode.UNKNOWN_SHAPE:
         remedy = "; state the sizes of inputs that the graph runs on (--inputs FILE.npz)"
-    raise InputError(
-        f"{path}: nothing can be removed. {found.outcome}{remedy}",
-        code=ErrorCode.SITE_REFUSED,
-        path=path,
+    raise InputError.of_file(
+        path,
+        f"nothing can be removed. {found.outcome}{remedy}",
+        ErrorCode.SITE_REFUSED,
         operator=first.op if first is not None else None,
         node=first.node if first is not None else None,
         reason=first.code if first is not None else None,
@@ -233,3 +233,80 @@ def _heads(site: Any) -> dict[str, Any]:
     """The row of an attention of a model or of a graph."""
     sizes = {"units": site.heads, "kv_heads": site.kv_heads, "head_dim": site.head_dim}
     return {"name": site.name, "type": "heads", "kind": site.kind, **sizes}
+
+
+@click.command(cls=FieldsCommand, short_help="What heads and neurons cost on an engine.")
+@click.argument("model")
+@options_of(_COST_FIELDS, without=("model",))
+@common
+@click.pass_obj
+def costs(console: Console, model: str, out: str | None = None, force: bool = False, **fields: Any) -> None:
+    """Time the engine of MODEL, a model folder, with fewer and fewer heads and neurons.
+
+    These are the times that budgets such as --speedup are met by. Groups of units that cost the same share a row; a
+    cliff is a number of units that takes longer than the next larger one, by more than noise. No rows are needed.
+    """
+    recipe = Recipe(model=model, **fields)
+    path = None if out is None else _output_file(Path(out), force=force)
+    from compressor.report.cost_page import curve_bars, curve_rows, curves_of, headline
+    from compressor.run.model_costs import measure_costs
+
+    measured = measure_costs(recipe, console)
+    parts: list[Any] = []
+    for table in measured.tables:
+        parts.append(Text(headline(table), style="bold"))
+        for curve in curves_of(table):
+            rows = zip(curve_rows(curve), curve_bars(curve), strict=True)
+            parts += [Text(f"\n{curve.title}: {curve.pattern}"), _table(curve.unit, rows)]
+        parts.append(Text())
+    if path is not None:
+        _write(measured, path)
+    console.result(Group(*parts[:-1]), _data(measured))
+    if path is not None:
+        console.note(f"the curves are in {path}")
+
+
+def _output_file(path: Path, *, force: bool) -> Path:
+    """The file to write; raises UsageError if it is neither a page nor a picture, or cannot be written."""
+    if path.suffix not in _SUFFIXES:
+        raise UsageError(
+            f"--out {path}: unknown kind of file; write a page ({_SUFFIXES[0]}) or a picture ({_SUFFIXES[1]})",
+            code=ErrorCode.INVALID_VALUE,
+            field="out",
+            value=path,
+        )
+    check_output_file(path, force=force)
+    return path
+
+
+def _table(unit: str, rows: Iterable[tuple[tuple[str, ...], str]]) -> Table:
+    """The rows of a curve, each with its bar before its cliff."""
+    table = text_table(f"{unit} kept", "time of one", "all, of the model", "", "")
+    for column in table.columns[:3]:
+        column.justify = "right"
+    for (*cells, cliff), bar in rows:
+        table.add_row(*map(Text, (*cells, bar, cliff)))
+    return table
+
+
+def _data(measured: ModelCosts) -> dict[str, Any]:
+    """The tables as JSON, with their cliffs."""
+    tables = []
+    for table in measured.tables:
+        content = table.model_dump(mode="json")
+        for row, stored in zip(table.rows, content["rows"], strict=True):
+            stored["cliffs"] = list(row.cliffs)
+        tables.append(content)
+    return {"model": measured.model, "engine": measured.engine, "tables": tables}
+
+
+def _write(measured: ModelCosts, path: Path) -> None:
+    from compressor.report.cost_page import picture, render
+    from graph_passes.files import atomic_replace
+
+    if path.suffix == ".png":
+        content = picture(measured.tables)
+    else:
+        content = render(measured.model, measured.engine, measured.tables).encode()
+    with atomic_replace(path) as temporary:
+        temporary.write_bytes(content)

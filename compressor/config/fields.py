@@ -139,7 +139,6 @@ def config_field(
     default: Any = None,
     *,
     required: bool = False,
-    decides_plan: bool = False,
     runs_code: bool = False,
     is_path: bool = False,
     is_secret: bool = False,
@@ -153,7 +152,6 @@ def config_field(
         description: its help text, in clauses separated by semicolons; the first clause says what the value is.
         default: value where the field is not set.
         required: whether the field has no default.
-        decides_plan: whether the field changes what a run learns; such fields are part of the key for resuming.
         runs_code: whether the field makes the command load code or trust another machine; a model folder's own recipe
             may not set it.
         is_path: whether the field names a file or folder; in a recipe it is relative to the recipe's folder.
@@ -163,7 +161,6 @@ def config_field(
     """
     extra: dict[str, Any] = {
         "heading": heading,
-        "decides_plan": decides_plan,
         "runs_code": runs_code,
         "is_path": is_path,
         "is_secret": is_secret,
@@ -311,16 +308,7 @@ def as_list(value: Any) -> Any:
 def reference_rows(fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str]]:
     """Rows (name, default, description with choices) of the documentation's table of fields."""
     for name, field in fields.items():
-        default = str(field.get_default()).strip("()").rstrip(",") if _is_listed(field) else ""
+        is_shown = has_default(field) or field.default is False
+        default = str(field.get_default()).strip("()").rstrip(",") if is_shown else ""
         choices = ", ".join(f"`{choice}`" for choice in choices_of(field))
         yield f"`{name}`", default, f"{field.description}{f'; one of {choices}' if choices else ''}".replace("|", "/")
-
-
-def _is_listed(field: FieldInfo) -> bool:
-    return not field.is_required() and field.default not in (None, (), {})
-
-
-def markdown_table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"|{'|'.join(line)}|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)

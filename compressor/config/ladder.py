@@ -58,11 +58,8 @@ def recipes_of(
             )
         return (recipe,)
     if len(several) > 1:
-        raise UsageError(
-            f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value",
-            code=ErrorCode.CONTRADICTION,
-            fields=tuple(several),
-        )
+        text = f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value"
+        raise UsageError(text, code=ErrorCode.CONTRADICTION, fields=tuple(several))
     ((name, values),) = several.items()
     if "steps" not in fields:
         recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
@@ -80,9 +77,7 @@ def recipes_of(
     rungs = [recipe.updated(out=recipe.output.out / rung_name(name, _budget(recipe, name))) for recipe in recipes]
     if len({recipe.output.out for recipe in rungs}) < len(rungs):
         raise UsageError(
-            f"{flag_of(name)}: a value is given twice; give each once",
-            code=ErrorCode.CONTRADICTION,
-            field=name,
+            f"{flag_of(name)}: a value is given twice; give each once", code=ErrorCode.CONTRADICTION, field=name
         )
     if (minutes := rungs[0].distillation.minutes) is not None:
         # A rung that makes all of its steps leaves minutes, but so does every later rung, whose model is smaller.
@@ -90,11 +85,8 @@ def recipes_of(
     ordered = sorted(rungs, key=lambda recipe: _mildness(recipe, name), reverse=True)
     if "steps" in fields and ordered != rungs:
         values_in_order = ", ".join(str(_budget(rung, name)) for rung in rungs)
-        raise UsageError(
-            f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest",
-            code=ErrorCode.CONTRADICTION,
-            field="steps",
-        )
+        text = f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest"
+        raise UsageError(text, code=ErrorCode.CONTRADICTION, field="steps")
     if not _removes_units_first(rungs[0]):  # heads, or units that a gate learns, are selected of the whole model
         return tuple(ordered)
     chained = (rung.with_option(Units, "start_from", before.output.out) for before, rung in itertools.pairwise(ordered))

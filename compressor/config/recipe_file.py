@@ -8,18 +8,17 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compressor.config.fields import extra_of, flag_of
-from compressor.config.own_tasks import is_own_task
-from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
-from compressor.config.sections import ROW_SOURCES
+from compressor.config.sections import BUDGETS, ROW_SOURCES
 from compressor.config.step_list import OPTIONS_OF_STEPS, with_flags
 from compressor.config.steps import STEPS, Step, parts_of, step_of
+from compressor.config.tasks import is_own_task
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
 
@@ -73,11 +72,7 @@ class RecipeFile:
 
 
 def recipe_of(
-    model: str | None,
-    file: str | None,
-    flags: Mapping[str, Any],
-    *,
-    options: Mapping[str, Any] | None = None,
+    model: str | None, file: str | None, flags: Mapping[str, Any], *, options: Mapping[str, Any] | None = None
 ) -> Recipe:
     """The recipe of one command: a flag wins over the file, the file over the default.
 
@@ -132,32 +127,28 @@ def read_recipe(path: Path) -> RecipeFile:
     try:
         content = tomllib.loads(_read_text(path))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"{path}: no such recipe; name a TOML file (--recipe)", code=ErrorCode.FILE_MISSING, path=path
-        ) from error
+        raise UsageError.of_file(path, "no such recipe; name a TOML file (--recipe)", ErrorCode.FILE_MISSING) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(
-            f"{path}: not a recipe ({error}); correct the TOML", code=ErrorCode.FILE_UNREADABLE, path=path
+        raise UsageError.of_file(
+            path, f"not a recipe ({error}); correct the TOML", ErrorCode.FILE_UNREADABLE
         ) from error
-    keys: list[tuple[str, Any]] = []
     fields: dict[str, Any] = {}
     if "steps" in content:
         fields["steps"] = _read_steps(path, content.pop("steps"))
     for key, value in content.items():
-        if key in SECTIONS and isinstance(value, dict):
-            _check_table(path, key, value)
-            keys += value.items()
-        else:
-            keys.append((key, value))
-    for key, value in keys:
-        name = key.replace("-", "_")
-        _check_key(path, name)
-        if name in fields:
-            raise UsageError(
-                f"{path}: {name} is set twice; keep one of both", code=ErrorCode.CONTRADICTION, field=name, path=path
-            )
-        is_text = isinstance(value, str)
-        fields[name] = str(path.parent / value) if is_text and _is_path(name, path.parent / value) else value
+        table = value if key in SECTIONS and isinstance(value, dict) else {key: value}
+        for name, entry in ((name.replace("-", "_"), entry) for name, entry in table.items()):
+            if table is value and SECTION_OF.get(name, key) != key:
+                text = f"[{key}] {name}: the key belongs to [{SECTION_OF[name]}]; move it there"
+                raise UsageError.of_file(path, text, ErrorCode.CONTRADICTION, field=name)
+            if name not in FIELDS:
+                text = f"unknown key {name}; {suggestion(name, [*FIELDS, *SECTIONS])}"
+                raise UsageError.of_file(path, text, ErrorCode.UNKNOWN_NAME, field=name)
+            if name in fields:
+                text = f"{name} is set twice; keep one of both"
+                raise UsageError.of_file(path, text, ErrorCode.CONTRADICTION, field=name)
+            is_path = isinstance(entry, str) and _is_path(name, path.parent / entry)
+            fields[name] = str(path.parent / entry) if is_path else entry
     return RecipeFile(path, fields)
 
 
@@ -182,28 +173,6 @@ def _read_steps(path: Path, tables: Any) -> list[Step]:
     return steps
 
 
-def _check_table(path: Path, section: str, keys: Iterable[str]) -> None:
-    """Check that the keys of a table belong to its section."""
-    for name in (key.replace("-", "_") for key in keys):
-        if SECTION_OF.get(name, section) != section:
-            raise UsageError(
-                f"{path}: [{section}] {name}: the key belongs to [{SECTION_OF[name]}]; move it there",
-                code=ErrorCode.CONTRADICTION,
-                field=name,
-                path=path,
-            )
-
-
-def _check_key(path: Path, name: str) -> None:
-    if name not in FIELDS:
-        raise UsageError(
-            f"{path}: unknown key {name}; {suggestion(name, [*FIELDS, *SECTIONS])}",
-            code=ErrorCode.UNKNOWN_NAME,
-            field=name,
-            path=path,
-        )
-
-
 def check_folder_recipe(recipe: RecipeFile) -> None:
     """Check that a recipe inside a model folder sets nothing unsafe, since a downloaded folder is not trusted.
 
@@ -213,51 +182,38 @@ def check_folder_recipe(recipe: RecipeFile) -> None:
     Raises:
         UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
     """
+    trusted = f"--recipe {shlex.quote(str(recipe.path))}"
+    for name, key, reason in _unsafe_fields(recipe):
+        remedy = f"{flag_of(name)} or {trusted}" if name == key else trusted
+        raise UsageError.of_file(
+            recipe.path,
+            f"{key} may not be set by the model folder's own recipe, because {reason}; if you trust the folder, use"
+            f" {remedy}",
+            ErrorCode.UNSAFE_RECIPE,
+            field=name,
+        )
+
+
+def _unsafe_fields(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
+    """Each field that is unsafe, its key in the file, and why."""
+    folder = recipe.path.parent.resolve()
+
+    def leaves(path: Path) -> bool:
+        return not path.resolve().is_relative_to(folder)
+
     for step in parts_of(recipe.fields.get("steps", ())):
-        _check_folder_step(recipe.path, step)
+        for name, value in step:
+            if name == "ray" and value is not None:
+                yield name, f"{step.name}.{name}", "it can run code on another machine"
+            if isinstance(value, Path) and leaves(value):
+                yield name, f"{step.name}.{name}", f"{value} lies outside the model folder"
     for name, value in recipe.fields.items():
         if name == "steps":
             continue
         if (extra_of(FIELDS[name], "runs_code") and value is not False) or (name == "task" and is_own_task(value)):
-            raise UsageError(
-                f"{recipe.path}: {name} may not be set by the model folder's own recipe, because it can run code; if"
-                f" you trust the folder, use {flag_of(name)} or --recipe {shlex.quote(str(recipe.path))}",
-                code=ErrorCode.UNSAFE_RECIPE,
-                field=name,
-                path=recipe.path,
-            )
-        folder = recipe.path.parent
-        if isinstance(value, str) and _is_path(name, Path(value)) and not _is_inside(folder, Path(value)):
-            raise UsageError(
-                f"{recipe.path}: {name} {value} lies outside the model folder, where its own recipe may not read or"
-                f" write; if you trust the folder, use {flag_of(name)} or --recipe {shlex.quote(str(recipe.path))}",
-                code=ErrorCode.UNSAFE_RECIPE,
-                field=name,
-                path=recipe.path,
-            )
-
-
-def _check_folder_step(path: Path, step: Step) -> None:
-    """Check that a step in the recipe of a model folder sets nothing unsafe; see `check_folder_recipe`."""
-    for name, value in step:
-        if name == "ray" and value is not None:
-            reason = "because it can run code on another machine"
-        elif isinstance(value, Path) and not _is_inside(path.parent, value):
-            reason = f"because {value} lies outside the model folder"
-        else:
-            continue
-        raise UsageError(
-            f"{path}: {step.name}.{name} may not be set by the model folder's own recipe, {reason}; if you trust the"
-            f" folder, use --recipe {shlex.quote(str(path))}",
-            code=ErrorCode.UNSAFE_RECIPE,
-            field=name,
-            path=path,
-        )
-
-
-def _is_inside(folder: Path, path: Path) -> bool:
-    """Whether a path lies in a folder once symbolic links and `..` are resolved."""
-    return path.resolve().is_relative_to(folder.resolve())
+            yield name, name, "it can run code"
+        if isinstance(value, str) and _is_path(name, Path(value)) and leaves(Path(value)):
+            yield name, name, f"{value} lies outside the model folder"
 
 
 def _is_path(name: str, path: Path) -> bool:
@@ -359,7 +315,7 @@ def _steps_schema() -> dict[str, Any]:
 def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a field with all forms of values that a file may have."""
     kept = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
-    extras = {"heading", "decides_plan", "runs_code", "is_path", "is_secret", "is_basic", *kept}
+    extras = {"heading", "runs_code", "is_path", "is_secret", "is_basic", *kept}
     content = {key: value for key, value in schema.items() if key not in extras}
     forms = [content]
     if content.get("type") not in ("string", "boolean") and "enum" not in content:

@@ -6,7 +6,7 @@ all sections, so a recipe can be written flat: `Recipe(model="model", data="trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,11 +14,21 @@ import pydantic
 
 from compressor.config.fields import Config, flag_of, usage_error
 from compressor.config.methods import DEFAULT_BUDGET_METHOD
-from compressor.config.recipe_fields import BUDGETS, BUILD_FIELDS, FIELDS, SECTION_OF, SECTIONS, definite_fields
-from compressor.config.recipe_sections import RecipeSections
 from compressor.config.rules import check
-from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
-from compressor.config.step_list import option_of, with_option
+from compressor.config.sections import (
+    AUTO,
+    BUDGETS,
+    BUILD_FIELDS,
+    FIELDS,
+    SECTION_OF,
+    SECTIONS,
+    BlocksConfig,
+    BudgetConfig,
+    DistillationConfig,
+    SelectionConfig,
+    definite_fields,
+)
+from compressor.config.step_list import RecipeSections, option_of, with_option
 from compressor.config.steps import Step, steps_from
 from compressor.errors import ErrorCode, UsageError
 
@@ -58,11 +68,8 @@ class Recipe(RecipeSections):
 
     def __init__(self, name_of: Callable[[str], str] = flag_of, /, **fields: Any) -> None:
         if not callable(name_of):
-            raise UsageError(
-                f"{name_of!r}: fields of a recipe are given by name; use Recipe(model=...)",
-                code=ErrorCode.INVALID_VALUE,
-                value=name_of,
-            )
+            text = f"{name_of!r}: fields of a recipe are given by name; use Recipe(model=...)"
+            raise UsageError(text, code=ErrorCode.INVALID_VALUE, value=name_of)
         steps = steps_from(fields["steps"]) if fields.get("steps") is not None else None
 
         def name_in_message(name: str) -> str:
@@ -71,7 +78,10 @@ class Recipe(RecipeSections):
             return name_of(name) if option is None else f"{file}{option}"
 
         try:
-            super().__init__(**{**fields, **_settings_of(steps or (), fields), "steps": steps})
+            # The loss that a step of a list allows bounds the run too.
+            bounds = [bound for step in steps or () if (bound := getattr(step, "max_drop", None)) is not None]
+            implied = {"max_drop": max(bounds)} if bounds and fields.get("max_drop") is None else {}
+            super().__init__(**{**fields, **implied, "steps": steps})
         except pydantic.ValidationError as error:
             raise usage_error(error, FIELDS, name_in_message) from error
         named = {name for section in SECTIONS for name in _names_of(fields.get(section))} | fields.keys()
@@ -119,9 +129,7 @@ class Recipe(RecipeSections):
         for name, value in fields.items():
             if name not in SECTION_OF:
                 raise UsageError(
-                    f"{name}: a recipe has no such field; see docs/recipe.md",
-                    code=ErrorCode.UNKNOWN_NAME,
-                    field=name,
+                    f"{name}: a recipe has no such field; see docs/recipe.md", code=ErrorCode.UNKNOWN_NAME, field=name
                 )
             sections.setdefault(SECTION_OF[name], {})[name] = value
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
@@ -143,12 +151,6 @@ class Recipe(RecipeSections):
 def _names_of(section: Any) -> Collection[str]:
     """The names of the fields that a section sets, which may be missing."""
     return section.model_fields_set if isinstance(section, Config) else section or ()
-
-
-def _settings_of(steps: Sequence[Step], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that steps which are written out imply: the loss that one of them allows bounds the run too."""
-    bounds = [bound for step in steps if (bound := getattr(step, "max_drop", None)) is not None]
-    return {"max_drop": max(bounds)} if bounds and fields.get("max_drop") is None else {}
 
 
 def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:

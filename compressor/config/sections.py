@@ -1,13 +1,15 @@
-"""The sections of a recipe: a frozen model for each stage that reads it."""
+"""The sections of a recipe, a frozen model for each stage that reads it, and their fields by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.fields import FieldInfo
 
-from compressor.config.fields import Config, config_field, one_of
+from compressor.config.fields import Config, config_field, extra_of, one_of
 from compressor.config.methods import METHODS, SEARCH_METHODS
 from compressor.config.values import (
     AbsolutePath,
@@ -30,9 +32,12 @@ from compressor.config.values import (
     Sizes,
     Workers,
 )
-from compressor.errors import ErrorCode, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
 from compressor.targets.base import Shape, parse_shape
+
+if TYPE_CHECKING:
+    from compressor.results import Report
 
 MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Budget", "Blocks", "Distillation"
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
@@ -45,33 +50,57 @@ AUTO = "auto"
 class SourceConfig(Config):
     """The model to compress."""
 
-    model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
+    model: Path = config_field(MODEL, "the model folder", required=True, is_path=True)
     task: str | None = config_field(
         MODEL,
         "task, where the class of the model does not determine it; one of text-classification,"
         " multi-label-classification, regression, token-classification, question-answering, fill-mask,"
         " sentence-similarity, image-classification, translation, causal-lm, or a custom task"
         " (package.module:Class, or an entry point)",
-        decides_plan=True,
         is_basic=True,
     )
     tokenizer: Path | None = config_field(
-        MODEL,
-        "folder of the tokenizer, for an ONNX file that has none beside it",
-        decides_plan=True,
-        is_path=True,
+        MODEL, "folder of the tokenizer, for an ONNX file that has none beside it", is_path=True
     )
-    allow_pickle: bool = config_field(
-        MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True
-    )
-    trust_remote_code: bool = config_field(
-        MODEL, "run the Python files of the model folder", False, decides_plan=True, runs_code=True
-    )
+    allow_pickle: bool = config_field(MODEL, "load pickled weights, which can run code", False, runs_code=True)
+    trust_remote_code: bool = config_field(MODEL, "run the Python files of the model folder", False, runs_code=True)
     inputs: Path | None = config_field(
         MODEL,
         ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated",
         is_path=True,
     )
+
+
+_GRAPH = ".onnx"
+_LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
+"""Graphs of a folder of optimum, and of one of sentence-transformers or transformers.js."""
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_config.json")
+
+
+def graph_of(path: Path) -> Path | None:
+    """The graph that a path stands for: a file, or that of a folder without weights of PyTorch; None: it has none.
+
+    Args:
+        path: what the user names as the model.
+
+    Raises:
+        InputError: a folder has several graphs and none under the name of a layout.
+    """
+    if path.suffix == _GRAPH and not path.is_dir():
+        return path
+    if not path.is_dir() or any(any(path.glob(pattern)) for pattern in _WEIGHTS):
+        return None
+    named = [path / name for name in _LAYOUTS if (path / name).is_file()]
+    graphs = named[:1] or sorted(path.glob(f"*{_GRAPH}")) or sorted(path.glob(f"onnx/*{_GRAPH}"))
+    if len(graphs) > 1:
+        names = ", ".join(str(graph.relative_to(path)) for graph in graphs)
+        raise InputError.of_file(
+            path,
+            f"the folder has several graphs and no model.onnx ({names}); name the file",
+            ErrorCode.FILE_MISSING,
+            value=names,
+        )
+    return graphs[0] if graphs else None
 
 
 ROW_SOURCES = ("data", "unlabelled_data", "eval_data", "test_data")
@@ -85,34 +114,26 @@ class RowsConfig(Config):
         DATA,
         "training examples: a file, folder or Hugging Face data set; a file is TSV, CSV, JSONL, text, CoNLL or"
         " Parquet, a folder has such files or images, or save_to_disk of datasets wrote it",
-        decides_plan=True,
         is_basic=True,
     )
     unlabelled_data: Rows = config_field(
         DATA,
         "further training examples, whose labels are not read, to choose units, refit weights and distill: a"
         " source as in --data, e.g. a text file",
-        decides_plan=True,
     )
-    eval_data: Rows = config_field(
-        DATA, "evaluation examples, on which choices are made", decides_plan=True, is_basic=True
-    )
-    test_data: Rows = config_field(
-        DATA, "test examples, on which the metric is reported", decides_plan=True, is_basic=True
-    )
-    text_columns: Names = config_field(
-        DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
-    )
-    label_column: str | None = config_field(DATA, "column of the label; default: recognized by name", decides_plan=True)
+    eval_data: Rows = config_field(DATA, "evaluation examples, on which choices are made", is_basic=True)
+    test_data: Rows = config_field(DATA, "test examples, on which the metric is reported", is_basic=True)
+    text_columns: Names = config_field(DATA, "columns of the text, in order; default: recognized by name", ())
+    label_column: str | None = config_field(DATA, "column of the label; default: recognized by name")
     image_column: str | None = config_field(
-        DATA, "column of images, or of paths of image files; default: recognized by name", decides_plan=True
+        DATA, "column of images, or of paths of image files; default: recognized by name"
     )
-    metric: str | None = config_field(DATA, "metric of the task; default: its main metric", decides_plan=True)
+    metric: str | None = config_field(DATA, "metric of the task; default: its main metric")
     max_length: Count = config_field(
-        DATA, "maximum length of an example in tokens; longer ones are cut", 128, decides_plan=True, is_basic=True
+        DATA, "maximum length of an example in tokens; longer ones are cut", 128, is_basic=True
     )
     stride: Natural = config_field(
-        DATA, "tokens shared by consecutive windows of a long context (question answering)", 128, decides_plan=True
+        DATA, "tokens shared by consecutive windows of a long context (question answering)", 128
     )
 
     @property
@@ -127,7 +148,20 @@ class RowsConfig(Config):
         return tuple(source for source in every if source is not None)
 
 
-class SelectionConfig(Config):
+class TrainingOptions(Config):
+    """How steps that learn from labels train; also options of their steps."""
+
+    options: Options = config_field(HEADS, "options of the method: name=value, separated by commas", {})
+    epochs: Positive | None = config_field(
+        HEADS, "passes over the training examples; default: 3, or 1 for dsp-pipelined"
+    )
+    training_steps: Count | None = config_field(HEADS, "training steps, instead of epochs")
+    batch_size: Count = config_field(HEADS, "examples per training step and process", 32)
+    learning_rate: Positive = config_field(HEADS, "peak learning rate of the model", 5e-5)
+    seed: Natural = config_field(HEADS, "seed of every random draw", 0)
+
+
+class SelectionConfig(TrainingOptions):
     """How heads are selected, and how the model is trained meanwhile."""
 
     plan: Path | None = config_field(HEADS, "plan.json to follow instead of selecting units", is_path=True)
@@ -135,32 +169,18 @@ class SelectionConfig(Config):
         HEADS,
         "method that selects units; default with a budget or a maximum drop alone: reconstruct",
         "dsp",
-        decides_plan=True,
         choices=tuple(METHODS),
         is_basic=True,
     )
-    keep: Keep | None = config_field(
-        HEADS, "heads to keep in the whole model: 36 or 50%", decides_plan=True, is_basic=True
-    )
+    keep: Keep | None = config_field(HEADS, "heads to keep in the whole model: 36 or 50%", is_basic=True)
     certify: Annotated[float, Field(gt=0, lt=1)] | None = config_field(
         HEADS,
         "confidence (0.95) at which a search, or --max-drop without a budget, certifies the drop of the metric on"
         " unseen examples; units that fail stay",
-        decides_plan=True,
     )
     ray: Workers | None = config_field(
         HEADS, "Ray workers of a search: local, local:4 for four workers, or HOST:PORT of a cluster", runs_code=True
     )
-    options: Options = config_field(
-        HEADS, "options of the method: name=value, separated by commas", {}, decides_plan=True
-    )
-    epochs: Positive | None = config_field(
-        HEADS, "passes over the training examples; default: 3, or 1 for dsp-pipelined", decides_plan=True
-    )
-    training_steps: Count | None = config_field(HEADS, "training steps, instead of epochs", decides_plan=True)
-    batch_size: Count = config_field(HEADS, "examples per training step and process", 32, decides_plan=True)
-    learning_rate: Positive = config_field(HEADS, "peak learning rate of the model", 5e-5, decides_plan=True)
-    seed: Natural = config_field(HEADS, "seed of every random draw", 0, decides_plan=True)
     max_drop: NonNegative | None = config_field(
         BUDGET,
         "maximum drop of the metric in its unit (0.01: a point of accuracy); a larger drop fails the run; without"
@@ -174,47 +194,35 @@ class SelectionConfig(Config):
         return self.method in SEARCH_METHODS
 
 
-class BudgetConfig(Config):
-    """What the compressed model may cost, and what is pruned to meet it."""
+class UnitOptions(Config):
+    """What the compressed model may cost, and what is pruned to meet it; also options of the step `units`."""
 
     speedup: Annotated[float, Field(ge=1)] | None = config_field(
         BUDGET,
         "speed to reach, as a multiple of the runtime's own engine of the whole model: 2, or 2,4,8 for a ladder",
-        decides_plan=True,
         is_basic=True,
     )
-    latency: Milliseconds | None = config_field(
-        BUDGET, "maximum median time of a call: 5ms", decides_plan=True, is_basic=True
-    )
-    macs: BudgetShare | None = config_field(
-        BUDGET, "share of the multiply-accumulates to keep: 50%", decides_plan=True, is_basic=True
-    )
-    parameters: BudgetShare | None = config_field(
-        BUDGET, "share of the parameters to keep, embeddings included: 60%", decides_plan=True
-    )
+    latency: Milliseconds | None = config_field(BUDGET, "maximum median time of a call: 5ms", is_basic=True)
+    macs: BudgetShare | None = config_field(BUDGET, "share of the multiply-accumulates to keep: 50%", is_basic=True)
+    parameters: BudgetShare | None = config_field(BUDGET, "share of the parameters to keep, embeddings included: 60%")
     budget_at: Shapes = config_field(
         BUDGET,
         "batch sizes and lengths at which --speedup, --latency and --macs hold: 1x128; default: every size that"
         " is timed",
         (),
-        decides_plan=True,
     )
-    prune_units: Literal["all", "heads", "neurons"] = config_field(
-        BUDGET, "units that a budget removes", "all", decides_plan=True
-    )
+    prune_units: Literal["all", "heads", "neurons"] = config_field(BUDGET, "units that a budget removes", "all")
     group_by: GroupBy = config_field(
         BUDGET,
         "how a budget removes query heads that share key/value heads: all query heads of a key/value head (kv),"
         " or as many from every key/value head (query)",
         "kv",
-        decides_plan=True,
     )
     prune_rows: Annotated[int, Field(ge=8)] = config_field(
         BUDGET,
         "maximum number of training examples by which units are chosen and refitted; fewer where they exceed"
         " 131,072 tokens, or 64 times this number if that is more; labels are not used",
         2048,
-        decides_plan=True,
     )
     statistics: Path | None = config_field(
         BUDGET,
@@ -223,34 +231,11 @@ class BudgetConfig(Config):
         is_path=True,
     )
     start_from: Path | None = config_field(
-        BUDGET,
-        "output folder of an earlier run under a budget on MODEL, to prune further",
-        decides_plan=True,
-        is_path=True,
-    )
-    match_dense: bool = config_field(
-        BUDGET,
-        "choose and train the units of a sentence encoder by how it ranks documents that the dense model"
-        " embedded, for an index that is not built again",
-        False,
-        decides_plan=True,
-    )
-    compare_points: Path | None = config_field(
-        BUDGET,
-        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows",
-        is_path=True,
+        BUDGET, "output folder of an earlier run under a budget on MODEL, to prune further", is_path=True
     )
     skip_refused: bool = config_field(
-        BUDGET,
-        "keep groups of units that cannot be removed from the graph, instead of failing",
-        False,
-        decides_plan=True,
+        BUDGET, "keep groups of units that cannot be removed from the graph, instead of failing", False
     )
-
-    @property
-    def is_set(self) -> bool:
-        """Whether any budget is set."""
-        return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))
 
     @property
     def is_timed(self) -> bool:
@@ -263,68 +248,78 @@ class BudgetConfig(Config):
         return None if self.latency is None else float(self.latency.removesuffix("ms"))
 
 
-class BlocksConfig(Config):
-    """Which blocks of the attention maps to drop."""
+class BudgetConfig(UnitOptions):
+    """The budgets of a run, and how it is compared."""
 
-    drop_blocks: Share | None = config_field(
-        BLOCKS,
-        "share of the blocks of every attention layer to drop (0.9), least attention first, over all heads",
-        decides_plan=True,
-        is_basic=True,
+    match_dense: bool = config_field(
+        BUDGET,
+        "choose and train the units of a sentence encoder by how it ranks documents that the dense model"
+        " embedded, for an index that is not built again",
+        False,
     )
-    drop_blocks_by_kind: ShareByKind = config_field(
-        BLOCKS,
-        "share by kind of attention, which overrides --drop-blocks: bidirectional=0.9,causal=0.9,cross=0",
-        {},
-        decides_plan=True,
+    compare_points: Path | None = config_field(
+        BUDGET,
+        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows",
+        is_path=True,
     )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any budget is set."""
+        return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))
+
+
+class BlockOptions(Config):
+    """How blocks of attention maps are dropped; also options of the step `blocks`."""
+
     block_size: BlockSize = config_field(
-        BLOCKS, "tokens along the side of a block: a multiple of 8, or 1 for single entries", 64, decides_plan=True
+        BLOCKS, "tokens along the side of a block: a multiple of 8, or 1 for single entries", 64
     )
     maps: MapsFile | None = config_field(
         BLOCKS,
         "attention maps to derive masks from, or the folder of a run that has them; default: computed from"
         " training examples",
-        decides_plan=True,
         is_path=True,
     )
     map_rows: Count = config_field(
-        BLOCKS, "maximum number of training examples that attention maps are averaged over", 2000, decides_plan=True
+        BLOCKS, "maximum number of training examples that attention maps are averaged over", 2000
     )
-    random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False, decides_plan=True)
+    random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False)
     count_causal_zeros: bool = config_field(
         BLOCKS,
         "count entries that causality or a window hides as dropped, as the code of the attention-pruning paper does",
         False,
-        decides_plan=True,
     )
     weight_by_count: bool = config_field(
         BLOCKS,
         "weight pairs of positions by the number of examples that have them, so that short examples keep more",
         False,
-        decides_plan=True,
     )
     allow_empty_rows: bool = config_field(
-        BLOCKS,
-        "allow a row of blocks to lose every block, so that its queries attend to nothing in that head",
-        False,
-        decides_plan=True,
+        BLOCKS, "allow a row of blocks to lose every block, so that its queries attend to nothing in that head", False
     )
-    mask_all_sites: bool = config_field(
-        BLOCKS, "mask every site, even where this is not faster on this machine", False, decides_plan=True
-    )
+    mask_all_sites: bool = config_field(BLOCKS, "mask every site, even where this is not faster on this machine", False)
     entmax: bool = config_field(
-        BLOCKS,
-        "derive masks from the sharper maps of a model trained with entmax instead of softmax",
-        False,
-        decides_plan=True,
+        BLOCKS, "derive masks from the sharper maps of a model trained with entmax instead of softmax", False
     )
     from_original_weights: bool = config_field(
         BLOCKS,
         "train with masks from the weights of MODEL, even where heads were selected first; default: from the"
         " weights of the selection",
         False,
-        decides_plan=True,
+    )
+
+
+class BlocksConfig(BlockOptions):
+    """Which blocks of the attention maps to drop."""
+
+    drop_blocks: Share | None = config_field(
+        BLOCKS,
+        "share of the blocks of every attention layer to drop (0.9), least attention first, over all heads",
+        is_basic=True,
+    )
+    drop_blocks_by_kind: ShareByKind = config_field(
+        BLOCKS, "share by kind of attention, which overrides --drop-blocks: bidirectional=0.9,causal=0.9,cross=0", {}
     )
 
     @property
@@ -338,32 +333,17 @@ class BlocksConfig(Config):
         return self.drop_blocks is not None or bool(self.drop_blocks_by_kind)
 
 
-class DistillationConfig(Config):
-    """How the compressed model is trained on the outputs of a whole one."""
+class DistillOptions(Config):
+    """How the compressed model learns the outputs of a whole one; also options of the step `distill`."""
 
-    distill: bool = config_field(
-        DISTILLATION,
-        "train the compressed model on the outputs and hidden states of the whole model, without labels",
-        False,
-        decides_plan=True,
-        is_basic=True,
-    )
     teacher: Path | None = config_field(
         DISTILLATION,
         "folder of the model whose outputs are learned, with the layers and widths of MODEL; default: MODEL",
-        decides_plan=True,
         is_path=True,
-    )
-    distill_steps: Count = config_field(
-        DISTILLATION, "training steps of the distillation; in a ladder, of each rung", 2000, decides_plan=True
-    )
-    distill_learning_rate: Positive = config_field(
-        DISTILLATION, "peak learning rate of the distillation", 2e-4, decides_plan=True
     )
     minutes: Positive | None = config_field(
         DISTILLATION,
         "maximum minutes of the distillation, of a ladder in all; with fewer training steps where needed",
-        decides_plan=True,
         is_basic=True,
     )
     teacher_outputs: Path | None = config_field(
@@ -377,24 +357,32 @@ class DistillationConfig(Config):
         "share of the training examples of the distillation that are replaced by a cut of one or by joined parts"
         " of two, with the lengths of the evaluation examples (classification and regression)",
         0.0,
-        decides_plan=True,
     )
     quantized_share: Annotated[float, Field(ge=0, le=1)] = config_field(
         DISTILLATION,
         "share of the training steps, the last ones, in which linears round as the engine does, to 8 bits or to"
         " bfloat16; needs --precision int8, bf16 or auto",
         0.0,
-        decides_plan=True,
     )
-    temperature: Positive = config_field(
-        DISTILLATION, "temperature that divides the logits of both models", 2.0, decides_plan=True
-    )
+    temperature: Positive = config_field(DISTILLATION, "temperature that divides the logits of both models", 2.0)
     hidden_weight: NonNegative = config_field(
-        DISTILLATION,
-        "weight of the relative error of the hidden states beside the divergence of the outputs",
-        1.0,
-        decides_plan=True,
+        DISTILLATION, "weight of the relative error of the hidden states beside the divergence of the outputs", 1.0
     )
+
+
+class DistillationConfig(DistillOptions):
+    """Whether and how long the compressed model is trained on the outputs of a whole one."""
+
+    distill: bool = config_field(
+        DISTILLATION,
+        "train the compressed model on the outputs and hidden states of the whole model, without labels",
+        False,
+        is_basic=True,
+    )
+    distill_steps: Count = config_field(
+        DISTILLATION, "training steps of the distillation; in a ladder, of each rung", 2000
+    )
+    distill_learning_rate: Positive = config_field(DISTILLATION, "peak learning rate of the distillation", 2e-4)
 
 
 class EngineConfig(Config):
@@ -544,3 +532,44 @@ class OutputConfig(Config):
     report_rows: Natural = config_field(
         OUTPUT, "test examples that the report shows with the answers of both engines, their texts cut; 0: none", 8
     )
+
+
+class Sections(Config):
+    """The sections of a recipe."""
+
+    source: SourceConfig
+    rows: RowsConfig = Field(default_factory=RowsConfig)
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
+    blocks: BlocksConfig = Field(default_factory=BlocksConfig)
+    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    export: ExportConfig = Field(default_factory=ExportConfig)
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+
+SECTIONS: Mapping[str, type[Config]] = {
+    name: cast(type[Config], section.annotation) for name, section in Sections.model_fields.items()
+}
+"""Section -> its model."""
+FIELDS: Mapping[str, FieldInfo] = {
+    name: field
+    for section in SECTIONS.values()
+    for name, field in sorted(
+        section.model_fields.items(), key=lambda item: not (item[1].is_required() or extra_of(item[1], "is_basic"))
+    )
+}
+"""Every field of a recipe by name, in the order of sections; the basic ones of each section first."""
+SECTION_OF: Mapping[str, str] = {name: key for key, section in SECTIONS.items() for name in section.model_fields}
+"""Field name -> section."""
+BUILD_FIELDS = (*EngineConfig.model_fields, *MeasureConfig.model_fields)
+"""Fields that decide how a graph is built and timed; `compress build` takes these."""
+BUDGETS = ("speedup", "latency", "macs", "parameters")
+"""Fields that each set a budget."""
+
+
+def definite_fields(report: Report) -> dict[str, Any]:
+    """Fields of the recipe of a report; where the run chose its engine, target and precision are those delivered."""
+    delivered = {"target": report.target, "precision": report.precision}
+    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) == AUTO}

@@ -1,4 +1,4 @@
-"""The list of steps that the flags of a recipe stand for.
+"""The sections of a recipe together, and the list of steps that its flags stand for.
 
 This module and `compressor.config.rules` are the only ones that know which flags go together; everything behind them
 walks the list.
@@ -10,17 +10,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compressor.config.fields import flag_of
-from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD
-from compressor.config.recipe_fields import BUDGETS
-from compressor.config.recipe_sections import RecipeSections
-from compressor.config.sections import BlocksConfig, BudgetConfig, DistillationConfig, SelectionConfig
+from pydantic import SerializeAsAny
+
+from compressor.config.fields import Config, flag_of
+from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
+from compressor.config.sections import (
+    BUDGETS,
+    FIELDS,
+    SECTION_OF,
+    SECTIONS,
+    BlockOptions,
+    BlocksConfig,
+    BudgetConfig,
+    DistillationConfig,
+    DistillOptions,
+    Sections,
+    SelectionConfig,
+    TrainingOptions,
+    UnitOptions,
+    graph_of,
+)
 from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within, parts_of, step_of
 from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
-_TRAINING = (*_LEARNING, "options", "epochs", "learning_rate")
-_BUDGET = tuple(name for name in BudgetConfig.model_fields if name not in ("match_dense", "compare_points"))
 
 OPTIONS_OF_STEPS = frozenset(
     name
@@ -29,6 +42,104 @@ OPTIONS_OF_STEPS = frozenset(
     if name not in ("seed", "batch_size", "max_drop", "match_dense", "compare_points")
 )
 """Flags that set an option of a step; the others of their sections are settings of the run."""
+
+
+class RecipeSections(Sections):
+    """The sections of a recipe, and what a run does by them; `Recipe` checks that they agree.
+
+    Attributes:
+        steps: the steps of the run, written out; None: those that the flags stand for, see `step_list.steps_of`.
+    """
+
+    steps: tuple[SerializeAsAny[Step], ...] | None = None
+
+    @property
+    def plan_file(self) -> Path | None:
+        """The plan to follow: the one configured; else, unless blocks are dropped from it, that of the model folder."""
+        if self.selection.plan is not None or self.blocks.drops_any:
+            return self.selection.plan
+        return self.stored_plan
+
+    @property
+    def stored_plan(self) -> Path | None:
+        """The plan in the model folder, to which its weights belong; None: there is none.
+
+        A graph beside a plan is what is left under it.
+        """
+        stored = self.source.model / "plan.json"
+        return stored if stored.exists() and self.graph is None else None
+
+    @property
+    def graph(self) -> Path | None:
+        """The ONNX graph that is compressed; None: it is a model folder with weights of PyTorch."""
+        return graph_of(self.source.model)
+
+    @property
+    def selects_heads(self) -> bool:
+        """Whether heads are selected before any other unit is removed.
+
+        Where blocks are dropped, the fastest engine is chosen, or a teacher is named, they are only if a number of
+        heads, or another method than the default, is set. A run that quantizes and keeps 100% of the heads learns
+        nothing.
+        """
+        selection = self.selection
+        if self.plan_file is not None or selection.method in BUDGET_METHODS or self.learns_units:
+            return False
+        if self.rows.data is None:  # which a number of heads requires
+            return selection.keep is not None
+        if self.engine.chooses and selection.keep == "100%":
+            return False
+        # A budget without a method has one of its own, so that this one was set.
+        taught = self.distillation.distill and self.distillation.teacher is not None
+        is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
+        return is_set or not (self.blocks.requested or self.engine.chooses or taught)
+
+    @property
+    def learns_units(self) -> bool:
+        """Whether a gate learns which units meet the budget, of the types that `prune_units` allows.
+
+        This needs costs that are sums over units, which times are not, and no number of heads.
+        """
+        budget, selection = self.budget, self.selection
+        if self.rows.data is None or METHODS[selection.method].kind != "gate":
+            return False
+        return budget.is_set and not budget.is_timed and selection.keep is None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a plan is learned from rows."""
+        return self.prunes or (self.plan_file is None and (self.selects_heads or self.blocks.drops_any))
+
+    @property
+    def prunes(self) -> bool:
+        """Whether units are removed under a budget, or as many as the metric allows."""
+        return self.budget.is_set or (self.plan_file is None and self.selection.method in BUDGET_METHODS)
+
+    @property
+    def pruner(self) -> str:
+        """Name of the method that removes units under a budget."""
+        method = self.selection.method
+        return method if method in BUDGET_METHODS else DEFAULT_BUDGET_METHOD
+
+    @property
+    def fields_set(self) -> frozenset[str]:
+        """Names of the fields that were set, even to their defaults."""
+        return frozenset().union(*(getattr(self, section).model_fields_set for section in SECTIONS))
+
+    def value(self, name: str) -> Any:
+        """The value of a field, by its name alone."""
+        return getattr(getattr(self, SECTION_OF[name]), name)
+
+    def flat(self) -> dict[str, Any]:
+        """Every field as JSON, by name, without sections: what reports store."""
+        fields = {
+            name: value
+            for section in SECTIONS
+            for name, value in getattr(self, section).model_dump(mode="json").items()
+        }
+        if self.steps is not None:
+            fields["steps"] = [{step.name: step.model_dump(mode="json", exclude_unset=True)} for step in self.steps]
+        return fields
 
 
 def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
@@ -76,14 +187,17 @@ def requested_steps(recipe: RecipeSections) -> tuple[Step, ...]:
     steps = tuple(make(recipe) for make in _requests(recipe).values())
     *_, last, distill = (None, None, *steps)
     if isinstance(last, Units) and isinstance(distill, Distill) and last.is_unbounded and last.certify is None:
-        return (*steps[:-2], within_of(recipe, last))
+        # As many units are removed as the metric permits after they are distilled.
+        parts = (last, distill.model_copy(update={"minutes": None}))
+        return (*steps[:-2], Within(max_drop=last.max_drop, minutes=distill.minutes, steps=parts))
     return steps
 
 
 def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSections], Step]]:
     """The kinds of steps that flags request, in order, and what makes each of flags."""
-    requests: tuple[tuple[type[Step], bool, Callable[[RecipeSections], Step]], ...] = (
-        (Follow, _followed_plan(recipe) is not None, follow_of),
+    plan = recipe.selection.plan or recipe.stored_plan
+    requests: tuple[tuple[type[Step], object, Callable[[RecipeSections], Step]], ...] = (
+        (Follow, plan, lambda _: Follow(plan=plan)),
         (Heads, recipe.selects_heads, heads_of),
         (Blocks, recipe.blocks.drops_any, blocks_of),
         (Units, recipe.prunes, units_of),
@@ -116,24 +230,12 @@ def _with_settings(recipe: RecipeSections, step: Step, *, follows_heads: bool) -
     return step.model_copy(update=changes) if changes else step
 
 
-def follow_of(recipe: RecipeSections) -> Follow:
-    """The step that follows the plan of a recipe's flags, or that in the model folder."""
-    plan = _followed_plan(recipe)
-    assert plan is not None
-    return Follow(plan=plan)
-
-
 def extended_plan(recipe: RecipeSections) -> Path | None:
     """The plan in the model folder that a recipe follows and removes more units from; None: it does not."""
     steps, stored = parts_of(steps_of(recipe)), recipe.stored_plan
-    if stored is None or not steps or not any(isinstance(step, Units) for step in steps):
-        return None
-    first = steps[0]
-    return stored if isinstance(first, Follow) and first.plan.resolve() == stored.resolve() else None
-
-
-def _followed_plan(recipe: RecipeSections) -> Path | None:
-    return recipe.selection.plan or recipe.stored_plan
+    first = steps[0] if steps and stored is not None else None
+    is_followed = isinstance(first, Follow) and first.plan.resolve() == (stored or first.plan).resolve()
+    return stored if is_followed and any(isinstance(step, Units) for step in steps) else None
 
 
 def heads_of(recipe: RecipeSections) -> Heads:
@@ -146,18 +248,15 @@ def heads_of(recipe: RecipeSections) -> Heads:
         max_drop=selection.max_drop if ends_by_loss else None,
         certify=selection.certify,
         ray=selection.ray,
-        **_training(recipe),
+        **_values(selection, TrainingOptions),
     )
 
 
 def blocks_of(recipe: RecipeSections) -> Blocks:
     """The step that drops blocks by the flags of a recipe."""
     blocks = recipe.blocks
-    renamed = ("drop_blocks", "drop_blocks_by_kind")
-    fields = {name: getattr(blocks, name) for name in BlocksConfig.model_fields if name not in renamed}
-    return Blocks(
-        share=blocks.drop_blocks or 0.0, share_by_kind=blocks.drop_blocks_by_kind, **fields, **_training(recipe)
-    )
+    options = _values(blocks, BlockOptions) | _values(recipe.selection, TrainingOptions)
+    return Blocks(share=blocks.drop_blocks or 0.0, share_by_kind=blocks.drop_blocks_by_kind, **options)
 
 
 def units_of(recipe: RecipeSections) -> Units:
@@ -165,10 +264,10 @@ def units_of(recipe: RecipeSections) -> Units:
 
     Where all heads stay, it removes neurons alone.
     """
-    selection, budget = recipe.selection, recipe.budget
+    selection = recipe.selection
     prunes_alone = selection.method in BUDGET_METHODS
     method = selection.method if prunes_alone or recipe.learns_units else DEFAULT_BUDGET_METHOD
-    options = {name: getattr(budget, name) for name in _BUDGET} | _training(recipe)
+    options = _values(recipe.budget, UnitOptions) | _values(selection, TrainingOptions)
     if method != selection.method:
         options["options"] = {}
     if recipe.learns_units:
@@ -186,30 +285,18 @@ def units_of(recipe: RecipeSections) -> Units:
 
 def distill_of(recipe: RecipeSections) -> Distill:
     """The step that distills by the flags of a recipe."""
-    fields = recipe.distillation.model_dump(exclude={"distill", "distill_steps", "distill_learning_rate"})
+    settings = recipe.distillation
     return Distill(
-        training_steps=recipe.distillation.distill_steps,
-        learning_rate=recipe.distillation.distill_learning_rate,
-        **fields,
+        training_steps=settings.distill_steps,
+        learning_rate=settings.distill_learning_rate,
+        **_values(settings, DistillOptions),
         **{name: getattr(recipe.selection, name) for name in _LEARNING},
     )
 
 
-def within_of(recipe: RecipeSections, units: Units) -> Within:
-    """The step that removes as many units as the metric permits after they are distilled, by the flags of a recipe.
-
-    Args:
-        recipe: the recipe.
-        units: the step that removes units until the metric has lost what it may.
-    """
-    distill = distill_of(recipe).model_copy(update={"minutes": None})
-    return Within(max_drop=units.max_drop, minutes=recipe.distillation.minutes, steps=(units, distill))
-
-
-def _training(recipe: RecipeSections) -> dict[str, Any]:
-    """The options of training, which all steps that train share."""
-    selection = recipe.selection
-    return {"training_steps": selection.training_steps, **{name: getattr(selection, name) for name in _TRAINING}}
+def _values(section: Config, options: type[Config]) -> dict[str, Any]:
+    """The values of a section for the options that it shares with a step."""
+    return {name: getattr(section, name) for name in options.model_fields}
 
 
 def option_of(steps: Sequence[Step], flag: str) -> str | None:
@@ -251,7 +338,7 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
     changed = list(steps)
     for name in (name for name in flags if name in OPTIONS_OF_STEPS):
         option = _RENAMED.get(name, name)
-        readers = ((step, [part for part in _with_parts(step) if _reads(part, name, option)]) for step in changed)
+        readers = ((step, [part for part in (step, *step.parts) if _reads(part, name, option)]) for step in changed)
         matching = [(step, parts[0]) for step, parts in readers if parts]
         heads = [pair for pair in matching if isinstance(pair[1], Heads)]
         matching = heads or matching  # the flags of a selection are those of the heads where there are any
@@ -273,14 +360,9 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
     return {**{name: value for name, value in fields.items() if name not in replaced}, "steps": changed}
 
 
-def _with_parts(step: Step) -> tuple[Step, ...]:
-    """A step, and those that it carries out."""
-    return (step,) if step.parts == (step,) else (step, *step.parts)
-
-
 def with_option(step: Step, kind: type[Step], option: str, value: Any) -> Step:
     """A step with another value for an option of the part of it that is of a kind; as it is if it has no such part."""
-    part = next((part for part in step.parts if isinstance(part, kind)), None)
+    part = step.part(kind)
     return step if part is None else _with_option(step, part, option, value)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 from pydantic import AfterValidator, Field
@@ -24,24 +24,8 @@ from compressor.config.methods import (
     PENALISED_METHODS,
     SEARCH_METHODS,
 )
-from compressor.config.recipe_fields import BUDGETS, FIELDS
-from compressor.config.values import (
-    BlockSize,
-    BudgetShare,
-    Count,
-    GroupBy,
-    Keep,
-    MapsFile,
-    Milliseconds,
-    Natural,
-    NonNegative,
-    Options,
-    Positive,
-    Shapes,
-    Share,
-    ShareByKind,
-    Workers,
-)
+from compressor.config.sections import BUDGETS, FIELDS, BlockOptions, DistillOptions, TrainingOptions, UnitOptions
+from compressor.config.values import Count, Keep, Natural, NonNegative, Positive, Share, ShareByKind, Workers
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 _OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
@@ -53,6 +37,9 @@ _MOST_LOSS_ROWS = 768
 _TOKENS_OF_ROW, _FEWEST_TOKENS = 64, 2**17
 """Most tokens for each row that units are chosen by, and the least such limit. Sums over tokens gain little from more,
 and take most of the time where rows are long."""
+
+
+StepT = TypeVar("StepT", bound="Step")
 
 
 class Step(Config):
@@ -84,17 +71,17 @@ class Step(Config):
     @property
     def units(self) -> Units | None:
         """The options by which it removes units; None: it removes none."""
-        return None
+        return self.part(Units)
 
     @property
     def blocks(self) -> Blocks | None:
         """The options by which it masks blocks of attention maps; None: it masks none."""
-        return None
+        return self.part(Blocks)
 
     @property
     def distill(self) -> Distill | None:
         """The options by which it trains on the outputs of a teacher; None: it does not."""
-        return None
+        return self.part(Distill)
 
     @property
     def settings_read(self) -> tuple[str, ...]:
@@ -120,6 +107,10 @@ class Step(Config):
         """The steps that it consists of: itself, or those of the list that it carries out."""
         return (self,)
 
+    def part(self, kind: type[StepT]) -> StepT | None:
+        """The first of its parts that is of a kind; None: there is none."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
+
     @property
     def flag(self) -> str:
         """The field of a recipe that requests the step, for messages."""
@@ -133,26 +124,6 @@ class Step(Config):
     def __str__(self) -> str:
         """The step with the options that differ from their defaults: `units(speedup=4.0)`."""
         return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.changed.items())})"
-
-
-class _Training(Step):
-    """Options of steps that train on rows.
-
-    Attributes:
-        epochs: passes over the training rows; None: the method decides.
-        training_steps: number of training steps, instead of epochs.
-        batch_size: rows of a training step and process.
-        learning_rate: peak learning rate of the model.
-        seed: seed of every random draw.
-        options: options of the method, and of the schedule.
-    """
-
-    options: Options = Field(default_factory=dict)
-    epochs: Positive | None = None
-    training_steps: Count | None = None
-    batch_size: Count = 32
-    learning_rate: Positive = 5e-5
-    seed: Natural = 0
 
 
 CERTIFIES_A_LOSS = (
@@ -211,8 +182,10 @@ class Follow(Step):
         return bool(Plan.load(self.plan).feed_forwards)
 
 
-class Heads(_Training):
+class Heads(TrainingOptions, Step):
     """Select the heads to keep, by a gate that learns or by a search.
+
+    Further options are those of `TrainingOptions`.
 
     Attributes:
         method: a method of kind `gate` or `search`, see `compressor.config.methods`.
@@ -281,22 +254,14 @@ class Heads(_Training):
         return "method" if self.keep is None else "keep"
 
 
-class Blocks(_Training):
+class Blocks(BlockOptions, TrainingOptions, Step):
     """Drop blocks of the attention maps, and train the model with the masks.
+
+    Further options are those of `BlockOptions` and `TrainingOptions`.
 
     Attributes:
         share: share of the blocks of every attention layer to drop, over all of its heads, least attention first.
         share_by_kind: the same by kind of attention, which overrides `share`.
-        block_size: positions along the side of a block: a multiple of 8, or 1 for single entries.
-        maps: attention maps to derive masks from, or the folder of the run that holds them; None: computed from rows.
-        map_rows: maximum number of training rows that maps are averaged over.
-        random_blocks: drop random blocks, as a baseline.
-        count_causal_zeros: count entries that causality or a window hides as dropped.
-        weight_by_count: weight pairs of positions by the number of rows that have them.
-        allow_empty_rows: allow a row of blocks to lose every block.
-        mask_all_sites: mask every site, even where that is not faster on this machine.
-        entmax: derive masks from the sharper maps of a model trained with entmax instead of softmax.
-        from_original_weights: train with the masks from the weights of the model folder.
     """
 
     name = "blocks"
@@ -305,16 +270,6 @@ class Blocks(_Training):
     learning = "learning with masks"
     share: Share = 0.0
     share_by_kind: ShareByKind = Field(default_factory=dict)
-    block_size: BlockSize = 64
-    maps: MapsFile | None = None
-    map_rows: Count = 2000
-    random_blocks: bool = False
-    count_causal_zeros: bool = False
-    weight_by_count: bool = False
-    allow_empty_rows: bool = False
-    mask_all_sites: bool = False
-    entmax: bool = False
-    from_original_weights: bool = False
 
     facts: ClassVar[Mapping[str, str]] = {"drops_none": "share"}
     rules = (
@@ -326,11 +281,7 @@ class Blocks(_Training):
             code=ErrorCode.MISSING_VALUE,
         ),
         Rule("maps", "maps of an earlier run cannot be computed with entmax; omit one of them", excludes=("entmax",)),
-        Rule(
-            "random_blocks",
-            "random blocks are not ranked; omit one of them",
-            excludes=("weight_by_count", "entmax"),
-        ),
+        Rule("random_blocks", "random blocks are not ranked; omit one of them", excludes=("weight_by_count", "entmax")),
     )
 
     @property
@@ -349,10 +300,6 @@ class Blocks(_Training):
         return not (self.share or any(self.share_by_kind.values()))
 
     @property
-    def blocks(self) -> Blocks:
-        return self
-
-    @property
     def settings_read(self) -> tuple[str, ...]:
         return ("provider", "precision", "threads", "batch", "seq", "kernel")
 
@@ -361,25 +308,16 @@ class Blocks(_Training):
         return {"maps": self.maps}
 
 
-class Units(_Training):
+class Units(UnitOptions, TrainingOptions, Step):
     """Remove heads and neurons until a budget is met, or until the metric has lost what it may.
+
+    Further options are those of `UnitOptions` and `TrainingOptions`.
 
     Attributes:
         method: a method of kind `budget`; or a gate, which learns the units that meet a budget of work.
-        speedup: how many times as fast as the runtime's own engine of the whole model the engine has to be.
-        latency: median time of a call of the engine: `5ms`.
-        macs: share of the multiply-accumulates of the whole model to keep.
-        parameters: share of the parameters of the whole model to keep, embeddings included.
         keep: number or share of heads to keep; neurons then stay.
         max_drop: the loss of the metric that is allowed, in the metric's unit; alone it is the budget.
         certify: confidence with which `max_drop` alone is certified on unseen rows.
-        budget_at: batch sizes and lengths at which speedup, latency and macs hold; empty: every size that is timed.
-        prune_units: the type of units that are removed.
-        group_by: how query heads that share key/value heads are removed.
-        prune_rows: maximum number of training rows that units are chosen and refitted by.
-        statistics: folder in which statistics and losses are kept for other budgets.
-        start_from: output folder of an earlier run under a budget, whose units and weights are pruned further.
-        skip_refused: keep groups whole that cannot be removed from the graph, instead of ending.
     """
 
     name = "units"
@@ -388,20 +326,9 @@ class Units(_Training):
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS))), AfterValidator(_meets_budgets)] = (
         DEFAULT_BUDGET_METHOD
     )
-    speedup: Annotated[float, Field(ge=1)] | None = None
-    latency: Milliseconds | None = None
-    macs: BudgetShare | None = None
-    parameters: BudgetShare | None = None
     keep: Keep | None = None
     max_drop: NonNegative | None = None
     certify: Annotated[float, Field(gt=0, lt=1)] | None = None
-    budget_at: Shapes = ()
-    prune_units: Literal["all", "heads", "neurons"] = "all"
-    group_by: GroupBy = "kv"
-    prune_rows: Annotated[int, Field(ge=8)] = 2048
-    statistics: Path | None = None
-    start_from: Path | None = None
-    skip_refused: bool = False
 
     facts: ClassVar[Mapping[str, str]] = {"learns": "method", "is_unbounded": "method"}
     rules = (
@@ -478,10 +405,6 @@ class Units(_Training):
         return self.learns
 
     @property
-    def units(self) -> Units:
-        return self
-
-    @property
     def settings_read(self) -> tuple[str, ...]:
         if self.learns:
             return (*_OF_GRAPHS, "batch", "seq", "kernel")
@@ -514,19 +437,9 @@ class Units(_Training):
         return next((name for name in fields if getattr(self, name) is not None), "method")
 
     @property
-    def is_timed(self) -> bool:
-        """Whether the budget is one of time."""
-        return self.speedup is not None or self.latency is not None
-
-    @property
     def is_unbounded(self) -> bool:
         """Whether only the metric bounds what is removed."""
         return all(value is None for value in (self.speedup, self.latency, self.macs, self.parameters, self.keep))
-
-    @property
-    def milliseconds(self) -> float | None:
-        """The time that a call may take."""
-        return None if self.latency is None else float(self.latency.removesuffix("ms"))
 
     @property
     def loss_rows(self) -> int:
@@ -552,19 +465,14 @@ class Units(_Training):
         return self.prune_rows + self.loss_rows
 
 
-class Distill(Step):
+class Distill(DistillOptions, Step):
     """Train what is left on the outputs and hidden states of a whole model; labels are not used.
 
+    Further options are those of `DistillOptions`.
+
     Attributes:
-        teacher: folder of the model whose outputs are learned; None: the model of the run, as it is loaded.
         training_steps: number of training steps.
         learning_rate: peak learning rate.
-        minutes: time that the training may take; it then makes fewer steps where needed.
-        teacher_outputs: folder in which the teacher's outputs are kept for further runs on the same rows.
-        augment: share of the training rows that are replaced by cuts of them, or joined of parts of two.
-        quantized_share: share of the steps, the last ones, in which linears round as the engine does.
-        temperature: what the logits of both models are divided by.
-        hidden_weight: weight of the relative error of the hidden states, beside the divergence of the outputs.
         batch_size: rows of a training step and process.
         seed: seed of every random draw.
     """
@@ -572,15 +480,8 @@ class Distill(Step):
     name = "distill"
     neutral = ("teacher_outputs",)
     learning = "distillation"
-    teacher: Path | None = None
     training_steps: Count = 2000
     learning_rate: Positive = 2e-4
-    minutes: Positive | None = None
-    teacher_outputs: Path | None = None
-    augment: Annotated[float, Field(ge=0, le=1)] = 0.0
-    quantized_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    temperature: Positive = 2.0
-    hidden_weight: NonNegative = 1.0
     batch_size: Count = 32
     seed: Natural = 0
 
@@ -589,10 +490,6 @@ class Distill(Step):
         teacher = "the whole model" if self.teacher is None else str(self.teacher)
         limit = "" if self.minutes is None else f", within {self.minutes:g} minutes"
         return f"train what is left on the outputs of {teacher}: at most {self.training_steps} training steps{limit}"
-
-    @property
-    def distill(self) -> Distill:
-        return self
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -696,7 +593,8 @@ class Within(Step):
             or units.learns
             or units.max_drop != self.max_drop
             or (units.certify is not None and self.trains)
-            for units in filter(None, (step.units for step in self.steps))
+            for units in self.steps
+            if isinstance(units, Units)
         )
 
     @property
@@ -711,11 +609,7 @@ class Within(Step):
 
     @property
     def units(self) -> Units:
-        return next(filter(None, (step.units for step in self.steps)))
-
-    @property
-    def distill(self) -> Distill | None:
-        return next(filter(None, (step.distill for step in self.steps)), None)
+        return next(step for step in self.steps if isinstance(step, Units))
 
     @property
     def settings_read(self) -> tuple[str, ...]:
@@ -773,12 +667,8 @@ def step_of(table: Any) -> Step:
         )
     ((name, options),) = table.items()
     if name not in STEPS:
-        raise UsageError(
-            f"unknown step {name}; {suggestion(name, list(STEPS))}",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="steps",
-            value=name,
-        )
+        text = f"unknown step {name}; {suggestion(name, list(STEPS))}"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="steps", value=name)
     try:
         return STEPS[name](**{key.replace("-", "_"): value for key, value in options.items()})
     except pydantic.ValidationError as error:

@@ -7,12 +7,13 @@ Language Modeling").
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
 
-from compressor.config.fields import Config, FieldConflictError, Rule, config_field, flag_of, usage_error
+from compressor.config.fields import FieldConflictError, Rule, config_field
+from compressor.config.request import Request
 from compressor.config.sections import RowsConfig
 from compressor.config.values import Count, Names, Natural, NonNegative, Positive
 from compressor.errors import ErrorCode
@@ -21,11 +22,11 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 MODEL, DATA, TRAINING, OUTPUT = "Model", "Data", "Training", "Output"
 
 
-class Training(Config):
+class Training(Request):
     """The configuration of a training from scratch. It is frozen, and validated at construction.
 
     Raises:
-        pydantic.ValidationError: a field is out of its range, or two fields contradict each other.
+        UsageError: a field is missing or out of its range, or two fields contradict each other.
     """
 
     out: Path = config_field(OUTPUT, "the model folder to write", required=True)
@@ -118,18 +119,3 @@ class Training(Config):
             max_length=self.segment,
             stride=0,
         )
-
-
-def training_of(**flags: Any) -> Training:
-    """The configuration that flags describe.
-
-    Args:
-        flags: values by field name; a flag that is not set is absent.
-
-    Raises:
-        UsageError: a value is missing, out of its range or contradicts another one.
-    """
-    try:
-        return Training(**flags)
-    except pydantic.ValidationError as error:
-        raise usage_error(error, Training.model_fields, flag_of) from error

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from compressor.config.fields import flag_of
 from compressor.config.methods import BUDGET_METHODS, METHODS
-from compressor.config.recipe_fields import BUDGETS
 from compressor.config.run import FIELDS, Recipe
-from compressor.config.sections import AUTO, BlocksConfig, BudgetConfig
+from compressor.config.sections import AUTO, BUDGETS, BlocksConfig, BudgetConfig
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks, Heads, Units, Within, parts_of
 from compressor.results import Note, NoteCode

@@ -16,8 +16,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.engine_model import EngineModel, refuse
 from compressor.generation.sessions import OrtSessions, Sessions
-from compressor.model_folder.configuration import damaged, load_config, read_config
 from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.files import damaged, load_config, read_config
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor, require_processor
 from compressor.silence_libraries import one_line

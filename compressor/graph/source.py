@@ -13,14 +13,14 @@ import torch
 from transformers import PretrainedConfig
 
 import graph_passes
-from compressor.config.own_tasks import load_own_task
+from compressor.config.tasks import load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.network import network_of
 from compressor.graph.program import GraphConfig, Program
 from compressor.graph.sentences import SentenceGraph
 from compressor.model_folder.companions import COMPANIONS
-from compressor.model_folder.configuration import CONFIG, MODULES, load_config, read_config
 from compressor.model_folder.example_inputs import read_example
+from compressor.model_folder.files import CONFIG, MODULES, load_config, read_config
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.input_rules import IMAGES

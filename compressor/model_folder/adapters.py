@@ -16,9 +16,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
-from compressor.model_folder.configuration import CONFIG, read_json
+from compressor.model_folder.files import CONFIG, check_finite, has_weights, read_json
 from compressor.model_folder.model_class import label_count
-from compressor.model_folder.weight_checks import check_finite, has_weights
 from compressor.models.forward_changes import copy_of
 from compressor.silence_libraries import one_line, quiet_tools
 from graph_passes.errors import listed
@@ -54,6 +53,11 @@ class Adapter:
     base: Path
     settings: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def file(self) -> Path:
+        """Its configuration."""
+        return self.path / ADAPTER_CONFIG
 
     @property
     def task(self) -> str | None:
@@ -96,26 +100,24 @@ def find_adapter(path: Path, *, remote: bool = False) -> Adapter | None:
     """
     file = path / ADAPTER_CONFIG
     if not file.is_file():
-        _check_strays(path)
-        if not remote:
-            _check_inner(path)
+        _check_no_adapter(path, remote=remote)
         return None
     settings = read_json(file)
     if not isinstance(settings, dict) or not isinstance(settings.get("peft_type"), str):
         text = (
-            f"{file}: has no peft_type and is not an adapter of peft; merge the adapter with the library that wrote it,"
+            "has no peft_type and is not an adapter of peft; merge the adapter with the library that wrote it,"
             " and save the model as a whole"
         )
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, field="peft_type")
+        raise InputError.of_file(file, text, ErrorCode.FILE_UNREADABLE, field="peft_type")
     shapes = _shapes(path)
     base = path if has_weights(path) else _base(file, settings)
     if base != path and (base / ADAPTER_CONFIG).is_file():
-        raise InputError(
-            f"{file}: its base {base} has an adapter of its own ({ADAPTER_CONFIG}), so one of them would have to follow"
+        raise InputError.of_file(
+            file,
+            f"its base {base} has an adapter of its own ({ADAPTER_CONFIG}), so one of them would have to follow"
             " the other; merge that one first (merge_and_unload), and name the folder of the result as"
             " base_model_name_or_path",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=file,
+            ErrorCode.UNSUPPORTED_MODEL,
             field="base_model_name_or_path",
             value=str(base),
         )
@@ -132,28 +134,27 @@ def source_folders(path: Path) -> tuple[Path, ...]:
     return (path,) if adapter is None or adapter.base == path else (path, adapter.base)
 
 
-def _check_strays(path: Path) -> None:
-    """Raise InputError for weights of an adapter without its configuration."""
+def _check_no_adapter(path: Path, *, remote: bool) -> None:
+    """Raise InputError for weights of an adapter without its configuration, and for adapters in subfolders.
+
+    Checkpoints of a training are no adapters that the folder could be meant for.
+    """
     stray = next((name for name in (ADAPTER_WEIGHTS, _PICKLED) if (path / name).is_file()), None)
     if stray is not None:
-        raise InputError(
-            f"{path / stray}: the weights of an adapter, but there is no {ADAPTER_CONFIG} that says how they are added;"
+        raise InputError.of_file(
+            path / stray,
+            f"the weights of an adapter, but there is no {ADAPTER_CONFIG} that says how they are added;"
             " copy it too, or move the file out of the folder to use the model without it",
-            code=ErrorCode.FILE_MISSING,
-            path=path / stray,
+            ErrorCode.FILE_MISSING,
         )
-
-
-def _check_inner(path: Path) -> None:
-    """Raise InputError for adapters in subfolders other than checkpoints of a training."""
     inner = sorted(file.parent.name for file in path.glob(f"*/{ADAPTER_CONFIG}"))
     names = [name for name in inner if not name.startswith("checkpoint-")]
-    if names:
+    if names and not remote:
         text = (
-            f"{path}: has adapters in its folders {listed(names, 3)}, and nothing says which one is used; give that"
+            f"has adapters in its folders {listed(names, 3)}, and nothing says which one is used; give that"
             f" folder as the model, e.g. {path / names[0]}, or move them out to use the model without them"
         )
-        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, adapters=tuple(names))
+        raise InputError.of_file(path, text, ErrorCode.UNSUPPORTED_MODEL, adapters=tuple(names))
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -161,21 +162,21 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     file, pickled = path / ADAPTER_WEIGHTS, path / _PICKLED
     if not file.is_file() and pickled.is_file():
         code = f"save_file(torch.load('{pickled}', weights_only=True), '{file}')"
-        raise InputError(
-            f"{pickled}: reading pickled weights can run code; save them as {ADAPTER_WEIGHTS}: python -c"
+        raise InputError.of_file(
+            pickled,
+            f"reading pickled weights can run code; save them as {ADAPTER_WEIGHTS}: python -c"
             f' "import torch; from safetensors.torch import save_file; {code}"',
-            code=ErrorCode.UNSAFE_CODE,
-            path=pickled,
+            ErrorCode.UNSAFE_CODE,
         )
     if not file.is_file():
-        text = f"{file}: missing, but {ADAPTER_CONFIG} describes it; copy it too"
-        raise InputError(text, code=ErrorCode.FILE_MISSING, path=file)
+        text = f"missing, but {ADAPTER_CONFIG} describes it; copy it too"
+        raise InputError.of_file(file, text, ErrorCode.FILE_MISSING)
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        text = f"{file}: is damaged or truncated ({one_line(error)}); copy or download it again"
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file) from error
+        text = f"is damaged or truncated ({one_line(error)}); copy or download it again"
+        raise InputError.of_file(file, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def _base(file: Path, settings: Mapping[str, Any]) -> Path:
@@ -192,10 +193,10 @@ def _base(file: Path, settings: Mapping[str, Any]) -> Path:
         f"from peft import {cls} as M; M.from_pretrained('{file.parent}').merge_and_unload().save_pretrained('merged')"
     )
     text = (
-        f"{file}: {problem}, and nothing is downloaded; write the base's folder into base_model_name_or_path, or merge"
+        f"{problem}, and nothing is downloaded; write the base's folder into base_model_name_or_path, or merge"
         f' where it can be loaded, and copy the tokenizer to the result: python -c "{merging}"'
     )
-    raise InputError(text, code=ErrorCode.FILE_MISSING, path=file, field="base_model_name_or_path", value=name)
+    raise InputError.of_file(file, text, ErrorCode.FILE_MISSING, field="base_model_name_or_path", value=name)
 
 
 def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
@@ -210,12 +211,11 @@ def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
         TargetMissingError: peft is not installed.
         InputError: the adapter belongs to another model, or changes more than weights.
     """
-    file = adapter.path / ADAPTER_CONFIG
     try:
         peft: Any = importlib.import_module("peft")
     except ImportError as error:
-        text = f"{file}: an adapter ({adapter.kind}), and peft, which merges it, is not installed"
-        raise TargetMissingError.of_package("peft", "adapters", text, path=file) from error
+        text = f"{adapter.file}: an adapter ({adapter.kind}), and peft, which merges it, is not installed"
+        raise TargetMissingError.of_package("peft", "adapters", text, path=adapter.file) from error
     with quiet_tools():
         wrapped = _wrap(peft, adapter, model).eval()
         expected = _outputs(model, inputs)
@@ -234,23 +234,22 @@ def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
 
 def _read_settings(peft: Any, adapter: Adapter) -> Any:
     """The configuration of an adapter as peft reads it; raise InputError if it would ignore an entry."""
-    file = adapter.path / ADAPTER_CONFIG
     try:
         config = peft.PeftConfig.from_pretrained(adapter.path)
     except Exception as error:  # an unknown method, or values of any kind
         text = (
-            f"{file}: peft {peft.__version__} cannot read it ({one_line(error)}); correct it, or install the peft that"
+            f"peft {peft.__version__} cannot read it ({one_line(error)}); correct it, or install the peft that"
             f" wrote it ({adapter.settings.get('peft_version') or 'newer'})"
         )
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, reason=one_line(error)) from error
+        raise InputError.of_file(adapter.file, text, ErrorCode.FILE_UNREADABLE, reason=one_line(error)) from error
     known = {field.name for field in dataclasses.fields(config)}
     unknown = sorted(name for name, value in adapter.settings.items() if value and name not in known)
     if unknown:
         text = (
-            f"{file}: peft {peft.__version__} does not know {unknown[0]}, so the adapter would be another one; install"
+            f"peft {peft.__version__} does not know {unknown[0]}, so the adapter would be another one; install"
             f" the peft that wrote it ({adapter.settings.get('peft_version') or 'newer'})"
         )
-        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=file, field=unknown[0])
+        raise InputError.of_file(adapter.file, text, ErrorCode.UNSUPPORTED, field=unknown[0])
     if getattr(config, "megatron_config", None):
         # peft imports the module that the entry megatron_core names.
         raise _unmergeable(adapter, "is for parallel layers of Megatron (megatron_config)")
@@ -262,7 +261,6 @@ def _read_settings(peft: Any, adapter: Adapter) -> Any:
 
 def _wrap(peft: Any, adapter: Adapter, model: PreTrainedModel) -> Any:
     """The model with the layers of the adapter; raise InputError if they do not fit."""
-    file = adapter.path / ADAPTER_CONFIG
     config = _read_settings(peft, adapter)
     # peft's class of a task replaces the head, which not every adapter has, and which older adapters do not list.
     replaces = not adapter.whole.keys().isdisjoint(model.state_dict())
@@ -274,19 +272,19 @@ def _wrap(peft: Any, adapter: Adapter, model: PreTrainedModel) -> Any:
     except Exception as error:  # the errors of a wrong base depend on the method
         reason = f"its weights lack {error.args[0]}" if isinstance(error, KeyError) else one_line(error)
         text = (
-            f"{file}: the adapter does not fit the model in {adapter.base} ({reason}); name the base that it"
+            f"the adapter does not fit the model in {adapter.base} ({reason}); name the base that it"
             " was trained on (base_model_name_or_path)"
         )
-        raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=file, reason=reason) from error
+        raise InputError.of_file(adapter.file, text, ErrorCode.FILE_MISMATCH, reason=reason) from error
     missing, unexpected = sorted(result.missing_keys), sorted(result.unexpected_keys)
     if missing or unexpected:
         parts = [f"has {listed(unexpected, 3)}, which the model lacks"] * bool(unexpected)
         parts += [f"lacks {listed(missing, 3)}"] * bool(missing)
-        raise InputError(
-            f"{adapter.path / ADAPTER_WEIGHTS}: does not fit the model in {adapter.base}: it {' and '.join(parts)};"
+        raise InputError.of_file(
+            adapter.path / ADAPTER_WEIGHTS,
+            f"does not fit the model in {adapter.base}: it {' and '.join(parts)};"
             f" name the base that it was trained on (base_model_name_or_path in {ADAPTER_CONFIG})",
-            code=ErrorCode.FILE_MISMATCH,
-            path=adapter.path / ADAPTER_WEIGHTS,
+            ErrorCode.FILE_MISMATCH,
             tensors=tuple(missing),
             unexpected=tuple(unexpected),
         )
@@ -295,11 +293,11 @@ def _wrap(peft: Any, adapter: Adapter, model: PreTrainedModel) -> Any:
 
 
 def _unmergeable(adapter: Adapter, reason: str) -> InputError:
-    return InputError(
-        f"{adapter.path / ADAPTER_CONFIG}: the adapter ({adapter.kind}) {reason}; train one that changes the weights of"
+    return InputError.of_file(
+        adapter.file,
+        f"the adapter ({adapter.kind}) {reason}; train one that changes the weights of"
         " linear layers, as LoRA does, or fine-tune the whole model",
-        code=ErrorCode.UNSUPPORTED_MODEL,
-        path=adapter.path / ADAPTER_CONFIG,
+        ErrorCode.UNSUPPORTED_MODEL,
         field="peft_type",
         value=adapter.kind,
     )
@@ -315,7 +313,6 @@ def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tenso
 
 def _difference(expected: list[Tensor], outputs: list[Tensor]) -> float:
     """The largest difference of outputs, as a share of the largest value of the output; may be NaN."""
-    shares = [
-        (after - before).abs().max() / before.abs().max() for before, after in zip(expected, outputs, strict=True)
-    ]
+    pairs = zip(expected, outputs, strict=True)
+    shares = [(after - before).abs().max() / before.abs().max() for before, after in pairs]
     return float(torch.stack(shares).max()) if shares else float("nan")

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from compressor.model_folder.configuration import CONFIG, read_json
+from compressor.model_folder.files import CONFIG, read_json
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_modules import module_folders, save_layers
 from compressor.models.classifiers import has_default_names, several_answers

@@ -68,7 +68,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.
     """
     if folder.example:
-        rows = _rows_of_example(folder, len(next(iter(folder.example.values())))).sized(batch, seq, first=seed)
+        rows = _rows_of(folder, folder.example).sized(batch, seq, first=seed)
         return {name: torch.from_numpy(array) for name, array in rows.items()}
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     with torch.random.fork_rng(devices=[]):
@@ -94,19 +94,14 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 def example_rows(folder: ModelFolder) -> ExampleRows:
     """The inputs that a graph of the model carries: those of its example, else `example_inputs`."""
     if folder.example:
-        return _rows_of_example(folder, _ROWS)
-    inputs = example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH))
-    rows = _rows_of(folder, {name: value.numpy() for name, value in inputs.items()})
+        return _rows_of(folder, {name: value[:_ROWS] for name, value in folder.example.items()})
+    rows = _rows_of(folder, example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH)))
     return dataclasses.replace(rows, image_positions=len(_image_tokens(folder.config)))
 
 
-def _rows_of_example(folder: ModelFolder, count: int) -> ExampleRows:
-    """The first rows of a folder's example."""
-    return _rows_of(folder, {name: value[:count].numpy() for name, value in folder.example.items()})
-
-
-def _rows_of(folder: ModelFolder, inputs: Mapping[str, np.ndarray]) -> ExampleRows:
+def _rows_of(folder: ModelFolder, tensors: Mapping[str, Tensor]) -> ExampleRows:
     """Inputs with the ids among them that are markers."""
+    inputs = {name: tensor.numpy() for name, tensor in tensors.items()}
     ids = {token for name, array in inputs.items() if name.endswith("input_ids") for token in np.unique(array).tolist()}
     if not ids:
         return ExampleRows(inputs)
@@ -128,10 +123,10 @@ def _rows_without_tokenizer(inputs: Mapping[str, np.ndarray]) -> ExampleRows:
 
 def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
     name = type(folder.model).__name__
-    return InputError(
-        f"{folder.path}: {name} {reason}; give inputs that it runs on (--inputs FILE.npz)",
-        code=ErrorCode.UNSUPPORTED_MODEL,
-        path=folder.path,
+    return InputError.of_file(
+        folder.path,
+        f"{name} {reason}; give inputs that it runs on (--inputs FILE.npz)",
+        ErrorCode.UNSUPPORTED_MODEL,
         **details,
     )
 
@@ -230,10 +225,10 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
     """Token ids `[batch, seq]` after the tokens of an image, and the mask and token types if the model reads them."""
     limit = token_limit(folder.model)
     if limit is not None and seq > limit:
-        raise InputError(
-            f"{folder.path}: the model reads at most {limit} tokens, {seq} were requested; lower --seq",
-            code=ErrorCode.OUT_OF_RANGE,
-            path=folder.path,
+        raise InputError.of_file(
+            folder.path,
+            f"the model reads at most {limit} tokens, {seq} were requested; lower --seq",
+            ErrorCode.OUT_OF_RANGE,
             field="seq",
             value=seq,
             maximum=limit,
@@ -304,8 +299,8 @@ def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        text = f"{path}: no such file; write the inputs of the model with numpy.savez"
-        raise InputError(text, code=ErrorCode.FILE_MISSING, path=path, field="inputs")
+        text = "no such file; write the inputs of the model with numpy.savez"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="inputs")
     arrays = read_arrays(path)
     parameters = list(inspect.signature(model.forward).parameters)
     for name, array in arrays.items():

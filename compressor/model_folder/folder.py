@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.config.own_tasks import OwnTask
+from compressor.config.tasks import OwnTask
 from compressor.graph.signature import file_model
 from compressor.model_folder.processor import ImageSize
 from compressor.model_folder.sentence_modules import SentenceModules

@@ -37,30 +37,23 @@ PATCH_POSITIONS = frozenset(("spatial_shapes", "pixel_position_ids"))
 def example_signal(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:
     """A batch of images, videos or sound of the size that the configuration defines.
 
+    Images are `[batch, channel, height, width]`, videos `[batch, frame, channel, height, width]`.
+
     Args:
         name: one of `SIGNALS`.
         model: the model that reads it.
         task: optimum's name of the model's task.
         batch: examples.
     """
-    if name in (IMAGES, VIDEOS):
-        return _example_images(name, model, task, batch)
-    return _example_sound(name, model, task, batch)
-
-
-def _example_images(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:
-    """Images `[batch, channel, height, width]`; videos `[batch, frame, channel, height, width]`."""
-    config = _vision_config(model.config)
+    if name not in (IMAGES, VIDEOS):
+        return _example_sound(name, model, task, batch)
+    config, parts = model.config, [getattr(model.config, part) for part in _VISION_PARTS if hasattr(model.config, part)]
+    sized = next((part for part in (config, *parts) if getattr(part, "image_size", None)), None)
+    config = sized or getattr(config, "vision_config", config)
     frames = next((getattr(config, count) for count in _FRAME_COUNTS if getattr(config, count, None)), None)
     count = batch * (frames or 1)
     images = optimum.DummyVisionInputGenerator(task, _normalize(config), batch_size=count).generate(IMAGES)
     return images if frames is None else images.unflatten(0, (batch, frames))
-
-
-def _vision_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration that has the size of images, or all of it if none has."""
-    parts = [config, *(getattr(config, part) for part in _VISION_PARTS if hasattr(config, part))]
-    return next((part for part in parts if getattr(part, "image_size", None)), getattr(config, "vision_config", config))
 
 
 def _example_sound(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:

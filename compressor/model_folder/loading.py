@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,21 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.config.graph_file import graph_of
-from compressor.config.own_tasks import load_own_task
-from compressor.config.tasks import SEQUENCE_CLASSIFIERS
+from compressor.config.sections import graph_of
+from compressor.config.tasks import SEQUENCE_CLASSIFIERS, load_own_task
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter, merge_adapter
 from compressor.model_folder.companions import COMPANIONS, notes_on_files, vocabulary_files
-from compressor.model_folder.configuration import MODULES, load_config, read_config
 from compressor.model_folder.example_inputs import example_inputs as make_inputs
 from compressor.model_folder.example_inputs import read_example
+from compressor.model_folder.files import (
+    MODULES,
+    WeightFiles,
+    check_finite,
+    check_weight_files,
+    load_config,
+    read_config,
+)
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.model_class import model_class
@@ -46,7 +52,6 @@ from compressor.model_folder.sentence_modules import (
     read_reranker_modules,
     read_sentence_modules,
 )
-from compressor.model_folder.weight_checks import WeightFiles, check_finite, check_weight_files
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import copy_of
 from compressor.results import Note, NoteCode
@@ -128,11 +133,13 @@ def load_unchanged(
         model, notes = load_network(
             parts.weights, cls, config, remote=parts.remote, with_summary=modules is None, supplied=supplied
         )
-        processor = _load_processor(parts, name, trust_remote_code)
+        folders = [parts.path] if parts.adapter is None else [parts.path, parts.adapter.base]
+        is_of_images = name == IMAGE_CLASSIFICATION
+        loaded = (load_processor(folder, trust_remote_code, images=is_of_images) for folder in folders)
+        processor = next((processor for processor in loaded if processor is not None), None)
     if needs_processor and model.main_input_name == "input_ids":
         require_processor(processor, parts.path)
     set_padding_token(model, name, processor)
-    reads_images = name == IMAGE_CLASSIFICATION and processor is not None
     folder = ModelFolder(
         path=parts.path,
         model=model,
@@ -144,7 +151,7 @@ def load_unchanged(
         notes=notes,
         example={} if inputs is None else read_example(inputs, model),
         own_task=own_task,
-        image_size=readable_size(parts.path, model, processor) if reads_images else None,
+        image_size=readable_size(parts.path, model, processor) if is_of_images and processor is not None else None,
     )
     return _complete(folder, parts, modules, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
 
@@ -158,11 +165,11 @@ def _find_parts(path: Path, allow_pickle: bool, trust_remote_code: bool) -> _Par
         read_config(weights)
     has_code = bool(raw.get("auto_map"))
     if has_code and not trust_remote_code:
-        raise InputError(
-            f"{path}: the folder has its own Python code (auto_map in config.json), which runs only with permission;"
+        raise InputError.of_file(
+            path,
+            "the folder has its own Python code (auto_map in config.json), which runs only with permission;"
             " read it, then add --trust-remote-code",
-            code=ErrorCode.UNSAFE_CODE,
-            path=path,
+            ErrorCode.UNSAFE_CODE,
             field="trust_remote_code",
         )
     return _Parts(path, adapter, config, check_weight_files(weights, raw, allow_pickle), has_code)
@@ -191,25 +198,22 @@ def _choose_class(
     return cls, name, reranker
 
 
-def _load_processor(parts: _Parts, task: str, trust_remote_code: bool) -> Any:
-    """The tokenizer or processor of a folder, else that of the base of its adapter; None if neither has one."""
-    folders = [parts.path] if parts.adapter is None else [parts.path, parts.adapter.base]
-    loaded = (load_processor(folder, trust_remote_code, images=task == IMAGE_CLASSIFICATION) for folder in folders)
-    return next((processor for processor in loaded if processor is not None), None)
-
-
 def _complete(
     folder: ModelFolder, parts: _Parts, modules: SentenceModules | RerankerModules | None, **options: bool
 ) -> ModelFolder:
     """A folder whose adapter is merged into its model, and whose modules surround it."""
     model, weights, sentence = folder.model, parts.weights.folder, None
     check_finite(weights, model)
-    if parts.adapter is not None:
-        model = merge_adapter(parts.adapter, model, make_inputs(folder, *_EXAMPLE))
+    merged: tuple[Note, ...] = ()
+    if (adapter := parts.adapter) is not None:
+        model = merge_adapter(adapter, model, make_inputs(folder, *_EXAMPLE))
+        hint = "; if they contain it already, move it out of the folder" if adapter.base == adapter.path else ""
+        text = f"{adapter.file}: the adapter ({adapter.kind}) is merged into the weights of {adapter.base}{hint}"
+        merged = (Note(text=text, code=NoteCode.ADAPTER_MERGED),)
     if modules is not None:
         model = modules.wrap(parts.modules, model, folder.processor, **options)
         sentence = modules if isinstance(modules, SentenceModules) else None
-    notes = (*_adapter_notes(parts.adapter), *folder.notes, *_file_notes(parts, folder.processor))
+    notes = (*merged, *folder.notes, *_file_notes(parts, folder.processor))
     task = folder.task if sentence is None else SENTENCE_SIMILARITY
     logger.debug("%s: loaded %s for %s", folder.path, type(model).__name__, task)
     return replace(
@@ -221,24 +225,13 @@ def _complete(
         sentence=sentence,
         notes=notes,
         base=None if weights == folder.path else weights,
-        needs_weights=parts.adapter is not None or any(note.code in _NEED_WEIGHTS for note in notes),
+        needs_weights=adapter is not None or any(note.code in _NEED_WEIGHTS for note in notes),
     )
 
 
-def _adapter_notes(adapter: Adapter | None) -> tuple[Note, ...]:
-    """A note on an adapter that was merged."""
-    if adapter is None:
-        return ()
-    file = adapter.path / ADAPTER_CONFIG
-    hint = "; if they contain it already, move it out of the folder" if adapter.base == adapter.path else ""
-    text = f"{file}: the adapter ({adapter.kind}) is merged into the weights of {adapter.base}{hint}"
-    return (Note(text=text, code=NoteCode.ADAPTER_MERGED),)
-
-
-def _file_notes(parts: _Parts, processor: Any) -> tuple[Note, ...]:
+def _file_notes(parts: _Parts, processor: Any) -> Iterator[Note]:
     """Notes on the files of the folder, and of that of its weights, that are not read."""
     path, files, adapter = parts.path, parts.weights, parts.adapter
-    notes: list[Note] = []
     for folder in dict.fromkeys((path, files.folder)):
         read = [*COMPANIONS, *vocabulary_files(processor)]
         read += [f"{module.partition('/')[0]}/" for module in module_folders(folder)]
@@ -248,8 +241,7 @@ def _file_notes(parts: _Parts, processor: Any) -> tuple[Note, ...]:
             read += [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
         elif adapter is not None and path.resolve().is_relative_to(folder.resolve()):
             read.append(f"{path.resolve().relative_to(folder.resolve()).parts[0]}/")
-        notes += notes_on_files(folder, read)
-    return tuple(notes)
+        yield from notes_on_files(folder, read)
 
 
 def load(path: str | Path, **options: Any) -> ModelFolder:
@@ -272,12 +264,7 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
     graph = graph_of(Path(path))
     if graph is not None:
         return load_graph(
-            Path(path),
-            graph,
-            task=options.get("task"),
-            tokenizer=tokenizer,
-            inputs=options.get("inputs"),
-            rows=rows,
+            Path(path), graph, task=options.get("task"), tokenizer=tokenizer, inputs=options.get("inputs"), rows=rows
         )
     folder = load_unchanged(path, **options)
     notes = attend_by_masks(folder.model)
@@ -296,7 +283,7 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
     """
     unused = _unused.get(folder.model)
     # Training changes weights in place, and with them those that are shared.
-    if unused is None or not (trained or _is_unchanged(*unused)):
+    if unused is None or not (trained or _checksums(unused[0], unused[1]) == unused[1]):
         unused = _unused[folder.model] = _load_unused(folder)
     fresh = copy_of(unused[0])
     if trained:
@@ -308,36 +295,30 @@ def fresh_model(folder: ModelFolder, *, trained: bool = False) -> PreTrainedMode
     return fresh
 
 
-def _is_unchanged(model: nn.Module, shared: Mapping[str, int]) -> bool:
-    """Whether no shared parameter has changed since it was shared."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return all(_checksum(parameters[name]) == checksum for name, checksum in shared.items())
-
-
 def _load_unused(folder: ModelFolder) -> tuple[PreTrainedModel, Mapping[str, int]]:
     """The model of a folder, which shares the parameters of `folder.model` that have not been trained."""
     if folder.load_again is None:
         return copy_of(folder.model, with_weights=True), {}
     model = folder.load_again().model
-    shared = _share_equal_weights(model, folder.model)
-    return model, {name: _checksum(parameter) for name, parameter in shared.items()}
+    return model, _checksums(model, _share_equal_weights(model, folder.model))
 
 
-def _share_equal_weights(model: nn.Module, source: nn.Module) -> dict[str, nn.Parameter]:
-    """Replace parameters of a model by equal ones of `source`, to keep one copy in memory; returns them by name."""
+def _share_equal_weights(model: nn.Module, source: nn.Module) -> list[str]:
+    """Replace parameters of a model by equal ones of `source`, to keep one copy in memory; returns their names."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(source.named_parameters(remove_duplicate=False))
-    shared = {}
+    shared = []
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         twin = parameters.get(name)
         if twin is not None and twin.shape == parameter.shape and torch.equal(twin.to(parameter.device), parameter):
             path, _, leaf = name.rpartition(".")
             setattr(modules[path], leaf, twin)
-            shared[name] = twin
+            shared.append(name)
     return shared
 
 
-def _checksum(parameter: nn.Parameter) -> int:
-    """A checksum of the values; a tensor's version counter misses what is written to `parameter.data`."""
-    values = parameter.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(values.view(torch.uint8).numpy().data)
+def _checksums(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
+    """Name -> checksum of a parameter's values; a tensor's version counter misses what is written to its `data`."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    values = ((name, parameters[name].detach().cpu().contiguous().reshape(-1)) for name in names)
+    return {name: zlib.crc32(tensor.view(torch.uint8).numpy().data) for name, tensor in values}

@@ -16,8 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from compressor import models
-from compressor.config.own_tasks import entry_point_names
-from compressor.config.tasks import TASK_NAMES, TASKS
+from compressor.config.tasks import TASK_NAMES, TASKS, entry_point_names
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
@@ -74,10 +73,10 @@ def model_class(
     if named_class is not None:
         inferred = _infer_task(named_class)
         if inferred is None:
-            raise InputError(
-                f"{folder}: the task of {name} is unknown; name it, e.g. --task text-classification",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=folder,
+            raise InputError.of_file(
+                folder,
+                f"the task of {name} is unknown; name it, e.g. --task text-classification",
+                ErrorCode.UNSUPPORTED_MODEL,
                 field="task",
                 model_class=name,
             )
@@ -118,8 +117,13 @@ def task_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[s
 
 def class_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[str, str] | None:
     """The class with exactly these tensors, and its task; None if no or several classes of the family have them."""
+    mappings = [value for name, value in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
+    entries = [mapping[config.model_type] for mapping in mappings if config.model_type in mapping]
+    registered = dict.fromkeys(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry))
     fitting = []
-    for cls in _registered_classes(config.model_type):
+    for cls in (getattr(transformers, name, None) for name in registered):
+        if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
+            continue
         try:
             tensors = set(_empty(cls, config).state_dict())
         except Exception:  # the configuration does not suit the class
@@ -131,15 +135,6 @@ def class_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[
     ((cls, task),) = fitting
     loaded = _class_of_family(_auto_class(task, task, config), config)
     return (cls.__name__, _task_name(task, config)) if loaded is cls else None
-
-
-def _registered_classes(family: str) -> list[type[PreTrainedModel]]:
-    """The classes that the auto classes of transformers have for a family."""
-    mappings = [value for name, value in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
-    entries = [mapping[family] for mapping in mappings if family in mapping]
-    names = dict.fromkeys(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry))
-    classes = (getattr(transformers, name, None) for name in names)
-    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, PreTrainedModel)]
 
 
 def _tied(cls: Any, names: Collection[str]) -> set[str]:

@@ -13,8 +13,8 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.files import WeightFiles
 from compressor.model_folder.model_class import class_of_tensors, label_count, task_of_tensors
-from compressor.model_folder.weight_checks import WeightFiles
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
 from graph_passes.errors import listed
@@ -108,11 +108,11 @@ def _read(
         )
     except Exception as error:
         # E.g. contradicting sizes, or a damaged pickle.
-        raise InputError(
-            f"{files.folder}: the weights cannot be loaded as {cls.__name__} ({one_line(error)}); save model and"
+        raise InputError.of_file(
+            files.folder,
+            f"the weights cannot be loaded as {cls.__name__} ({one_line(error)}); save model and"
             " configuration together",
-            code=ErrorCode.FILE_MISMATCH,
-            path=files.folder,
+            ErrorCode.FILE_MISMATCH,
             model_class=cls.__name__,
             reason=one_line(error),
         ) from error
@@ -165,11 +165,10 @@ def _missing_error(
     else:
         advice = "copy the file of the whole model"
     content = f"has {listed(unexpected, 3)}, which {name} does not know, but " if unexpected else "has "
-    return InputError(
-        f"{files.path}: {content}no weights for {listed(missing, 3)}, which {'it' if unexpected else name} needs;"
-        f" {advice}",
-        code=ErrorCode.WEIGHTS_MISSING,
-        path=files.path,
+    return InputError.of_file(
+        files.path,
+        f"{content}no weights for {listed(missing, 3)}, which {'it' if unexpected else name} needs; {advice}",
+        ErrorCode.WEIGHTS_MISSING,
         tensors=tuple(missing),
         unexpected=tuple(unexpected),
         model_class=name,

@@ -45,8 +45,8 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
         return None  # only runs that read rows need the libraries of a processor; see `require_processor`
     except Exception as error:
         # Any value in the files of a tokenizer or processor can raise any error.
-        text = f"{path}: its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again"
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, reason=one_line(error)) from error
+        text = f"its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE, reason=one_line(error)) from error
 
 
 def require_processor(processor: Any, path: Path, *, images: bool = False) -> None:
@@ -68,17 +68,10 @@ def require_processor(processor: Any, path: Path, *, images: bool = False) -> No
         try:
             _load(path, False, images)
         except ImportError as error:
-            raise TargetMissingError(
-                f"{path}: a library that its {kind} needs is missing ({one_line(error)}); install the library",
-                code=ErrorCode.PACKAGE_MISSING,
-                path=path,
-                reason=one_line(error),
-            ) from error
-    raise InputError(
-        f"{path}: no {kind}; save that of the model there ({kind.replace(' ', '_')}.save_pretrained)",
-        code=ErrorCode.FILE_MISSING,
-        path=path / (PREPROCESSOR if images else "tokenizer.json"),
-    )
+            text = f"{path}: a library that its {kind} needs is missing ({one_line(error)}); install the library"
+            raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, path=path, reason=one_line(error)) from error
+    text = f"{path}: no {kind}; save that of the model there ({kind.replace(' ', '_')}.save_pretrained)"
+    raise InputError(text, code=ErrorCode.FILE_MISSING, path=path / (PREPROCESSOR if images else "tokenizer.json"))
 
 
 def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
@@ -174,4 +167,4 @@ def _size_text(shape: tuple[int, ...]) -> str:
 
 
 def _refuse(file: Path, text: str, code: ErrorCode) -> InputError:
-    return InputError(f"{file}: {text}", code=code, path=file, field="size")
+    return InputError.of_file(file, f"{text}", code, field="size")

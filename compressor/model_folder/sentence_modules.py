@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,12 +18,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.configuration import CONFIG, MODULES, damaged, read_json, read_object
-from compressor.model_folder.weight_checks import PICKLED_WEIGHTS, SAFE_WEIGHTS, check_finite, check_weight_files
+from compressor.model_folder.files import (
+    CONFIG,
+    MODULES,
+    PICKLED_WEIGHTS,
+    SAFE_WEIGHTS,
+    check_finite,
+    check_weight_files,
+    damaged,
+    read_json,
+    read_object,
+)
 from compressor.models.pooled_encoder import ACTIVATIONS, POOLINGS, DenseLayer, NormLayer
 from compressor.models.rerankers import Answers, CausalReranker, HeadLayer, ModuleReranker
 from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.silence_libraries import one_line
+
+EncoderT = TypeVar("EncoderT", bound=Any)
 
 EMBEDDING, SCORES = "sentence_embedding", "scores"
 """The library's names of what modules after the pooling read and write."""
@@ -51,7 +62,7 @@ _ANSWERS = "LogitScore"
 _LAYERS = (_DENSE, _NORM, _DROPOUT)
 _RERANKER = "CrossEncoder"
 _RERANKER_ORDER = f"{_TRANSFORMER}, {_POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
-_WEIGHT, _BIAS, _RESIDUAL = "linear.weight", "linear.bias", "residual.weight"
+_DENSE_TENSORS = _WEIGHT, _RESIDUAL, _BIAS = "linear.weight", "residual.weight", "linear.bias"
 _NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"
 
 
@@ -100,16 +111,11 @@ class SentenceModules(SentenceTexts):
     def wrap(
         self, path: Path, encoder: PreTrainedModel, processor: Any, *, pool_in_graph: bool, allow_pickle: bool
     ) -> SentenceEncoder:
-        """The encoder of a folder with its pooling and dense layers; the tokenizer gets the folder's maximum length.
-
-        Raises:
-            InputError: the first token is pooled, and the tokenizer pads on the left; or a layer cannot be used.
-        """
+        """The encoder of a folder with its pooling; see `complete`."""
         model = SentenceEncoder(encoder, self.pooling, normalize=self.normalize, pool_in_graph=pool_in_graph)
-        completed: SentenceEncoder = self.complete(path, model, processor, allow_pickle=allow_pickle)
-        return completed
+        return self.complete(path, model, processor, allow_pickle=allow_pickle)
 
-    def complete(self, path: Path, model: Any, processor: Any, *, allow_pickle: bool = False) -> Any:
+    def complete(self, path: Path, model: EncoderT, processor: Any, *, allow_pickle: bool = False) -> EncoderT:
         """An encoder with the dense layers of a folder, whose tokenizer gets the folder's maximum length.
 
         Raises:
@@ -125,10 +131,10 @@ def _prepare_tokenizer(path: Path, processor: Any, pooling: str, max_tokens: int
     """Set the maximum length of a tokenizer; raise InputError if it pads on the left, and the first token is pooled."""
     if pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
         text = (
-            f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
+            "the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
             " with padding on the right"
         )
-        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="padding_side", value="left")
+        raise InputError.of_file(path, text, ErrorCode.UNSUPPORTED_MODEL, field="padding_side", value="left")
     if processor is not None and max_tokens is not None:
         processor.model_max_length = min(processor.model_max_length, max_tokens)
 
@@ -186,13 +192,13 @@ def _text_settings(folder: Path) -> dict[str, Any]:
 
 def module_folders(folder: Path) -> tuple[str, ...]:
     """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
-    paths = [PurePosixPath(path) for _, path in _listed_modules(folder)]
-    return tuple(str(path) for path in paths if path.parts and _is_inside(path))
+    paths = (PurePosixPath(path) for _, path in _listed_modules(folder))
+    return tuple(str(path) for path in paths if path.parts and not _is_outside(path))
 
 
-def _is_inside(path: PurePosixPath) -> bool:
-    """Whether a path that a model names stays in its folder."""
-    return not path.is_absolute() and ".." not in path.parts
+def _is_outside(path: PurePosixPath) -> bool:
+    """Whether a path that a model names leaves its folder."""
+    return path.is_absolute() or ".." in path.parts
 
 
 def _listed_modules(folder: Path) -> list[tuple[str, str]]:
@@ -219,10 +225,10 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
     modules = _listed_modules(folder)
     names = [name for name, _ in modules]
-    unknown = next((name for name in names if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE)), None)
-    if unknown is not None:
-        text = f"the module {unknown} is not supported; use a model that consists of {_ENCODER_ORDER}"
-        raise _unsupported(file, "type", unknown, text)
+    for name in names:
+        if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE):
+            text = f"the module {name} is not supported; use a model that consists of {_ENCODER_ORDER}"
+            raise _unsupported(file, "type", name, text)
     if not _ORDER.fullmatch(" ".join(names)):
         listed = ", ".join(names)
         text = f"the modules are {listed or 'missing'}; use a model that consists of {_ENCODER_ORDER}, in this order"
@@ -234,7 +240,7 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
 def _require_inside(folder: Path, paths: Sequence[str]) -> None:
     """Raise InputError unless the first module is in the folder itself, and the others are below it."""
     file = folder / MODULES
-    outside = next((path for path in paths if not _is_inside(PurePosixPath(path))), None)
+    outside = next((path for path in paths if _is_outside(PurePosixPath(path))), None)
     if outside is not None:
         raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
     if paths[0]:
@@ -315,11 +321,11 @@ class RerankerModules:
             try:
                 return CausalReranker(encoder, self.answers).eval()
             except (ValueError, IndexError, AttributeError) as error:
-                raise InputError(
-                    f"{path}: {type(encoder).__name__} cannot score pairs by the logits of two tokens"
+                raise InputError.of_file(
+                    path,
+                    f"{type(encoder).__name__} cannot score pairs by the logits of two tokens"
                     f" ({one_line(error)}); use a reranker with a classifier, or name another task (--task causal-lm)",
-                    code=ErrorCode.UNSUPPORTED_MODEL,
-                    path=path,
+                    ErrorCode.UNSUPPORTED_MODEL,
                 ) from error
         width: int = encoder.config.get_text_config().hidden_size
         layers: list[HeadLayer] = []
@@ -406,20 +412,12 @@ def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: st
     config = read_object(file, required=True)
     activation = _activation(file, config, writes)
     tensors = _tensors(folder, allow_pickle)
-    weight, bias, residual = tensors.get(_WEIGHT), tensors.get(_BIAS), tensors.get(_RESIDUAL)
-    known = sum(tensor is not None for tensor in (weight, bias, residual))
-    if weight is None or weight.dim() != 2 or weight.shape[1] != width or len(tensors) != known:
-        raise _mismatch(folder, tensors, f"{_WEIGHT} [width, {width}]")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise _mismatch(folder, tensors, f"{_BIAS} [{len(weight)}]")
-    is_residual = bool(config.get("use_residual", False))
-    if (residual is not None) != (is_residual and len(weight) != width) or (
-        residual is not None and residual.shape != weight.shape
-    ):
-        raise _mismatch(folder, tensors, f"{_RESIDUAL} {list(weight.shape)} where widths differ, and none elsewhere,")
-    weight, bias, residual = (
-        None if tensor is None else tensor.detach().float() for tensor in (weight, bias, residual)
-    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    rows, is_residual = next(iter(shapes.get(_WEIGHT, ())), 0), bool(config.get("use_residual", False))
+    needed = dict.fromkeys((_WEIGHT, *([_RESIDUAL] if is_residual and rows != width else ())), (rows, width))
+    if shapes not in (needed, {**needed, _BIAS: (rows,)}):
+        raise _mismatch(folder, tensors, f"{' and '.join(needed)} [width, {width}], with {_BIAS} [width] or without,")
+    weight, residual, bias = (None if part is None else part.float() for part in map(tensors.get, _DENSE_TENSORS))
     assert weight is not None
     layer = DenseLayer(weight, bias, activation, is_residual=is_residual, residual=residual)
     check_finite(folder, layer)
@@ -432,7 +430,7 @@ def _load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLay
     weight, bias = tensors.get(_NORM_WEIGHT), tensors.get(_NORM_BIAS)
     if weight is None or bias is None or weight.shape != (width,) or bias.shape != (width,):
         raise _mismatch(folder, tensors, f"{_NORM_WEIGHT} and {_NORM_BIAS} [{width}]")
-    layer = NormLayer(weight.detach().float(), bias.detach().float())
+    layer = NormLayer(weight.float(), bias.float())
     check_finite(folder, layer)
     return layer
 
@@ -440,15 +438,12 @@ def _load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLay
 def save_layers(layers: Iterable[DenseLayer | NormLayer], folders: Iterable[Path]) -> None:
     """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
     for layer, folder in zip(layers, folders, strict=True):
-        tensors = (
-            {_NORM_WEIGHT: layer.weight, _NORM_BIAS: layer.bias}
-            if isinstance(layer, NormLayer)
-            else {_WEIGHT: layer.weight, _BIAS: layer.bias, _RESIDUAL: layer.residual}
-        )
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None},
-            folder / SAFE_WEIGHTS,
-        )
+        if isinstance(layer, NormLayer):
+            tensors = {_NORM_WEIGHT: layer.weight, _NORM_BIAS: layer.bias}
+        else:
+            tensors = {_WEIGHT: layer.weight, _BIAS: layer.bias, _RESIDUAL: layer.residual}
+        contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
+        save_file(contents, folder / SAFE_WEIGHTS)
 
 
 def _activation(file: Path, config: Mapping[str, object], writes: str) -> str:
@@ -481,21 +476,21 @@ def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
         raise damaged(file, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise damaged(file, ValueError("no tensors by name"))
-    return tensors
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _invalid(file: Path, name: str, value: object, problem: str) -> InputError:
     """The error of a key whose value the library does not write, e.g. because it "is not a text"."""
-    text = f"{file}: {name} ({value!r:.40}) {problem}; correct it or copy the file again"
-    return InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, field=name, value=value)
+    text = f"{name} ({value!r:.40}) {problem}; correct it or copy the file again"
+    return InputError.of_file(file, text, ErrorCode.FILE_UNREADABLE, field=name, value=value)
 
 
 def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
     """The error of a value that the library writes, and that cannot be used here; the problem says what to use."""
-    return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, field=name, value=value)
+    return InputError.of_file(file, f"{problem}", ErrorCode.UNSUPPORTED_MODEL, field=name, value=value)
 
 
 def _mismatch(folder: Path, tensors: Mapping[str, Tensor], expected: str) -> InputError:
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-    text = f"{folder}: the weights are {shapes or 'missing'}, where {expected} is needed; {_SAVE}"
-    return InputError(text, code=ErrorCode.FILE_MISMATCH, path=folder)
+    text = f"the weights are {shapes or 'missing'}, where {expected} is needed; {_SAVE}"
+    return InputError.of_file(folder, text, ErrorCode.FILE_MISMATCH)

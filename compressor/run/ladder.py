@@ -11,12 +11,12 @@ from typing import Any
 
 from compressor import report as reports
 from compressor.config.fields import flag_of
-from compressor.config.own_tasks import load_own_task
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of
 from compressor.config.steps import Distill, parts_of
+from compressor.config.tasks import load_own_task
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, InputError, UsageError
 from compressor.model_folder import source_folders
 from compressor.progress import Listener, NullListener

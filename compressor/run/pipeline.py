@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor.config.fields import fields_with, flag_of
-from compressor.config.recipe_fields import FIELDS
 from compressor.config.run import Recipe
-from compressor.config.sections import ROW_SOURCES, EngineConfig
+from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units, parts_of
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, drops_unread, require_complete

@@ -20,9 +20,9 @@ import numpy as np
 
 from compressor import report as reports
 from compressor.config.fields import extra_of
-from compressor.config.own_tasks import is_own_task
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
+from compressor.config.tasks import is_own_task
 from compressor.engines.build import ShrunkGraph, Variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, SYMMETRIC, Choice
 from compressor.engines.matmul_times import MatmulTimes

@@ -13,7 +13,6 @@ from typing import Any
 from accelerate import PartialState
 
 from compressor.block_masks.train_masked import MAPS
-from compressor.config.fields import fields_with
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig, SourceConfig
 from compressor.config.steps import Step
@@ -27,7 +26,6 @@ from compressor.tasks import Data
 from compressor.workdir import ATTEMPTS, read_json, write_json
 
 _KEY = "key.json"
-_DECIDES = "decides_plan"
 
 
 def open_stores(
@@ -87,8 +85,7 @@ def step_keys(steps: Sequence[Step], recipe: Recipe, hashes: Mapping[str, Any]) 
         recipe: the settings of the run.
         hashes: of the model, with what surrounds it, and of the rows.
     """
-    names = {*fields_with(SourceConfig.model_fields, _DECIDES), *fields_with(RowsConfig.model_fields, _DECIDES)}
-    names.add("match_dense")
+    names = {*SourceConfig.model_fields, *RowsConfig.model_fields, "match_dense"} - {"inputs"}
     values = recipe.flat()
     content: dict[str, Any] = {**{name: value for name, value in values.items() if name in names}, **hashes}
     keys: dict[str, str] = {}

@@ -10,8 +10,8 @@ from typing import Any
 import graph_passes
 from compressor import report as reports
 from compressor.block_masks.attention_maps import MAPS_FILE, shares_by_kind
-from compressor.config.own_tasks import OwnTask
 from compressor.config.recipe_file import command_line
+from compressor.config.tasks import OwnTask
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.model_folder import save_companions

@@ -28,7 +28,7 @@ class Task(ABC):
     """A task of a model folder.
 
     A task is a class in its own module and a line in `compressor.config.tasks.TASKS`, or a class outside of this
-    package (`compressor.config.own_tasks`). The class declares its columns, collation, scored outputs, and metrics with
+    package (`compressor.config.tasks`). The class declares its columns, collation, scored outputs, and metrics with
     their units. Every task is created from three arguments: `folder`, whose tokenizer or processor encodes rows, and
     whose configuration names classes; `request`, the columns and the maximum length of a recipe; and `metric`.
 

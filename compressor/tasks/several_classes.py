@@ -19,7 +19,7 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.companions import THRESHOLD_FILES
-from compressor.model_folder.configuration import read_json
+from compressor.model_folder.files import read_json
 from compressor.models.classifiers import class_names, has_default_names
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.tasks.labelled_rows import LabelledRows

@@ -113,7 +113,7 @@ def _walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.expr
 
 def _constructs(call: ast.Call) -> bool:
     name = ast.unparse(call.func)
-    return name.endswith(_CONSTRUCTORS) or name in _FACTORIES
+    return name.endswith((*_CONSTRUCTORS, ".of_file")) or name in _FACTORIES
 
 
 def _advising_texts(node: ast.AST) -> Iterator[str]:

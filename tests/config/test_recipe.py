@@ -202,7 +202,7 @@ def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
     dashed = {name.replace("_", "-") for name in FIELDS}
     assert set(schema["properties"]) == {*FIELDS, *dashed, *SECTIONS, "steps"}
     assert schema["properties"]["method"]["enum"] == list(METHODS)
-    assert not {"heading", "decides_plan", "runs_code"} & set(schema["properties"]["kernel"])
+    assert not {"heading", "runs_code"} & set(schema["properties"]["kernel"])
     import jsonschema
 
     recipe = Recipe(model="m", data="d", keep="50%", drop_blocks_by_kind="cross=0.5", seq="8,16")

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
-from compressor.file_lock import file_lock
+from compressor.workdir import file_lock
 from tests.equivalence import inputs
 from tests.equivalence.cases import Case, Step
 from tests.equivalence.checkouts import CaseError, Checkout, environment, python

@@ -37,7 +37,7 @@ from torch import Tensor
 
 import graph_passes
 from benchmarks.machine import machine
-from compressor.config.graph_file import graph_of
+from compressor.config.sections import graph_of
 from compressor.errors import CompressorError
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program

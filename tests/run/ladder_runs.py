@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compressor.config.ladder import recipes_of
-from compressor.config.own_tasks import load_own_task
 from compressor.config.run import Recipe
+from compressor.config.tasks import load_own_task
 from compressor.report import frontier_page
 from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import Frontier

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.config.own_tasks import error_of_own_task, is_own_task, load_own_task
+from compressor.config.tasks import error_of_own_task, is_own_task, load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.tasks import Metric, make_task, open_data, statistics

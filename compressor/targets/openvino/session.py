@@ -32,12 +32,12 @@ import numpy as np
 
 from compressor.environment import bfloat16_instructions, int8_instructions, processor
 from compressor.errors import ErrorCode, InputError, TargetMissingError
-from compressor.file_lock import file_lock
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, missing_input, parse_shape
 from compressor.targets.machine import usable_cores, user_cache
 from compressor.targets.openvino.batches import EngineRequest, cut, fitting_shape, pad, sizes_of
 from compressor.targets.peak_memory import resident_bytes
+from compressor.workdir import file_lock
 
 try:
     import openvino

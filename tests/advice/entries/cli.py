@@ -56,7 +56,7 @@ def _(w: World) -> None:
     w.right("check", "dense.onnx", "--baseline", "dense.onnx")
 
 
-@advice("cli.costs _output_file invalid-value")
+@advice("cli.sites _output_file invalid-value")
 def _(w: World) -> None:
     costs = ("costs", "model", "--seq", "8", "--batch", "1")
     w.patch.setattr("compressor.run.model_costs.measure_costs", w.stop)
@@ -196,7 +196,7 @@ def _(w: World) -> None:
     w.provoked += 1  # the text is the result of the command
 
 
-@advice("cli.generate _prompts missing-value")
+@advice("cli.language_models _prompts missing-value")
 def _(w: World) -> None:
     from tests.generation.counting import write_decoder_only
 

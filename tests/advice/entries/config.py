@@ -19,7 +19,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "80%"))
 
 
-@advice("config.own_tasks error_of_own_task task-failed")
+@advice("config.tasks error_of_own_task task-failed")
 def _(w: World) -> None:
     write_tagged_inputs(w.path)
     w.patch.syspath_prepend(w.path)
@@ -30,7 +30,7 @@ def _(w: World) -> None:
     w.right(*w.run("--task", "right:Tags", "--macs", "50%"))
 
 
-@advice("config.own_tasks _refuse code")
+@advice("config.tasks _refuse code")
 def _(w: World) -> None:
     write_tagged_inputs(w.path)
     w.patch.syspath_prepend(w.path)
@@ -75,20 +75,13 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--trust-remote-code"))
 
 
-@advice("config.recipe_file check_folder_recipe unsafe-recipe #2")
+@advice("config.recipe_file check_folder_recipe unsafe-recipe")
 def _(w: World) -> None:
     w.rows("model/compress.toml", 'data = "../rows.tsv"')
     w.fails("model", "--keep", "1")
     w.right("model", "--keep", "1", "--recipe", "model/compress.toml")
     w.file("model/compress.toml").unlink()
     w.right("model", "--keep", "1", "--data", "rows.tsv")
-
-
-@advice("config.request Request.__init__ missing-value")
-def _(w: World) -> None:
-    w.fails("check", "dense.onnx")
-    w.patch.setattr("compressor.latency.check", w.stop)
-    w.right("check", "dense.onnx", "--baseline", "dense.onnx")
 
 
 @advice("config.sections EngineConfig.require_definite contradiction")

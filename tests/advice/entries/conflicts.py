@@ -65,7 +65,7 @@ conflict(
     NAMED + "--macs 50%,40%",
     NAMED + "--macs 50%",
 )
-conflict(RULES + "_check_training_rows missing-value", RUN + "--macs 50%", ROWS + "--macs 50%")
+conflict(RULES + "fact rule", RUN + "--macs 50%", ROWS + "--macs 50%")
 UNITS = "config.steps Units."
 conflict(UNITS + "speedup rule", ROWS + "--speedup 2 --latency 5ms", ROWS + "--speedup 2", ROWS + "--latency 5ms")
 conflict(
@@ -95,10 +95,10 @@ conflict(
     ROWS + "--steps '[{ heads = { keep = 1 } }, { units = { macs = 0.5 } }]'",
     PRUNED,
 )
-conflict(RULES + "_check_list_or_flags contradiction", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
-conflict(RULES + "_check_training_rows missing-value", RUN + "--steps '[{ units = { macs = 0.5 } }]'", PRUNED)
+conflict(RULES + "check text", PRUNED + " --keep 1", PRUNED, ROWS + "--keep 1")
+conflict(RULES + "fact rule", RUN + "--steps '[{ units = { macs = 0.5 } }]'", PRUNED)
 conflict(
-    RULES + "_check_distillation missing-value",
+    RULES + "begins_to_distill rule",
     ROWS + "--steps '[{ distill = { } }]'",
     ROWS + "--steps '[{ units = { macs = 0.5 } }, { distill = { } }]'",
     ROWS + "--steps \"[{ distill = { teacher = 'model' } }]\"",
@@ -108,7 +108,7 @@ conflict("config.steps steps_from invalid-value #2", ROWS + "--keep 1 --steps 4"
 
 
 conflict(
-    RULES + "_check_stored_plan contradiction",
+    RULES + "ignores_plan rule",
     "named -o out --data rows.tsv --steps '[{ units = { macs = 0.5 } }]'",
     "named -o out --data rows.tsv --steps \"[{ follow = { plan = 'named/plan.json' } }]\"",
     PRUNED,
@@ -126,7 +126,7 @@ conflict(
     PRUNED,
 )
 conflict(
-    RULES + "_check_request missing-value",
+    RULES + "requests_nothing rule",
     ROWS + "--epochs 2",
     *(ROWS + f"--{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%", "max-drop 0.1")),
     ROWS + "--epochs 2 --keep 1",
@@ -142,7 +142,7 @@ def _(w: World) -> None:
     w.right(*shlex.split(ROWS), "--recipe", file)
 
 
-@advice("config.recipe_file _check_folder_step unsafe-recipe")
+@advice("config.recipe_file check_folder_recipe unsafe-recipe")
 def _(w: World) -> None:
     w.parses()
     file = w.rows("model/compress.toml", "[[steps]]", 'heads = { method = "taylor", keep = 1, ray = "local" }')
@@ -238,12 +238,12 @@ conflict(
 )
 
 conflict(
-    RULES + "_check_training_rows missing-value",
+    RULES + "fact rule",
     RUN + "--distill --plan plan.json",
     ROWS + "--distill --plan plan.json",
 )
 conflict(
-    RULES + "_check_distillation text",
+    RULES + "begins_to_distill rule",
     ROWS + "--distill --keep 100% --precision int8",
     ROWS + "--distill --speedup 2",
     ROWS + "--distill --keep 1",
@@ -276,7 +276,7 @@ conflict(
     ROWS + "--macs 50% --distill",
 )
 
-conflict(RULES + "_check_training_rows text", RUN + "--keep 1", ROWS + "--keep 1", RUN + "--keep 1 --plan plan.json")
+conflict(RULES + "constant text", RUN + "--keep 1", ROWS + "--keep 1", RUN + "--keep 1 --plan plan.json")
 conflict(
     RULES + "max_drop rule",
     RUN + "--plan plan.json --max-drop 0.1",
@@ -288,30 +288,30 @@ conflict(
     RUN + "--plan plan.json --data more.txt",
 )
 conflict(
-    RULES + "_check_unlabelled_rows contradiction",
+    RULES + "unlabelled_data rule #2",
     ROWS + "--keep 1 --unlabelled-data more.txt",
     ROWS + "--keep 1",
     ROWS + "--macs 50% --unlabelled-data more.txt",
 )
 conflict(
-    RULES + "_check_unlabelled_rows contradiction #2",
+    RULES + "unlabelled_data rule #3",
     ROWS + "--plan plan.json --unlabelled-data more.txt",
     ROWS + "--unlabelled-data more.txt --speedup 2",
     ROWS + "--plan plan.json --unlabelled-data more.txt --distill",
     ROWS + "--plan plan.json",
 )
 conflict(
-    RULES + "_check_engine contradiction",
+    RULES + "provider rule",
     ROWS + "--keep 1 --target openvino --provider cuda",
     ROWS + "--keep 1 --target openvino",
     ROWS + "--keep 1 --target ort --provider cuda",
 )
 conflict(
-    RULES + "_check_engine contradiction #2",
+    RULES + "kernel rule",
     ROWS + "--keep 1 --target openvino --kernel kernel.so",
     ROWS + "--keep 1 --target openvino",
 )
-conflict(RULES + "_check_training_rows missing-value", RUN + "--drop-blocks 50%", ROWS + "--drop-blocks 50%")
+conflict(RULES + "fact rule", RUN + "--drop-blocks 50%", ROWS + "--drop-blocks 50%")
 conflict(
     ORDER,
     ROWS + "--drop-blocks 50% --plan plan.json",
@@ -415,7 +415,7 @@ conflict(
     ATTEMPTS % "{ units = {} }",
     IN_TIME % "{ units = {} }, { distill = {} }",
 )
-CERTIFICATE = RULES + "_check_certificate "
+CERTIFICATE = RULES + "certified rule"
 conflict(
     "config.steps constant text",
     ROWS + "--method dsp --keep 1 --certify 0.9",
@@ -423,13 +423,13 @@ conflict(
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
 )
 conflict(
-    CERTIFICATE + "contradiction #2",
+    CERTIFICATE + " #2",
     ROWS + "--max-drop 0.1 --certify 0.9 --precision int8",
     ROWS + "--max-drop 0.1 --certify 0.9",
     ROWS + "--max-drop 0.1 --precision int8",
 )
 conflict(
-    CERTIFICATE + "contradiction",
+    CERTIFICATE,
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9 --macs 50%",
     ROWS + "--method taylor --max-drop 0.1 --certify 0.9",
     ROWS + "--method taylor --max-drop 0.1 --macs 50%",
@@ -475,7 +475,7 @@ conflict(
 )
 
 GENERATE = "generate model "
-REQUEST = "config.generate GenerateRequest."
+REQUEST = "config.request GenerateRequest."
 conflict(
     REQUEST + "prompt rule",
     GENERATE + "--prompt one --batch-file rows.tsv",

@@ -14,13 +14,13 @@ from tests.tasks import pictures
 
 FILE = "dense.onnx -o out --data rows.tsv --macs 50% "
 conflict(
-    RULES + "_check_graph text",
+    RULES + "name rule #2",
     FILE + "--attention sdpa",
     FILE,
     "model -o out --attention sdpa --data rows.tsv --macs 50%",
 )
 conflict(
-    RULES + "_check_graph contradiction",
+    RULES + "tokenizer rule",
     "model -o out --data rows.tsv --macs 50% --tokenizer model",
     "model -o out --data rows.tsv --macs 50%",
 )

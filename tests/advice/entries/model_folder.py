@@ -100,7 +100,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--task", "text-classification"))
 
 
-@advice("model_folder.weight_checks check_weight_files unsafe-code")
+@advice("model_folder.files check_weight_files unsafe-code")
 def _(w: World) -> None:
     state = folders.bert().state_dict()
     (w.model / "model.safetensors").unlink()
@@ -132,7 +132,7 @@ def _(w: World) -> None:
     w.right("tagger", "--task", "token-classification", "-o", "out")
 
 
-@advice("model_folder.configuration _check_not_quantized unsupported-model")
+@advice("model_folder.files _check_not_quantized unsupported-model")
 def _(w: World) -> None:
     change_config(w, quantization_config={"quant_method": "gptq", "bits": 4})
     w.fails(*w.keep_one())
@@ -140,7 +140,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--precision", "int8"))
 
 
-@advice("model_folder.weight_checks _check_header unsupported-model")
+@advice("model_folder.files _check_header unsupported-model")
 def _(w: World) -> None:
     from safetensors.torch import save_file
 

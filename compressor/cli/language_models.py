@@ -1,10 +1,11 @@
-"""`compress generate`: generate text with the engine of a folder."""
+"""Commands of language models: `compress generate`, with the engine of a folder, and `compress train`, with memory."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from compressor.cli.commands import FieldsCommand, common, option_of, options_of
 from compressor.cli.console import Console
-from compressor.config.generate import GenerateRequest
+from compressor.config.request import GenerateRequest
+from compressor.config.train import Training
 from compressor.errors import ErrorCode, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -62,13 +64,7 @@ def generate(console: Console, folder: Path, **fields: Any) -> None:
 def _complete(runner: Runner, request: GenerateRequest, prompts: list[str], **settings: Any) -> list[str]:
     options = {name: getattr(request, name) for name in _OPTIONS}
     return runner.complete(
-        prompts,
-        chat=request.chat,
-        stop=request.stop,
-        seed=request.seed,
-        num_beams=request.beams,
-        **options,
-        **settings,
+        prompts, chat=request.chat, stop=request.stop, seed=request.seed, num_beams=request.beams, **options, **settings
     )
 
 
@@ -102,12 +98,12 @@ def _prompts(request: GenerateRequest) -> list[str]:
 def _lines(path: Path) -> Iterator[str]:
     """The lines of a file."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; write one prompt a line", code=ErrorCode.FILE_MISSING, path=path)
+        raise InputError.of_file(path, "no such file; write one prompt a line", ErrorCode.FILE_MISSING)
     lines = _decoded(path.read_bytes(), str(path)).removesuffix("\n").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             problem = f"line {number} is empty; omit it" if len(lines) > 1 else "has no prompt; write one a line"
-            raise InputError(f"{path}: {problem}", code=ErrorCode.INVALID_ROWS, path=path, row=number)
+            raise InputError.of_file(path, f"{problem}", ErrorCode.INVALID_ROWS, row=number)
         yield line.removesuffix("\r")
 
 
@@ -115,8 +111,30 @@ def _decoded(content: bytes, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{source}: byte {error.start} is not UTF-8; convert the text, e.g. with iconv -t UTF-8",
-            code=ErrorCode.FILE_UNREADABLE,
-            source=source,
-        ) from error
+        text = f"{source}: byte {error.start} is not UTF-8; convert the text, e.g. with iconv -t UTF-8"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, source=source) from error
+
+
+@click.command(cls=FieldsCommand, short_help="Train a language model with memory.")
+@click.argument("out")
+@options_of(Training, without=("out",))
+@common
+@click.pass_obj
+def train(console: Console, out: str, **fields: Any) -> None:
+    """Train a language model that reads its text in segments with a memory, and write the model folder OUT.
+
+    The same command resumes an interrupted training. A token is a word or a character of the text.
+    """
+    training = Training(out=out, **fields)
+    from compressor.results import Note, NoteCode
+    from compressor.training.train import FILE_NAME
+    from compressor.training.train import train as run
+
+    result = run(training, console)
+    summary = (
+        f"{training.out}: {training.architecture} with {result.parameters / 1e6:.1f}M parameters"
+        f" ({result.stack / 1e6:.1f}M without embeddings), {result.metric} {result.test:.4g} on the test text after"
+        f" {training.steps} steps"
+    )
+    console.result(Text(summary), {"out": str(training.out), **asdict(result)})
+    console.note(Note(text=f"the training curves are in {training.out / FILE_NAME}", code=NoteCode.FILE_WRITTEN))

@@ -1,7 +1,8 @@
-"""Check the weight files of a folder: present, complete, safe to read, and finite."""
+"""Read the files of a model folder, and check them: its configuration, and weights that are whole, safe and finite."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,103 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import AutoConfig, PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.configuration import damaged, read_json
 from compressor.silence_libraries import one_line
 
+CONFIG = "config.json"
+MODULES = "modules.json"
 SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
 _LFS = b"version https://git-lfs"
 """Beginning of a pointer of Git LFS, which stands for a large file."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of config.json.
+
+    Raises:
+        InputError: it is missing, is not a configuration of transformers, or says that the weights are quantized.
+    """
+    file = path / CONFIG
+    if not path.exists():
+        problem = "no such folder"
+    elif not path.is_dir():
+        problem = "is a file"
+    elif not file.is_file():
+        problem = "has no config.json" if any(path.iterdir()) else "is empty"
+    else:
+        problem = ""
+    if problem:
+        inner = sorted(folder.parent.name for folder in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
+        advice = f"give one of its folders that have one, e.g. {path / inner[0]}" if inner else ""
+        text = f"{problem}; {advice or 'give the folder that save_pretrained wrote'}"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING)
+    raw = read_json(file)
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
+        text = "has no model_type and is not a transformers configuration; save the model again"
+        raise InputError.of_file(file, text, ErrorCode.FILE_UNREADABLE, field="model_type")
+    _check_not_quantized(file, raw)
+    return raw
+
+
+def load_config(path: Path, remote: bool) -> PretrainedConfig:
+    """The configuration as transformers reads it; raise InputError if it cannot."""
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=remote)
+    except Exception as error:
+        # Any value of a configuration can raise any error in the class of its family.
+        text = f"cannot be used ({one_line(error)}); correct it or copy it again"
+        raise InputError.of_file(path / CONFIG, text, ErrorCode.FILE_UNREADABLE, reason=one_line(error)) from error
+
+
+def _check_not_quantized(file: Path, raw: Mapping[str, Any]) -> None:
+    """Raise InputError if the weights are quantized: integers that only the kernels of a library can read."""
+    parts = (raw, *(part for part in raw.values() if isinstance(part, dict)))
+    settings = next(filter(None, (part.get("quantization_config") for part in parts)), None)
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
+        raise InputError.of_file(
+            file,
+            f"the weights are quantized ({method or 'quantization_config'}), and only whole ones can be"
+            " compressed; give the model from which they were quantized (--precision int8 quantizes the engine)",
+            ErrorCode.UNSUPPORTED_MODEL,
+            field="quantization_config",
+            value=method,
+        )
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file; raise InputError if it is missing, or is not JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(file, error) from error
+
+
+def read_object(file: Path, *, required: bool) -> dict[str, Any]:
+    """The JSON object of a file; empty if it is missing and not required.
+
+    Raises:
+        InputError: it is required and missing, or is not a JSON object.
+    """
+    if not file.is_file():
+        if not required:
+            return {}
+        raise InputError.of_file(
+            file, f"no such file, but {MODULES} names its folder; copy it too", ErrorCode.FILE_MISSING
+        )
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise damaged(file, ValueError("no JSON object"))
+    return content
+
+
+def damaged(file: Path, error: Exception) -> InputError:
+    """The error of a file that cannot be read, with the reason."""
+    return InputError.of_file(file, f"cannot be read ({one_line(error)}); copy it again", ErrorCode.FILE_UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -81,18 +169,18 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
         raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / SAFE_WEIGHTS)
     pickled = not name.endswith((".safetensors", ".safetensors.index.json"))
     if pickled and not allow_pickle:
-        raise InputError(
-            f"{folder / name}: reading pickled weights can run code; save the model again as {SAFE_WEIGHTS}, or add"
+        raise InputError.of_file(
+            folder / name,
+            f"reading pickled weights can run code; save the model again as {SAFE_WEIGHTS}, or add"
             " --allow-pickle if you trust the file",
-            code=ErrorCode.UNSAFE_CODE,
-            path=folder / name,
+            ErrorCode.UNSAFE_CODE,
             field="allow_pickle",
         )
     files = _shards(folder, name) if name.endswith(".index.json") else [name]
     for file in files:
         if not (folder / file).is_file():
-            text = f"{folder / file}: missing, but listed in {name}; copy every shard of the model"
-            raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / file)
+            text = f"missing, but listed in {name}; copy every shard of the model"
+            raise InputError.of_file(folder / file, text, ErrorCode.FILE_MISSING)
         if not pickled:
             _check_header(folder / file)
     return WeightFiles(folder, name, tuple(files), pickled)
@@ -105,10 +193,10 @@ def check_finite(folder: Path, model: nn.Module) -> None:
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
             text = (
-                f"{folder}: {count} of {tensor.numel()} values of {name} are NaN or infinite; use a checkpoint from"
+                f"{count} of {tensor.numel()} values of {name} are NaN or infinite; use a checkpoint from"
                 " before the training diverged"
             )
-            raise InputError(text, code=ErrorCode.NOT_FINITE, path=folder, tensor=name, count=count)
+            raise InputError.of_file(folder, text, ErrorCode.NOT_FINITE, tensor=name, count=count)
 
 
 def _shards(folder: Path, name: str) -> list[str]:
@@ -120,8 +208,8 @@ def _shards(folder: Path, name: str) -> list[str]:
         raise damaged(folder / name, ValueError("no index of shards")) from error
     for file in files:
         if not isinstance(file, str) or Path(file).name != file:
-            text = f"{folder / name}: lists {file!r} outside the folder; shards must be in the folder of their index"
-            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=folder / name, value=file)
+            text = f"lists {file!r} outside the folder; shards must be in the folder of their index"
+            raise InputError.of_file(folder / name, text, ErrorCode.FILE_UNREADABLE, value=file)
     return files
 
 
@@ -140,13 +228,13 @@ def _check_header(file: Path) -> None:
             if is_pointer
             else f"is damaged or truncated ({one_line(error)}); copy or download it again"
         )
-        text = f"{file}: {reason}"
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=file, is_pointer=is_pointer) from error
+        text = f"{reason}"
+        raise InputError.of_file(file, text, ErrorCode.FILE_UNREADABLE, is_pointer=is_pointer) from error
     if quantized is not None:
-        raise InputError(
-            f"{file}: {quantized} is stored in integers of 8 bits, so the weights are quantized; give the model from"
+        raise InputError.of_file(
+            file,
+            f"{quantized} is stored in integers of 8 bits, so the weights are quantized; give the model from"
             " which they were quantized (--precision int8 quantizes the engine)",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=file,
+            ErrorCode.UNSUPPORTED_MODEL,
             tensor=quantized,
         )
