@@ -43,7 +43,7 @@ class ErrorCode(Code):
     CONTRADICTION = auto(), "Two values exclude each other, or one has no meaning without the other."
     MISSING_VALUE = auto(), "A required value is missing."
     OUTPUT_EXISTS = auto()
-    UNSAFE_RECIPE = auto(), "A model folder's own recipe sets a field that only the command line or `--recipe` may."
+    UNSAFE_RECIPE = auto(), "A model folder's own recipe sets a field that only flags and named recipes may set."
     IMPORT_FAILED = auto(), "The module of a custom task raises an error when it is imported."
     TASK_FAILED = auto(), "A method of a custom task raises an error, or returns something else than it has to."
 

@@ -94,7 +94,7 @@ class NoteCode(Code):
     RESUMED = auto(), "Work of an interrupted run was used."
     STARTED_AFRESH = auto(), "Work of an interrupted run was discarded, because its recipe, model or rows differ."
     KERNEL_UNUSED = auto()
-    NO_DENSE_GRAPH = auto(), "The folder lacks dense.onnx, which `--save-dense` writes, to compare with."
+    NO_DENSE_GRAPH = auto(), "The folder lacks dense.onnx, the graph of the whole model, to compare with."
     TIMED_ALONE = auto(), "Times of an engine without a dense engine to compare with."
     FILES_KEPT = auto(), "Files of earlier engines are still in the folder; the note names the commands that read them."
     EARLIER_REPORT_KEPT = auto()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).parent.parent
 
 GRAPH_PASSES = (
@@ -60,7 +62,7 @@ def imports_of(root: Path) -> Imports:
 
 def imports_in(path: Path, modules: set[str] | object) -> Iterator[str]:
     assert isinstance(modules, type({}.keys()))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -74,7 +76,7 @@ def imports_in(path: Path, modules: set[str] | object) -> Iterator[str]:
 
 def imported_names(path: Path) -> Iterator[str]:
     """The modules that a file imports, of any package."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

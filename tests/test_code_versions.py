@@ -8,6 +8,7 @@ and record the code by `python -m tests.test_code_versions`.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ def versions_in(tree: ast.Module) -> Iterator[tuple[str, int, list[str]]]:
     yield from visit(tree, "")
 
 
+@functools.cache
 def current() -> dict[str, dict[str, Any]]:
     """Version and hash of the code of every function that declares a version."""
     versions: dict[str, dict[str, Any]] = {}

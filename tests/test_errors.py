@@ -14,6 +14,7 @@ import compressor.errors
 import graph_passes.errors
 from compressor.errors import CompressorError, ErrorCode, InputError
 from graph_passes.errors import GraphPassError
+from tests.sources import parsed
 
 ERRORS = {
     name
@@ -23,9 +24,9 @@ ERRORS = {
 }
 
 
-def created_errors(source: str) -> Iterator[ast.Call]:
+def created_errors(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls of an error class by its name."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
             yield node
 
@@ -33,7 +34,7 @@ def created_errors(source: str) -> Iterator[ast.Call]:
 @pytest.mark.parametrize("package", [compressor, graph_passes])
 def test_every_error_has_a_code(package: ModuleType) -> None:
     folder = Path(str(package.__file__)).parent
-    calls = [(file, call) for file in folder.rglob("*.py") for call in created_errors(file.read_text("utf-8"))]
+    calls = [(file, call) for file in folder.rglob("*.py") for call in created_errors(parsed(file))]
     without = [
         f"{file.relative_to(folder)}:{call.lineno}"
         for file, call in calls
@@ -44,7 +45,7 @@ def test_every_error_has_a_code(package: ModuleType) -> None:
 
 
 def test_a_call_without_a_code_is_detected() -> None:
-    (call,) = created_errors('raise InputError("no rows")')
+    (call,) = created_errors(ast.parse('raise InputError("no rows")'))
     assert not call.keywords
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import compressor
 from scripts.docker_check import stages
+from tests.sources import parsed
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,7 +34,7 @@ def test_public_names_can_be_imported() -> None:
 
 def test_graph_passes_imports_neither_torch_nor_compressor() -> None:
     for file in (ROOT / "graph_passes").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {"torch", "transformers", "compressor"} & {name.split(".")[0] for name in names}, file

@@ -129,11 +129,7 @@ def explain(console: Console, model: str | None = None, file: str | None = None,
 
 
 def _explained_runs(recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """The runs of a command as JSON: for each its steps, what each does, and the options that differ from defaults.
-
-    Args:
-        recipes: the recipe of a run, or the rungs of a ladder.
-    """
+    """The runs of a command as JSON: for each its steps, what each does, and the options that differ from defaults."""
     recipe = recipes[0]
     engine, rows = recipe.engine, recipe.rows
     return {
@@ -168,11 +164,7 @@ def _step_lines(number: str, step: dict[str, Any], indent: str) -> list[str]:
 
 
 def _explanation_lines(explained: dict[str, Any]) -> list[str]:
-    """The explanation for a terminal.
-
-    Args:
-        explained: what `_explained_runs` returns.
-    """
+    """What `_explained_runs` returns, for a terminal."""
     lines = [f"model: {explained['model']}", f"rows: {', '.join(explained['rows']) or 'none'}"]
     for run in explained["runs"]:
         lines += ["", f"{run['out']}:"]
@@ -271,12 +263,7 @@ def _print_report(console: Console, content: Report) -> None:
 
 
 def finish(console: Console, result: Report | None, out: Path) -> None:
-    """Print the result of a run or of a build, and raise an error if the run failed.
-
-    Args:
-        console: the console to print to.
-        result: the result; None in the worker processes of a distributed run.
-        out: folder of the report.
+    """Print the result of a run or of a build, which worker processes lack, and raise an error if the run failed.
 
     Raises:
         MetricDropError: the metric fell by more than the run allows, or every unit stays because it would.
@@ -318,11 +305,6 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
 
 def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
     """Print the result of a ladder, and raise an error if the ladder failed.
-
-    Args:
-        console: the console to print to.
-        frontier: its finished rungs.
-        out: folder of the rungs.
 
     Raises:
         MetricDropError: no rung keeps the metric within the loss allowed, or the fastest loses more on test rows.

@@ -23,13 +23,7 @@ def recipes_of(
 
     A list of steps with several budgets is the same ladder: `units`, `distill`, `units`, `distill`. Rungs are ordered
     from the mildest budget to the strictest. Each writes a folder of its own inside the output folder, and starts from
-    the units and weights of the rung before.
-
-    Args:
-        model: the model folder; None where the file names it.
-        file: a recipe file; see `recipe_of`.
-        flags: field name -> value of its flag.
-        options: see `recipe_of`.
+    the units and weights of the rung before. The arguments are those of `recipe_of`.
 
     Raises:
         UsageError: see `recipe_of`; two budgets have several values each, a value is given twice, the budgets of a list

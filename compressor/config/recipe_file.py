@@ -44,10 +44,7 @@ class RecipeFile:
     ) -> Recipe:
         """The recipe of a command with this file: a flag wins over the file, the file over the default.
 
-        Args:
-            model: the model folder; None where the file names it.
-            flags: field name -> value of its flag.
-            options: options of the method that have a flag of their own; they join those of `flags` or of the file.
+        The arguments are those of `recipe_of`.
 
         Raises:
             UsageError: no model is named, or a value is out of its range. The message names the flag or key.
@@ -90,11 +87,7 @@ def recipe_of(
 
 
 def stored_recipe(model: str | None, file: str | None) -> RecipeFile:
-    """The recipe file of a command; one without fields where the model folder has none.
-
-    Args:
-        model: the model folder; None where the file names it.
-        file: a recipe file (`--recipe`); None for `compress.toml` in the model folder, if it exists.
+    """The recipe file of a command, see `recipe_of`; one without fields where the model folder has none.
 
     Raises:
         UsageError: neither is set, the file cannot be read, or the model folder's own file sets a field that only the
@@ -182,13 +175,12 @@ def check_folder_recipe(recipe: RecipeFile) -> None:
     Raises:
         UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
     """
-    trusted = f"--recipe {shlex.quote(str(recipe.path))}"
     for name, key, reason in _unsafe_fields(recipe):
-        remedy = f"{flag_of(name)} or {trusted}" if name == key else trusted
+        flag = f"{flag_of(name)} or " if name == key else ""
         raise UsageError.of_file(
             recipe.path,
             f"{key} may not be set by the model folder's own recipe, because {reason}; if you trust the folder, use"
-            f" {remedy}",
+            f" {flag}--recipe {shlex.quote(str(recipe.path))}",
             ErrorCode.UNSAFE_RECIPE,
             field=name,
         )

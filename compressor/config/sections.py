@@ -80,9 +80,6 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "
 def graph_of(path: Path) -> Path | None:
     """The graph that a path stands for: a file, or that of a folder without weights of PyTorch; None: it has none.
 
-    Args:
-        path: what the user names as the model.
-
     Raises:
         InputError: a folder has several graphs and none under the name of a layout.
     """

@@ -16,7 +16,6 @@ from compressor.targets import unused_options
 
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
 _BUDGET_FIELDS = tuple(name for name in BudgetConfig.model_fields if name != "match_dense")  # distillation uses it too
-_QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
 _LEARNING_FIELDS = ("keep", "method", "certify", "options")
 """Fields that only the selection of units uses, besides those of budgets."""
 _TRAINING_FIELDS = ("epochs", "training_steps", "learning_rate")
@@ -26,68 +25,56 @@ _ROW_FIELDS = ("prune_rows", "statistics")
 
 
 def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[Note]:
-    """Fields that were set and have no effect.
-
-    Args:
-        recipe: the recipe.
-        maximum_length: positions of the model; None: no limit.
-    """
-    rows, blocks, learns = recipe.rows, recipe.blocks, recipe.learns
+    """Fields that were set and have no effect; `maximum_length` is that of the model, None without a limit."""
+    rows = recipe.rows
     if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
         yield Note(
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
         )
-    candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
-    drops = blocks.drops_any or any(isinstance(step, Blocks) for step in recipe.steps or ())
-    yield from _unused(
-        (name for name in candidates if not drops),
-        recipe,
-        "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
-    )
-    engine = recipe.engine
-    ignored = frozenset() if engine.target == AUTO else unused_options(engine.target)
-    yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
+    for names, reason in _unused_fields(recipe):
+        flags = [flag_of(name) for name in names if name in recipe.fields_set]
+        if flags:
+            yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
+
+
+def _unused_fields(recipe: Recipe) -> Iterator[tuple[Iterable[str], str]]:
+    """Fields that have no effect where they are set, and why."""
+    blocks, engine, selection, learns = recipe.blocks, recipe.engine, recipe.selection, recipe.learns
+    if not (blocks.drops_any or any(isinstance(step, Blocks) for step in recipe.steps or ())):
+        if learns:  # else the masks of a plan may use the kernel
+            yield (*_BLOCK_FIELDS, "kernel"), "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)"
+        else:
+            yield _BLOCK_FIELDS, "no masks are learned"
+    if engine.target != AUTO:
+        ignored = unused_options(engine.target)
+        yield (name for name in FIELDS if name in ignored), f"the target is {engine.target}"
     if not engine.allows_quantized:
-        reduced = engine.chooses  # an engine in bfloat16 counts the products in fp32 as well
-        unused = [name for name in _QUANTIZATION_FIELDS if not (reduced and name == "allow_float_products")]
-        yield from _unused(unused, recipe, f"the precision is {engine.precision}")
+        # An engine in bfloat16 counts the products in fp32 as well.
+        names = ("calibration_rows",) if engine.chooses else ("calibration_rows", "allow_float_products")
+        yield names, f"the precision is {engine.precision}"
     if recipe.steps is not None:  # flags of steps are refused beside them
         return
     if not recipe.prunes:
-        yield from _unused(_BUDGET_FIELDS, recipe, "no units are removed to meet a budget")
+        yield _BUDGET_FIELDS, "no units are removed to meet a budget"
     if learns and recipe.learns_units:
-        yield from _unused(("statistics",), recipe, f"{recipe.selection.method} keeps no statistics")
+        yield ("statistics",), f"{selection.method} keeps no statistics"
     if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
-        reason = f"{recipe.pruner} orders units by weights and reads no rows"
-        yield from _unused(_changed(_ROW_FIELDS, recipe), recipe, reason)
-    prunes_further = recipe.prunes and recipe.selection.method in BUDGET_METHODS
-    if recipe.plan_file is not None and not prunes_further:
-        yield from _unused(_LEARNING_FIELDS, recipe, "a plan is followed")
-    yield from _unused_training_notes(recipe, learns=learns)
-
-
-def _unused_training_notes(recipe: Recipe, *, learns: bool) -> Iterator[Note]:
-    """Fields of training without effect; dropping blocks trains the model, whatever the method."""
-    method, steps = recipe.selection.method, recipe.selection.training_steps
+        yield _changed(_ROW_FIELDS, recipe), f"{recipe.pruner} orders units by weights and reads no rows"
+    if recipe.plan_file is not None and not (recipe.prunes and selection.method in BUDGET_METHODS):
+        yield _LEARNING_FIELDS, "a plan is followed"
     if not learns:
-        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, "nothing is trained on labels")
-    elif METHODS[method].kind != "gate" and not recipe.blocks.drops_any:
-        reason = f"{method} {'searches' if recipe.selection.searches else 'removes units'} and does not train"
-        yield from _unused(_changed(_TRAINING_FIELDS, recipe), recipe, reason)
-    elif steps is not None:
-        yield from _unused(("epochs",), recipe, f"--training-steps {steps} counts")
+        yield _changed(_TRAINING_FIELDS, recipe), "nothing is trained on labels"
+    elif METHODS[selection.method].kind != "gate" and not blocks.drops_any:  # dropping blocks trains the model
+        activity = "searches" if selection.searches else "removes units"
+        yield _changed(_TRAINING_FIELDS, recipe), f"{selection.method} {activity} and does not train"
+    elif selection.training_steps is not None:
+        yield ("epochs",), f"--training-steps {selection.training_steps} counts"
 
 
 def _changed(names: Iterable[str], recipe: Recipe) -> list[str]:
     """The fields with another value than their default; the recipe of a report sets every field."""
     return [name for name in names if recipe.value(name) != FIELDS[name].default]
-
-
-def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]:
-    flags = [flag_of(name) for name in names if name in recipe.fields_set]
-    if flags:
-        yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
 
 
 def order_notes(recipe: Recipe) -> Iterator[Note]:
@@ -109,12 +96,7 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
 
 
 def nothing_learned_note(recipe: Recipe, *, has_heads: bool) -> Note:
-    """What a run without steps delivers.
-
-    Args:
-        recipe: the recipe.
-        has_heads: whether attention heads were recognized in the model.
-    """
+    """What a run without steps delivers; `has_heads` says whether heads were recognized in the model."""
     rows = "" if recipe.rows.data else "rows to learn from (--data) and "
     learned = "the number of heads to keep (--keep)" if has_heads else "a budget, e.g. --macs 70%"
     advice = "" if recipe.selection.keep is not None else f"; add {rows}{learned}, or a plan (--plan)"

@@ -60,6 +60,7 @@ from tests.cli.bad_inputs import (
     words_without_tags,
 )
 from tests.command import compress
+from tests.marks import mostly_zoo
 from tests.shared_exports import shared_export
 
 Cap = pytest.CaptureFixture[str]
@@ -275,7 +276,14 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
 """Fault -> function that makes the fault and returns the command, exit code, error code, text of the message."""
 
 
-@pytest.mark.parametrize("name", BAD_INPUTS)
+LONG = (
+    *("budget that gates cannot meet", "budget that no head fits", "benchmark of too long a text"),
+    *("fewer tokens than neurons", "minutes for less than a step"),
+)
+"""Faults that are noticed after a graph is exported, units are learned or an engine is built."""
+
+
+@pytest.mark.parametrize("name", mostly_zoo(BAD_INPUTS, *(BAD_INPUTS.keys() - set(LONG))))
 def test_bad_input_gives_a_one_line_error(name: str, inputs: Path, capfd: Cap) -> None:
     make_fault, exit_code, error_code, expected = BAD_INPUTS[name]
     out = inputs.parent / "out"

@@ -46,15 +46,23 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "fuse", copy)
 
 
+def tables_of_macs(engines: object, groups: object, macs: CostTable, *arguments: object) -> list[CostTable]:
+    return [macs.model_copy(update={"unit": "ms", "seq": 8, "batch": 1})]
+
+
 def costs(capfd: Cap, model: Path, *flags: str | Path) -> CommandResult:
     return compress(capfd, "costs", model, "--batch", "1", "--seq", "8", "--threads", "1", *flags)
 
 
 @pytest.mark.usefixtures("short_timing", "unfused")
+@pytest.mark.parametrize("is_timed", [False, pytest.param(True, marks=pytest.mark.zoo)])
 def test_costs_are_measured_once_and_written(
-    capfd: Cap, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_timed: bool, capfd: Cap, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without timing, times are multiply-accumulates, so that no engine of a cost table is built."""
     monkeypatch.setattr(measure, "_DRIFT", math.inf)  # times of a tiny model vary
+    if not is_timed:
+        monkeypatch.setattr(measure, "measure_times", tables_of_macs)
     page, picture = tmp_path / "costs.html", tmp_path / "costs.png"
     result = costs(capfd, model, "-o", page)
     assert result.code == 0, result.err

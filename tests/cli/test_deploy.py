@@ -68,6 +68,7 @@ def test_bad_input_gives_a_one_line_error(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.zoo
 def test_a_library_is_compiled_once(tmp_path: Path, capfd: Cap) -> None:
     compiled()
     include = () if HEADERS is None else ("--include", HEADERS)

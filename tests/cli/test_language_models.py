@@ -193,6 +193,7 @@ def many(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.zoo
 def test_a_reader_that_leaves_ends_the_command(out: Path, many: Path) -> None:
     with process(out, "--batch-file", many, "--max-new-tokens", "2") as running:
         assert running.stdout is not None
@@ -223,6 +224,7 @@ def test_ctrl_c_ends_the_command(out: Path, many: Path) -> None:
         assert err.count(b"\n") == 1
 
 
+@pytest.mark.zoo
 def test_prompts_and_tokens_are_timed(capfd: Cap) -> None:
     folder = exported("gpt2")
     result = compress(capfd, "bench", folder, "--prompt-tokens", "4,6", "--batch", "2", "--seconds", "0.01", "--json")

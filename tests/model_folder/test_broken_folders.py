@@ -22,6 +22,7 @@ from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import NoteCode
 from tests.command import compress
 from tests.faults import fails_with
+from tests.marks import mostly_zoo
 from tests.model_folder.broken_folders import ADAPTER, CASES, Readable, Refused
 
 REPAIRED = {NoteCode.ADAPTER_MERGED, NoteCode.PREFIX_REMOVED}
@@ -86,7 +87,7 @@ def test_there_are_thirty_folders() -> None:
     assert len(CASES) >= 30
 
 
-@pytest.mark.parametrize("name", ["lora beside its base", "lora alone"])
+@pytest.mark.parametrize("name", mostly_zoo(["lora beside its base", "lora alone"], "lora alone"))
 def test_without_peft_an_adapter_is_not_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(name, tmp_path)
     monkeypatch.setitem(sys.modules, "peft", None)
@@ -121,7 +122,10 @@ def test_the_advice_on_another_head_names_its_task(tmp_path: Path) -> None:
     assert type(load(folder.folder, task=task[1]).model) is hf.BertForMaskedLM
 
 
-@pytest.mark.parametrize("name", ["two models in a file", "lora for more layers", "compiled without a head"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_zoo(["two models in a file", "lora for more layers", "compiled without a head"], "two models in a file"),
+)
 def test_a_mismatch_shows_names_that_are_there_beside_those_that_are_missing(name: str, tmp_path: Path) -> None:
     folder = make(name, tmp_path)
     with pytest.raises(InputError) as caught:

@@ -27,6 +27,7 @@ from compressor.units import find_sites
 from tests import end_token_models, folders
 from tests.end_token_models import ANSWERER, MODELS
 from tests.faults import fails_with
+from tests.marks import mostly_zoo
 from tests.zoo import FAMILIES
 
 
@@ -154,7 +155,7 @@ def markers(folder: ModelFolder, ids: torch.Tensor) -> list[list[str]]:
     return [[token for token in row if not token.startswith("word") and token != "<pad>"] for row in tokens]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_zoo(MODELS, "bart classifier", "t5 answerer"))
 def test_a_model_that_searches_its_ids_runs_on_example_inputs(name: str, tmp_path: Path) -> None:
     folder = load(end_token_models.save(name, tmp_path))
     pair = MODELS[name][1] == ANSWERER

@@ -24,6 +24,7 @@ from compressor.results import NoteCode
 from compressor.units import find_sites, keep_all
 from tests import folders
 from tests.faults import fails_with
+from tests.marks import mostly_zoo
 from tests.model_folder.edits import (
     Edit,
     delete,
@@ -275,7 +276,9 @@ def permute_units(model: Any) -> None:
 
 
 @pytest.mark.parametrize("is_saved", [True, False], ids=["files", "memory"])
-@pytest.mark.parametrize("change", [add_one, write_data, load_others, take_a_training_step, permute_units])
+@pytest.mark.parametrize(
+    "change", mostly_zoo([add_one, write_data, load_others, take_a_training_step, permute_units], write_data)
+)
 def test_a_weight_that_a_run_changes_in_place_after_a_proof_is_not_the_reference_of_the_next(
     change: Callable[[Any], None], is_saved: bool, tmp_path: Path
 ) -> None:
@@ -299,8 +302,8 @@ def test_weights_that_are_not_trained_are_in_memory_once(tmp_path: Path) -> None
     assert unshared == {"classifier.weight"}
 
 
-@pytest.mark.parametrize("drawn", [1, 3])
-@pytest.mark.parametrize("pegasus", [False, True], ids=["bert", "pegasus"])
+@pytest.mark.parametrize("drawn", mostly_zoo([1, 3], 3))
+@pytest.mark.parametrize("pegasus", mostly_zoo([False, True], False))
 def test_block_sparse_attention_as_a_mask_is_the_function_of_the_folder(
     drawn: int, pegasus: bool, tmp_path: Path
 ) -> None:
@@ -368,6 +371,7 @@ def test_models_of_the_same_configuration_and_other_modules_share_no_export(bloc
     refuse_without_the_form(blocks, tmp_path)
 
 
+@pytest.mark.zoo
 def test_a_model_that_changes_for_good_without_a_form_is_refused_with_what_changed(
     blocks: Path, tmp_path: Path
 ) -> None:

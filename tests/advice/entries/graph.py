@@ -33,7 +33,7 @@ def _run(w: World, graph: str, *flags: str, rows: str = "rows.npz") -> tuple[str
     return (graph, "-o", "out", "--data", rows, "--macs", "60%", "--batch", "1", "--seconds", "0.01", *flags)
 
 
-@advice("graph.program _require_readable text")
+@advice("graph.program _require_readable text", zoo=True)
 def _(w: World) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
@@ -60,7 +60,7 @@ def _(w: World) -> None:
     w.right(*_run(w, "graph/model.onnx", rows="numbers.npz"))
 
 
-@advice("graph.source _task_by_form unsupported-model")
+@advice("graph.source _task_by_form unsupported-model", zoo=True)
 def _(w: World) -> None:
     torch.manual_seed(0)
     model = hf.BertForMaskedLM(hf.BertConfig(**folders.SIZES))
@@ -73,7 +73,7 @@ def _(w: World) -> None:
     w.right(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="words.txt"))
 
 
-@advice("graph.source load_graph file-missing")
+@advice("graph.source load_graph file-missing", zoo=True)
 def _(w: World) -> None:
     file = image_classifier(w.file("graph"), has_processor=False)
     pictures.write_folder(w.file("images"), 24)
@@ -84,7 +84,7 @@ def _(w: World) -> None:
     w.right(*_run(w, "graph/model.onnx", rows="images"))
 
 
-@advice("graph.source load_graph contradiction")
+@advice("graph.source load_graph contradiction", zoo=True)
 def _(w: World) -> None:
     task = ("--task", "text-classification")
     classifier(w.file("graph/model.onnx"))

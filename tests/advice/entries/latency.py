@@ -51,7 +51,7 @@ def _(w: World) -> None:
     w.right(read_history, w.file("history.jsonl"))
 
 
-@advice("latency.baseline Baseline.load code")
+@advice("latency.baseline Baseline.load code", zoo=True)
 def _(w: World) -> None:
     command = check_command(w)
     for content in (None, "{}"):
@@ -63,7 +63,7 @@ def _(w: World) -> None:
         w.file("base.json").unlink()
 
 
-@advice("latency.baseline check_comparable file-mismatch")
+@advice("latency.baseline check_comparable file-mismatch", zoo=True)
 def _(w: World) -> None:
     command = check_command(w)
     w.right(*command, "--save-baseline", "base.json")
@@ -215,7 +215,7 @@ def _(w: World) -> None:
         w.right(lambda: run(expect=str(w.file("y.npz"))))
 
 
-@advice("latency.request_batches load_batches out-of-range")
+@advice("latency.request_batches load_batches out-of-range", zoo=True)
 def _(w: World) -> None:
     command = check_command(w)
     file = classifier(w.file("text.onnx"))
@@ -286,7 +286,7 @@ def _(w: World) -> None:
     w.right(load_batches, endpoint, request)
 
 
-@advice("latency.triton Fault text")
+@advice("latency.triton Fault text", zoo=True)
 def _(w: World) -> None:
     import pytest
 

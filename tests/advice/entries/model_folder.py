@@ -71,7 +71,7 @@ def _(w: World) -> None:
     w.right("pretrained", "--task", "fill-mask", "-o", "out")
 
 
-@advice("model_folder.model_class model_class unsupported-model #2")
+@advice("model_folder.model_class model_class unsupported-model #2", zoo=True)
 def _(w: World) -> None:
     for architectures in (["NoSuchModel"], None):
         change_config(w, architectures=architectures)

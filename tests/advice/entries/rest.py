@@ -131,7 +131,7 @@ def _(w: World) -> None:
     w.right(*bench, "2")
 
 
-@advice("measure.bench require_run runtime-failed")
+@advice("measure.bench require_run runtime-failed", zoo=True)
 def _(w: World) -> None:
     w.times_nothing()
     bench = ("bench", "dense.onnx", "dense.onnx", "--batch", "1", "--seconds", "0.01", "--seq")

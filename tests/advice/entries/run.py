@@ -361,14 +361,14 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--max-length", "16"))
 
 
-@advice("config.unused_flags unused_field_notes text")
+@advice("config.unused_flags _unused_fields text")
 def _(w: World) -> None:
     w.notes(*w.keep_one("--block-size", "8"))
     w.right(*w.keep_one("--block-size", "8", "--drop-blocks", "50%"))
     w.right(*w.keep_one("--block-size", "8", "--drop-blocks-by-kind", "bidirectional=50%"))
 
 
-@advice("config.unused_flags _unused_training_notes text")
+@advice("config.unused_flags _unused_fields text #2")
 def _(w: World) -> None:
     w.notes(*w.keep_one("--epochs", "2"))
     w.right(*w.run("--keep", "1", "--epochs", "2"))

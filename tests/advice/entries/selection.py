@@ -19,7 +19,7 @@ def search(w: World, *flags: str) -> tuple[str | Path, ...]:
     return w.run("--batch-size", "8", "--method", *flags)
 
 
-@advice("selection.certify split_rows unsupported")
+@advice("selection.certify split_rows unsupported", zoo=True)
 def _(w: World) -> None:
     command = search(w, "astar", "--max-drop", "0.5", "--metric", "f1")
     w.fails(*command, "--certify", "0.9")

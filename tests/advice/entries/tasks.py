@@ -117,7 +117,7 @@ def _(w: World) -> None:
     w.right(open_data, folders.rows_config("rows.tsv"), folder)
 
 
-@advice("tasks.encoding TextTokenizer.__init__ out-of-range")
+@advice("tasks.encoding TextTokenizer.__init__ out-of-range", zoo=True)
 def _(w: World) -> None:
     translations.save(translations.marian(), w.file("marian"))
     pairs = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
@@ -195,7 +195,7 @@ def _(w: World) -> None:
     w.right(*command, "--label-column", "kind")
 
 
-@advice("tasks.data _require_metric invalid-rows")
+@advice("tasks.data _require_metric invalid-rows", zoo=True)
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     w.rows("scores.tsv", "score\ttext", *(f"{n / 40}\tthe {word} film" for n, word in enumerate(folders.WORDS * 2)))
@@ -297,7 +297,7 @@ def _(w: World) -> None:
     w.right(lambda: assign_streams(4, 4, whole=False))
 
 
-@advice("tasks.token_classification TokenClassification.__init__ label-mismatch")
+@advice("tasks.token_classification TokenClassification.__init__ label-mismatch", zoo=True)
 def _(w: World) -> None:
     command = (tagger(w, ("O", "place", "I-LOC", "B-LOC")), "--data", sentences(w), *SHORT)
     w.fails(*command)
@@ -352,7 +352,7 @@ def _(w: World) -> None:
     w.right(*command, "--unlabelled-data", question_rows(w))
 
 
-@advice("tasks.columns check_present text")
+@advice("tasks.columns check_present text", zoo=True)
 def _(w: World) -> None:
     w.fails(*w.keep_one("--label-column", "nothing"))
     w.right(*w.keep_one("--label-column", "label"))
@@ -360,7 +360,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--text-columns", "text"))
 
 
-@advice("tasks.data _repeated_rows text")
+@advice("tasks.data _repeated_rows text", zoo=True)
 def _(w: World) -> None:
     words = folders.WORDS
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
