@@ -73,12 +73,8 @@ class MemoryLimits:
         """
         shapes = [tuple(int(size) for size in shape) for shape in memories]
         if shapes and len(shapes) != self.layers:
-            raise InputError(
-                f"{len(shapes)} memories: the model has {self.layers} layers; pass one memory per layer",
-                code=ErrorCode.TENSOR_MISMATCH,
-                memories=len(shapes),
-                layers=self.layers,
-            )
+            text = f"{len(shapes)} memories: the model has {self.layers} layers; pass one memory per layer"
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, memories=len(shapes), layers=self.layers)
         past = shapes[0][1] if shapes and len(shapes[0]) > 1 else 0
         for layer, shape in enumerate(shapes):
             expected = (batch, past, self.hidden_size)

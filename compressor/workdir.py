@@ -171,11 +171,8 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
             kept = f" ({results} are kept in {work.path})" if _remove_unresumable(work) else ""
             is_reported = isinstance(error, CompressorError) and error.code is ErrorCode.DISK_FULL
             if _is_full(error) and not is_reported:
-                raise InputError.of_file(
-                    work.path,
-                    f"the disk is full; free some space and run the same command again{kept}",
-                    ErrorCode.DISK_FULL,
-                ) from error
+                text = f"the disk is full; free some space and run the same command again{kept}"
+                raise InputError.of_file(work.path, text, ErrorCode.DISK_FULL) from error
             if kept and isinstance(error, CompressorError):
                 raise type(error)(f"{error}{kept}", code=error.code, **error.details) from error
             raise

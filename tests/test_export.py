@@ -278,6 +278,7 @@ class BranchingEagerly(hf.BertModel):
         return super().forward(-input_ids if is_odd else input_ids, **inputs)
 
 
+@pytest.mark.zoo
 def test_the_form_of_attention_that_can_be_exported_is_the_remedy_for_the_other(tmp_path: Path) -> None:
     config: Any = bert()[0].config
     model = BranchingEagerly(config).eval()

@@ -59,12 +59,8 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
                 )
             raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
     if shrunk.obstacle:
-        raise SiteRefusedError.of_file(
-            graph,
-            f"{shrunk.obstacle}; keep every unit of the group in {plan} (nothing was written)",
-            ErrorCode.SITE_REFUSED,
-            refused=shrunk.refused,
-        )
+        text = f"{shrunk.obstacle}; keep every unit of the group in {plan} (nothing was written)"
+        raise SiteRefusedError.of_file(graph, text, ErrorCode.SITE_REFUSED, refused=shrunk.refused)
     with console.stage("writing the graph"):
         graph_passes.save(shrunk.model, out)
     _print_result(console, requested, shrunk, out, size)

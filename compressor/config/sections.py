@@ -91,12 +91,8 @@ def graph_of(path: Path) -> Path | None:
     graphs = named[:1] or sorted(path.glob(f"*{_GRAPH}")) or sorted(path.glob(f"onnx/*{_GRAPH}"))
     if len(graphs) > 1:
         names = ", ".join(str(graph.relative_to(path)) for graph in graphs)
-        raise InputError.of_file(
-            path,
-            f"the folder has several graphs and no model.onnx ({names}); name the file",
-            ErrorCode.FILE_MISSING,
-            value=names,
-        )
+        text = f"the folder has several graphs and no model.onnx ({names}); name the file"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, value=names)
     return graphs[0] if graphs else None
 
 

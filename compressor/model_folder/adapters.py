@@ -293,14 +293,11 @@ def _wrap(peft: Any, adapter: Adapter, model: PreTrainedModel) -> Any:
 
 
 def _unmergeable(adapter: Adapter, reason: str) -> InputError:
-    return InputError.of_file(
-        adapter.file,
+    text = (
         f"the adapter ({adapter.kind}) {reason}; train one that changes the weights of"
-        " linear layers, as LoRA does, or fine-tune the whole model",
-        ErrorCode.UNSUPPORTED_MODEL,
-        field="peft_type",
-        value=adapter.kind,
+        " linear layers, as LoRA does, or fine-tune the whole model"
     )
+    return InputError.of_file(adapter.file, text, ErrorCode.UNSUPPORTED_MODEL, field="peft_type", value=adapter.kind)
 
 
 def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:

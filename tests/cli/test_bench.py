@@ -53,6 +53,7 @@ def test_bench_times_the_engines_of_a_folder(capfd: Cap, graph: Path, tmp_path: 
     assert (folders.code, folders.error_code) == (3, GraphErrorCode.FILE_MISSING)
 
 
+@pytest.mark.zoo
 def test_bench_builds_the_engines_of_the_target_of_a_run(capfd: Cap, graph: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     shutil.copytree(graph.parent, folder)
@@ -63,6 +64,7 @@ def test_bench_builds_the_engines_of_the_target_of_a_run(capfd: Cap, graph: Path
     assert {row["target"] for row in compress(capfd, "bench", folder, *timing, "--target", "ort").json} == {"ort"}
 
 
+@pytest.mark.zoo
 def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:
     result = compress(capfd, "bench", graph, graph, "--batch", "1", "--seq", "8", "--seconds", "0.01")
     assert result.out.splitlines()[0].split("  ")[-1].strip() == "95% interval"

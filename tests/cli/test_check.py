@@ -106,6 +106,7 @@ def test_a_check_that_cannot_run_replaces_an_older_report(graph: Path, tmp_path:
     assert history.read_text() == "nothing\n"
 
 
+@pytest.mark.zoo
 def test_times_of_another_machine_are_compared_only_with_force(graph: Path, tmp_path: Path, capfd: Cap) -> None:
     saved, other_machine = tmp_path / "b.json", tmp_path / "elsewhere.json"
     assert compress(capfd, "check", graph, "--baseline", graph, *QUICK, "--save-baseline", saved).code == 0

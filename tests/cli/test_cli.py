@@ -128,6 +128,7 @@ def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph
         assert 0 < row["macs"] < 1
 
 
+@pytest.mark.zoo
 def test_shares_of_sites_are_those_of_what_a_plan_without_them_lacks(
     capfd: Cap, model: Path, graph: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_shares_of_sites_are_those_of_what_a_plan_without_them_lacks(
     assert longer["macs"] > heads["macs"] > 0
 
 
+@pytest.mark.zoo
 def test_sites_are_listed_without_shares_where_none_are_counted(capfd: Cap, model: Path) -> None:
     counted = compress(capfd, "sites", "--json", model)
     listed = compress(capfd, "sites", "--json", "--no-count", model)
@@ -221,13 +223,18 @@ def test_apply_reports_which_masks_are_lowered(capfd: Cap, model: Path, tmp_path
 
 def test_report_is_rewritten(capfd: Cap, tmp_path: Path) -> None:
     report = reports.report()
-    write(report, tmp_path)
-    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.json").write_text(to_json(report))
     result = compress(capfd, "report", tmp_path)
     assert (result.code, report.verdict[:40] in " ".join(result.out.split())) == (0, True)
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert compress(capfd, "report", tmp_path, "--quiet").out.strip() == report.verdict
     assert compress(capfd, "report", tmp_path, "--json").json == report.model_dump(mode="json")
+
+
+@pytest.mark.zoo
+def test_another_report_is_rewritten_beside_that_of_a_folder(capfd: Cap, tmp_path: Path) -> None:
+    report = reports.report()
+    write(report, tmp_path)
     content = (tmp_path / "report.json").read_text()
     (tmp_path / "run-report.json").write_text(to_json(report.model_copy(update={"target": "trt"})))
     assert compress(capfd, "report", tmp_path / "run-report.json").code == 0

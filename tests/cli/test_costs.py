@@ -47,7 +47,7 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tables_of_macs(engines: object, groups: object, macs: CostTable, *arguments: object) -> list[CostTable]:
-    return [macs.model_copy(update={"unit": "ms", "seq": 8, "batch": 1})]
+    return [macs.model_copy(update={"unit": "ms", "engine": "ort fp32", "seq": 8, "batch": 1})]
 
 
 def costs(capfd: Cap, model: Path, *flags: str | Path) -> CommandResult:

@@ -32,6 +32,7 @@ from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
 
 
+@pytest.mark.zoo
 def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.save(folders.bert(), tmp_path / "model")
     rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]

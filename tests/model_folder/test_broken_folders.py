@@ -53,7 +53,15 @@ def network(folder: ModelFolder) -> nn.Module:
     return folder.model.encoder if isinstance(folder.model, SentenceEncoder) else folder.model
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = (
+    *("compiled without a head", "head of another task", "one of several adapters", "adapter beside others", "dora"),
+    *("lora without the head of its task", "scaled activations", "adapter of a compiled base"),
+    *("lora with a relative base", "lora with the tokenizer of its training", "lora of a language model"),
+)
+"""Folders that take longest, of kinds of which others are quick tests."""
+
+
+@pytest.mark.parametrize("name", mostly_zoo(CASES, *(CASES.keys() - set(LONG))))
 def test_a_folder_is_read_right_or_refused_by_its_file(name: str, tmp_path: Path) -> None:
     folder = make(name, tmp_path / "folders")
     if isinstance(folder, Refused):
