@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -65,9 +67,8 @@ def test_checks_wait_for_each_other(tmp_path: Path) -> None:
     assert pytest_plugin.LOCK_FILE.name.startswith("compressor-latency-check-")
 
 
-def test_the_fixture_fails_if_the_check_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.zoo
+def test_the_fixture_fails_if_the_check_fails(tmp_path: Path) -> None:
     graph, wrong = softmax_graph(tmp_path / "graph.onnx"), softmax_graph(tmp_path / "wrong.onnx", scale=2.0)
     (tmp_path / "test_latency.py").write_text(
         f"""
@@ -94,16 +95,14 @@ def test_nameless(latency_gate):
     pass
 """
     )
-    monkeypatch.chdir(tmp_path)
-    # In this process: another would import for longer than it checks.
-    pytest.main(["-q", "-rP", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)])
-    printed = capfd.readouterr().out
-    assert "2 failed, 1 passed, 2 errors" in printed, printed
-    assert "'5%' has no name; the marker takes named options" in printed
-    assert "the test names the model, latency_gate(MODEL), not the marker" in printed
-    assert f"latency check: {graph} against {graph}" in printed, "the verdict is a section of the report"
-    assert "the outputs differ from those of the baseline" in printed
-    assert "unknown option speed" in printed
+    command = [sys.executable, "-m", "pytest", "-q", "-rP", "--strict-markers", str(tmp_path)]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 failed, 1 passed, 2 errors" in process.stdout, process.stdout + process.stderr
+    assert "'5%' has no name; the marker takes named options" in process.stdout
+    assert "the test names the model, latency_gate(MODEL), not the marker" in process.stdout
+    assert f"latency check: {graph} against {graph}" in process.stdout, "the verdict is a section of the report"
+    assert "the outputs differ from those of the baseline" in process.stdout
+    assert "unknown option speed" in process.stdout
     assert (tmp_path / "history.jsonl").exists()
     suites = [ElementTree.parse(tmp_path / name).getroot() for name in ("passed.xml", "wrong.xml")]
     assert [suite.get("failures") for suite in suites] == ["0", "1"]

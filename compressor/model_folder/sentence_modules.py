@@ -124,7 +124,8 @@ class SentenceModules(SentenceTexts):
         _prepare_tokenizer(path, processor, self.pooling, self.max_tokens)
         for part in self.dense:
             model.dense.append(load_dense_layer(path / part, model.width, allow_pickle=allow_pickle))
-        return model.eval()
+        model.eval()
+        return model
 
 
 def _prepare_tokenizer(path: Path, processor: Any, pooling: str, max_tokens: int | None) -> None:
@@ -414,10 +415,12 @@ def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: st
     tensors = _tensors(folder, allow_pickle)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     rows, is_residual = next(iter(shapes.get(_WEIGHT, ())), 0), bool(config.get("use_residual", False))
-    needed = dict.fromkeys((_WEIGHT, *([_RESIDUAL] if is_residual and rows != width else ())), (rows, width))
+    needed: dict[str, tuple[int, ...]] = dict.fromkeys(
+        (_WEIGHT, *([_RESIDUAL] if is_residual and rows != width else ())), (rows, width)
+    )
     if shapes not in (needed, {**needed, _BIAS: (rows,)}):
         raise _mismatch(folder, tensors, f"{' and '.join(needed)} [width, {width}], with {_BIAS} [width] or without,")
-    weight, residual, bias = (None if part is None else part.float() for part in map(tensors.get, _DENSE_TENSORS))
+    weight, residual, bias = (tensors[name].float() if name in tensors else None for name in _DENSE_TENSORS)
     assert weight is not None
     layer = DenseLayer(weight, bias, activation, is_residual=is_residual, residual=residual)
     check_finite(folder, layer)
