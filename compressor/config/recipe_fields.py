@@ -54,7 +54,7 @@ SECTION_OF: Mapping[str, str] = {name: key for key, section in SECTIONS.items() 
 """Field name -> section."""
 BUILD_FIELDS = (*EngineConfig.model_fields, *MeasureConfig.model_fields)
 """Fields that decide how a graph is built and timed; `compress build` takes these."""
-BUDGETS = ("speedup", "latency", "macs", "parameters")
+BUDGETS = ("speedup", "latency", "ttft", "macs", "parameters", "cache")
 """Fields that each set a budget."""
 
 

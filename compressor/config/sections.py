@@ -13,6 +13,7 @@ from compressor.config.values import (
     AbsolutePath,
     BlockSize,
     BudgetShare,
+    CallTime,
     Count,
     GroupBy,
     Keep,
@@ -183,8 +184,14 @@ class BudgetConfig(Config):
         decides_plan=True,
         is_basic=True,
     )
-    latency: Milliseconds | None = config_field(
-        BUDGET, "maximum median time of a call: 5ms", decides_plan=True, is_basic=True
+    latency: CallTime | None = config_field(
+        BUDGET,
+        "maximum median time of a call: 5ms; of a request to a model that generates, or of each token: 20ms/token",
+        decides_plan=True,
+        is_basic=True,
+    )
+    ttft: Milliseconds | None = config_field(
+        BUDGET, "maximum median time until the first token of a model that generates: 300ms", decides_plan=True
     )
     macs: BudgetShare | None = config_field(
         BUDGET, "share of the multiply-accumulates to keep: 50%", decides_plan=True, is_basic=True
@@ -192,10 +199,13 @@ class BudgetConfig(Config):
     parameters: BudgetShare | None = config_field(
         BUDGET, "share of the parameters to keep, embeddings included: 60%", decides_plan=True
     )
+    cache: BudgetShare | None = config_field(
+        BUDGET, "share of the bytes to keep that a token adds to the key/value caches: 50%", decides_plan=True
+    )
     budget_at: Shapes = config_field(
         BUDGET,
-        "batch sizes and lengths at which --speedup, --latency and --macs hold: 1x128; default: every size that"
-        " is timed",
+        "batch sizes and lengths, of prompts where the model generates, at which --speedup, --latency and --macs hold:"
+        " 1x128; default: every size that is timed",
         (),
         decides_plan=True,
     )
@@ -508,9 +518,7 @@ class ExportConfig(Config):
     keep_unread_positions: bool = config_field(
         ENGINE, "compute the last layers at every position, even where no output depends on it", False
     )
-    cache: bool = config_field(
-        ENGINE, "export a model that generates with key/value caches too, for `compress generate`", True
-    )
+    no_cache: bool = config_field(ENGINE, "leave out the graphs with key/value caches of a model that generates", False)
 
 
 class MeasureConfig(Config):
@@ -525,8 +533,13 @@ class MeasureConfig(Config):
     )
     prompt_tokens: Sizes | None = config_field(
         MEASURING,
-        "lengths of the texts after which a generated token is timed, separated by commas; default: 128 or what the"
-        " model reads",
+        "lengths of the prompts of a model that generates, separated by commas; default: the median of the training"
+        " examples, of their first half where they have no target",
+    )
+    new_tokens: Count | None = config_field(
+        MEASURING,
+        "tokens that a model generates after a prompt; default: the median of the targets of the training examples, or"
+        " of their second half",
     )
     seconds: Positive = config_field(MEASURING, "approximate seconds per size, for at least ten pairs of rounds", 10.0)
 

@@ -26,8 +26,10 @@ from compressor.config.methods import (
 )
 from compressor.config.recipe_fields import BUDGETS, FIELDS
 from compressor.config.values import (
+    PER_TOKEN,
     BlockSize,
     BudgetShare,
+    CallTime,
     Count,
     GroupBy,
     Keep,
@@ -44,8 +46,20 @@ from compressor.config.values import (
 )
 from compressor.errors import ErrorCode, UsageError, suggestion
 
+_OF_REQUESTS = ("no_cache", "prompt_tokens", "new_tokens")
 _OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
-_OF_ENGINES = ("target", "provider", "precision", "threads", "batch", "seq", "shapes", "kernel", *_OF_GRAPHS)
+_OF_ENGINES = (
+    "target",
+    "provider",
+    "precision",
+    "threads",
+    "batch",
+    "seq",
+    "shapes",
+    "kernel",
+    *_OF_GRAPHS,
+    *_OF_REQUESTS,
+)
 """Settings of the run that decide graphs, and the times of their engines."""
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
@@ -53,6 +67,11 @@ _MOST_LOSS_ROWS = 768
 _TOKENS_OF_ROW, _FEWEST_TOKENS = 64, 2**17
 """Most tokens for each row that units are chosen by, and the least such limit. Sums over tokens gain little from more,
 and take most of the time where rows are long."""
+
+
+def milliseconds_of(time: str | None) -> float | None:
+    """The number of a time such as `5ms` or `20ms/token`; None for None."""
+    return None if time is None else float(time.removesuffix(PER_TOKEN).removesuffix("ms"))
 
 
 class Step(Config):
@@ -367,9 +386,12 @@ class Units(_Training):
     Attributes:
         method: a method of kind `budget`; or a gate, which learns the units that meet a budget of work.
         speedup: how many times as fast as the runtime's own engine of the whole model the engine has to be.
-        latency: median time of a call of the engine: `5ms`.
+        latency: median time of a call of the engine: `5ms`; of a request to a model that generates, or of each of its
+            tokens: `20ms/token`.
+        ttft: median time until the first token of a model that generates: `300ms`.
         macs: share of the multiply-accumulates of the whole model to keep.
         parameters: share of the parameters of the whole model to keep, embeddings included.
+        cache: share of the bytes to keep that a token adds to the caches of keys and values.
         keep: number or share of heads to keep; neurons then stay.
         max_drop: the loss of the metric that is allowed, in the metric's unit; alone it is the budget.
         certify: confidence with which `max_drop` alone is certified on unseen rows.
@@ -389,9 +411,11 @@ class Units(_Training):
         DEFAULT_BUDGET_METHOD
     )
     speedup: Annotated[float, Field(ge=1)] | None = None
-    latency: Milliseconds | None = None
+    latency: CallTime | None = None
+    ttft: Milliseconds | None = None
     macs: BudgetShare | None = None
     parameters: BudgetShare | None = None
+    cache: BudgetShare | None = None
     keep: Keep | None = None
     max_drop: NonNegative | None = None
     certify: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -442,9 +466,9 @@ class Units(_Training):
         ),
         Rule(
             "learns",
-            "it meets no budget of time; set a budget of multiply-accumulates or of parameters, or use the method"
-            f" {DEFAULT_BUDGET_METHOD}",
-            excludes=("speedup", "latency"),
+            "it meets no budget of time or of caches; set a budget of multiply-accumulates or of parameters, or use the"
+            f" method {DEFAULT_BUDGET_METHOD}",
+            excludes=("speedup", "latency", "ttft", "cache"),
         ),
         Rule("certify", CERTIFIES_A_LOSS, needs=("is_unbounded",), fields=("certify", "max_drop")),
         Rule(
@@ -463,8 +487,10 @@ class Units(_Training):
         bounds = {
             "speedup": f"the engine is {self.speedup or 0:g} times as fast as the whole model",
             "latency": f"a call takes {self.latency}",
+            "ttft": f"the first token takes {self.ttft}",
             "macs": f"{self.macs or 0:.0%} of the multiply-accumulates are left",
             "parameters": f"{self.parameters or 0:.0%} of the parameters are left",
+            "cache": f"{self.cache or 0:.0%} of the bytes of a token in the caches are left",
             "keep": f"{self.keep} heads are left",
         }
         budgets = [text for name, text in bounds.items() if getattr(self, name) is not None]
@@ -516,17 +542,28 @@ class Units(_Training):
     @property
     def is_timed(self) -> bool:
         """Whether the budget is one of time."""
-        return self.speedup is not None or self.latency is not None
+        return any(value is not None for value in (self.speedup, self.latency, self.ttft))
 
     @property
     def is_unbounded(self) -> bool:
         """Whether only the metric bounds what is removed."""
-        return all(value is None for value in (self.speedup, self.latency, self.macs, self.parameters, self.keep))
+        return all(getattr(self, name) is None for name in (*BUDGETS, "keep"))
+
+    @property
+    def needs_caches(self) -> str:
+        """Name of a budget that only a model with key/value caches has; empty: there is none."""
+        per_token = ("latency",) if self.token_milliseconds is not None else ()
+        return next((name for name in (*per_token, "ttft", "cache") if getattr(self, name) is not None), "")
 
     @property
     def milliseconds(self) -> float | None:
-        """The time that a call may take."""
-        return None if self.latency is None else float(self.latency.removesuffix("ms"))
+        """The time that a call may take, or a request to a model that generates."""
+        return None if self.token_milliseconds is not None else milliseconds_of(self.latency)
+
+    @property
+    def token_milliseconds(self) -> float | None:
+        """The time that each token of a model that generates may take."""
+        return milliseconds_of(self.latency) if self.latency is not None and PER_TOKEN in self.latency else None
 
     @property
     def loss_rows(self) -> int:

@@ -343,7 +343,7 @@ def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> i
 def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
     """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
     times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
-    for (batch, seq), feeds in trials.inputs.items():
+    for (batch, seq, _), feeds in trials.inputs.items():
         label = size_label(batch, seq)
         with trials.log.stage(f"{stage}, {label}"):
             seconds = min(_TIMED_SECONDS, trials.seconds) * len(times)

@@ -23,7 +23,7 @@ from compressor.measure import file_bytes
 from compressor.progress import RunLog
 from compressor.quantization import QuantizedGraph, rank_matmuls
 from compressor.quantization.matmuls import matmul_names
-from compressor.results import Candidate, ProofStage
+from compressor.results import Candidate, ProofStage, Size
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_rows
@@ -87,7 +87,7 @@ class EngineTrials:
     config: EngineConfig
     options: BuildOptions
     cases: Sequence[Case]
-    inputs: Mapping[tuple[int, int | None], Feeds]
+    inputs: Mapping[Size, Feeds]
     seconds: float
     matmul_times: MatmulTimes
     scratch: Path

@@ -17,6 +17,7 @@ from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import EngineTrials
+from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import (
@@ -26,6 +27,7 @@ from compressor.results import (
     CurvePoint,
     MissingTarget,
     Note,
+    Size,
     VariantName,
 )
 from compressor.run.beyond_served import prove_beyond
@@ -94,6 +96,7 @@ class RunSizes:
         longest_row: length at which a mask counts most: the longest row, at most `mask_reach`; None without masks.
         build: sizes and settings of the engines.
         beyond: lengths after which the model may compute something else, and which no case exceeds.
+        workload: the requests that a model that generates is timed at; None: it is not exported with caches.
     """
 
     lengths: tuple[int | None, ...]
@@ -102,6 +105,7 @@ class RunSizes:
     longest_row: int | None
     build: BuildOptions
     beyond: tuple[int, ...] = ()
+    workload: Workload | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class RunContext(RunInputs):
     work: WorkDir
     log: RunLog
     state: PartialState
-    timed_inputs: Mapping[tuple[int, int | None], Feeds]
+    timed_inputs: Mapping[Size, Feeds]
     matmul_times: MatmulTimes
 
     def without_notes(self) -> RunContext:

@@ -19,7 +19,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.pruning import measure
 from compressor.pruning.measure import CostSource, latest_tables, structure_of
-from compressor.results import Note, NoteCode
+from compressor.results import Note, NoteCode, Size
 from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup, keep_all
 from compressor.workdir import RESULT_KEY
@@ -76,7 +76,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
     )
     groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]
     dense: Any = SimpleNamespace(session={"runtime": "ort"}, host="ort on CPU, 2 threads")
-    parts: Any = {"engines": engines, "log": Log(), "inputs": {(1, 128): {}}}
+    parts: Any = {"engines": engines, "log": Log(), "inputs": {Size(1, 128): {}}}
     return CostSource("one layer", groups, dense=dense, **parts)
 
 
@@ -123,7 +123,7 @@ def use_another(source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
         case "engine" | "precision":
             source.engines.choice.label = f"another {change}"  # type: ignore[misc]
         case "size":
-            return replace(source, inputs={(1, 64): {}})
+            return replace(source, inputs={Size(1, 64): {}})
     return source
 
 
