@@ -47,6 +47,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         partial: Any,
         on_progress: Any,
         seconds: float,
+        requests: Any,
     ) -> list[CostTable]:
         _, *counted = count_costs(
             engines.float_graph, engines.reference.plan, groups, [size[:2] for size in inputs], on_progress
