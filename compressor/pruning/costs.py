@@ -197,15 +197,6 @@ def count_costs(
     Raises:
         InputError: the shapes of a product are unknown.
     """
-    whole = graph_of(plan)
-    for batch, seq in sizes:
-        if (product := uncounted_node(whole, batch, seq or 1)) is not None:
-            raise InputError(
-                f"{product}: the shapes of this product depend on the rows, so that its multiply-accumulates cannot be"
-                " counted, which a budget needs; choose a number of heads (--keep)",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                product=product,
-            )
     counters: dict[tuple[CostUnit, int, int | None], Callable[[ir.Model], int]]
     counters = {("parameters", 0, None): graph_passes.count_parameters}
     counters |= {("macs", batch, seq): partial(_macs, batch=batch, seq=seq or 1) for batch, seq in sizes}
@@ -213,7 +204,21 @@ def count_costs(
 
 
 def _macs(model: ir.Model, batch: int, seq: int) -> int:
-    return macs(model, batch, seq) or 0
+    """Multiply-accumulates of a graph.
+
+    Raises:
+        InputError: the shapes of a product are unknown.
+    """
+    count = macs(model, batch, seq)
+    if count is None:
+        product = uncounted_node(model, batch, seq)
+        raise InputError(
+            f"{product}: the shapes of this product depend on the rows, so that its multiply-accumulates cannot be"
+            " counted, which a budget needs; choose a number of heads (--keep)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            product=product,
+        )
+    return count
 
 
 def count_tables(

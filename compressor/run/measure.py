@@ -130,7 +130,7 @@ def _throughputs(
     rates = [row_rates(variant.engine, batches, callers, seconds) for variant in variants]
     return tuple(
         Throughput(batch=batch, seq=seq, callers=callers, dense=before, compressed=after)
-        for (batch, seq), before, after in zip(inputs, *rates, strict=True)
+        for (batch, seq, _), before, after in zip(inputs, *rates, strict=True)
     )
 
 

@@ -19,7 +19,15 @@ from graph_passes import load
 from graph_passes.flow.caches import cache_names
 from tests import folders
 
-SHORT: dict[str, Any] = {"batch": "1", "seq": "8", "prompt_tokens": "6", "new_tokens": 4, "seconds": 0.01, "max_length": 8, "threads": 1}
+SHORT: dict[str, Any] = {
+    "batch": "1",
+    "seq": "8",
+    "prompt_tokens": "6",
+    "new_tokens": 4,
+    "seconds": 0.01,
+    "max_length": 8,
+    "threads": 1,
+}
 
 
 def write_rows(folder: Path) -> Path:

@@ -278,7 +278,7 @@ def test_a_request_takes_the_time_of_its_calls(source: CostSource, monkeypatch: 
         return [1e-3 * feeds["ms"] * (1 if number < 2 else 0.5) for number in range(len(engines))]
 
     def ratios(engines: Sequence[Any], feeds: Any, *args: object) -> list[tuple[float, float]]:
-        return [((sum(counts.values()) / 192) ** feeds["power"], 0.01) for counts in engines[1:]]
+        return [(0.1 + 0.9 * (sum(counts.values()) / 192) ** feeds["power"], 0.01) for counts in engines[1:]]
 
     monkeypatch.setattr(measure, "paired_times", times)
     monkeypatch.setattr(measure, "paired_ratios", ratios)
