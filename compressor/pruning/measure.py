@@ -197,8 +197,8 @@ def measure_times(
         times, errors = np.moveaxis(whole * np.array([by_size[number] for by_size in shares]), 1, 0)
         measured[size] = np.array([whole, dense, *times]), errors
     for size, calls in (requests or {}).items():
-        times, errors = zip(*((count * part for part in measured[call]) for call, count in calls.items()), strict=True)
-        measured[size] = np.sum(times, axis=0), np.hypot.reduce(errors)
+        times = np.sum([count * measured[call][0] for call, count in calls.items()], axis=0)
+        measured[size] = times, np.hypot.reduce([count * measured[call][1] for call, count in calls.items()])
     tables = []
     for size, (times, errors) in measured.items():
         whole, dense, least, *others = times.tolist()
