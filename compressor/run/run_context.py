@@ -39,6 +39,9 @@ from compressor.units import PrunableGroup, Site
 from compressor.workdir import WorkDir
 from graph_passes import Plan
 
+_CANDIDATES_SHARE = 0.3
+"""Share of the minutes of a run after which no further candidate for its engine is tried."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -225,4 +228,5 @@ class RunContext(RunInputs):
             matmul_times=self.matmul_times,
             scratch=scratch,
             log=self.log,
+            deadline=self.log.start + 60 * _CANDIDATES_SHARE * min(step.run_minutes for step in self.steps),
         )
