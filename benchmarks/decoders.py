@@ -10,6 +10,7 @@ turn. The export takes minutes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from compressor.generation.bench import bench_generation
 from compressor.generation.deliver import build_engines
 from compressor.generation.export import export_generation
+from compressor.generation.workload import Workload
 from compressor.progress import NullListener
 from compressor.units import find_groups, keep_all
 from graph_passes import load, save
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[128])
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
@@ -46,7 +49,7 @@ def main() -> None:
     whole = keep_all(find_groups(model, {"input_ids": torch.arange(32).reshape(2, 16) + 5}))
     kept = {"heads": range(6), "neurons": range(1024)}
     pruned = whole.replace_groups(replace(group, kept=tuple(kept[group.type]), scale=()) for group in whole.groups)
-    built_for = [(batch, options.prompt_tokens[0]) for batch in options.batch]
+    workload = Workload(tuple(itertools.product(options.batch, options.prompt_tokens)), options.new_tokens)
     with tempfile.TemporaryDirectory() as scratch:
         gated, dense, small = (Path(scratch) / name for name in ("gated", "dense", "small"))
         for folder in (gated, dense, small):
@@ -58,11 +61,10 @@ def main() -> None:
                 set_gates(graph.graph, plan)
             for name, part in shrink_parts(graphs, plan).items():
                 save(part.model, folder / name)
-            build_engines(files, folder, built_for, options.threads)
+            build_engines(files, folder, workload.contexts, options.threads)
         rows = bench_generation(
             (dense, small),
-            options.batch,
-            options.prompt_tokens,
+            workload,
             threads=options.threads,
             seconds=options.seconds,
             listener=NullListener(),

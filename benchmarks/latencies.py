@@ -172,7 +172,7 @@ def deliver(costs: CostSource, counts: Mapping[str, int], cost_table: CostTable)
     """
     engine = costs.engines.build(keep_counts(costs.engines.reference.plan, costs.groups, counts))
     timed = [costs.engines.whole, costs.dense, engine]
-    whole, dense, seconds = paired_times(timed, costs.inputs[cost_table.batch, cost_table.seq], SECONDS)
+    whole, dense, seconds = paired_times(timed, costs.inputs[cost_table.size], SECONDS)
     costs.engines.discard(engine)
     return cost_table.dense * seconds / dense, cost_table.whole * seconds / whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum, auto
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -258,14 +258,33 @@ def _of_split(scores: Sequence[Score], split: Literal["eval", "test"]) -> list[S
     return [score for score in scores if score.split == split]
 
 
-def size_label(batch: int, seq: int | None) -> str:
+Phase = Literal["prompt", "token", "request"]
+"""What a model that generates does: it reads the prompt, computes a token after it, or both for a whole request."""
+
+
+class Size(NamedTuple):
+    """The size of a call that is timed or counted.
+
+    Attributes:
+        batch: number of rows.
+        seq: length in tokens, of a prompt where the model generates; None: the model has one size.
+        phase: what a model that generates does; None: the graph is called once.
+    """
+
+    batch: int
+    seq: int | None = None
+    phase: Phase | None = None
+
+
+def size_label(batch: int, seq: int | None, phase: Phase | None = None) -> str:
     """The size of a batch of inputs: `batch 8, length 128`; `batch 8` for a model of images or sound alone.
 
     Args:
         batch: number of rows.
-        seq: length in tokens; None: the model has one size.
+        seq: length in tokens, of a prompt where the model generates; None: the model has one size.
+        phase: what a model that generates does: `token, batch 8, length 128`; None: it is called once.
     """
-    return f"batch {batch}" + (f", length {seq}" if seq else "")
+    return (f"{phase}, " if phase else "") + f"batch {batch}" + (f", length {seq}" if seq else "")
 
 
 class SizedRow(Row):
@@ -331,27 +350,30 @@ class Throughput(SizedRow):
 class GenerationSpeed(Row):
     """Times of one kind of call of a model that generates, dense and compressed in turn.
 
-    A call of the `prompt` reads the first `seq` tokens of each text, with the encoder where there is one; a call of the
-    `token` computes one more token of each text after `seq` tokens.
+    A call of the `prompt` reads `seq` tokens of each text, by the encoder where there is one; a call of the `token`
+    computes one token of each text, in the middle of those that are generated after the prompt. A `request` is a prompt
+    and all tokens that are generated, and its time the sum of theirs.
     """
 
-    phase: Literal["prompt", "token"]
+    phase: Phase
     speed: Speed
 
     @property
     def label(self) -> str:
         """The call in words: `token, batch 8, length 128`."""
-        return f"{self.phase}, {self.speed.size_label}"
+        return size_label(self.speed.batch, self.speed.seq, self.phase)
 
 
 class Generation(Row):
     """The graphs with key/value caches that generate text.
 
-    `files` are their names in the folder, in the order in which they run. `dense_cache` and `compressed_cache` are
-    bytes of keys and values that each token of a text adds to the cache.
+    `files` are their names in the folder, in the order in which they run. `new_tokens` is the number of tokens that a
+    request generates. `dense_cache` and `compressed_cache` are bytes of keys and values that each token of a text adds
+    to the cache.
     """
 
     files: tuple[str, ...]
+    new_tokens: int
     speeds: tuple[GenerationSpeed, ...] = ()
     dense_cache: int
     compressed_cache: int
@@ -572,8 +594,8 @@ def labels_by_failure(candidates: Iterable[Candidate]) -> dict[str, list[str]]:
     return labels
 
 
-CostUnit = Literal["ms", "macs", "parameters", "heads"]
-"""Milliseconds of a call, or counts of multiply-accumulates, parameters or heads."""
+CostUnit = Literal["ms", "macs", "parameters", "heads", "cache"]
+"""Milliseconds of a call; counts of multiply-accumulates, parameters, heads, or bytes that a token adds to caches."""
 WHOLE_MODEL = "whole model"
 """Label of a cost that depends on no size."""
 
@@ -582,7 +604,8 @@ class BudgetRow(Row):
     """One bound on the cost of the plan, and the cost of the plan.
 
     `requested` is the bound; None where the metric bounds the plan. `batch` and `seq` are the size at which the bound
-    holds; both are None for a count of the whole model. `label` is the size in words, or `whole model`. `predicted` is
+    holds; both are None for a count of the whole model. `phase` is what a model that generates does at this size; None:
+    it is called once. `label` is the size in words, or `whole model`. `predicted` is
     the cost of the plan by the cost table, and `dense` the cost of the dense engine. `reached` is the cost of the
     delivered engine. A time is `dense` divided by the measured speed over dense, with the interval from `low` to
     `high`; on a machine that lacks the engine it is the time of an engine that was built while units were allocated.
@@ -591,6 +614,7 @@ class BudgetRow(Row):
     label: str
     batch: int | None = None
     seq: int | None = None
+    phase: Phase | None = None
     unit: CostUnit
     requested: float | None
     predicted: float
@@ -604,14 +628,15 @@ class BudgetRow(Row):
 class CostShare(Row):
     """The cost of one type of layer before and after pruning, by the cost table.
 
-    `batch` and `seq` are the size, as in `BudgetRow`, and `label` is the size in words. `type` is the type of layer;
-    `rest` is the cost that belongs to no group of units, such as that of embeddings, normalizations and the output. The
-    rows of one label and unit add up to the cost of the whole model.
+    `batch`, `seq` and `phase` are the size, as in `BudgetRow`, and `label` is the size in words. `type` is the type of
+    layer; `rest` is the cost that belongs to no group of units, such as that of embeddings, normalizations and the
+    output. The rows of one label and unit add up to the cost of the whole model.
     """
 
     label: str
     batch: int | None = None
     seq: int | None = None
+    phase: Phase | None = None
     unit: CostUnit
     type: Literal["attention", "feed-forward", "rest"]
     before: float

@@ -194,7 +194,8 @@ def shrink_parts(
     for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
         model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in unread]
-        parts[name] = shrunk = shrink(model, plan.part(names[name]), weights=weights, returned=returned)
+        read = names[name] if model.graph.outputs else ()  # without outputs no gate is left
+        parts[name] = shrunk = shrink(model, plan.part(read), weights=weights, returned=returned)
         for refusal in shrunk.refused:
             if output := min(refusal.sites & returned.keys(), default=None):
                 raise PlanError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def bench(console: Console, dense: Path, compressed: Path | None = None, **field
     ort,openvino --batch 1,8 --seq 128
 
     With --prompt-tokens the engines that generate of one output folder, or of two in turn, are timed: compress bench
-    out/ --prompt-tokens 128,1024 --batch 1,8
+    out/ --prompt-tokens 128,1024 --new-tokens 64 --batch 1,8
     """
     request, measure, engine = _configs(fields)
     engine.require_definite()
@@ -116,10 +117,10 @@ def _bench_generation(
 ) -> None:
     """Time the engines that generate of one run, or of two."""
     from compressor.generation.bench import bench_generation
+    from compressor.generation.workload import NEW_TOKENS, Workload
 
-    rows = bench_generation(
-        folders, measure.batch, lengths, threads=engine.threads, seconds=measure.seconds, listener=console
-    )
+    workload = Workload(tuple(itertools.product(measure.batch, lengths)), measure.new_tokens or NEW_TOKENS)
+    rows = bench_generation(folders, workload, threads=engine.threads, seconds=measure.seconds, listener=console)
     table = text_table("folder", "batch", "prompt tokens", "prompt", "token", "tokens/s", "cache, bytes a token")
     for row in rows:
         times = f"{row.prompt_ms:.2f} ms", f"{row.token_ms:.2f} ms", f"{row.tokens_per_second:.1f}"

@@ -13,6 +13,7 @@ from compressor.config.recipe_file import recipe_of, stored_recipe
 from compressor.config.run import BUDGETS, Recipe
 from compressor.config.step_list import rungs_of, steps_of
 from compressor.config.steps import Step, Units, steps_from
+from compressor.config.values import PER_TOKEN, milliseconds_of
 from compressor.errors import ErrorCode, UsageError
 
 
@@ -118,13 +119,13 @@ def rung_name(name: str, value: float | str) -> str:
         value: its value in the recipe: a ratio, a share, or a time with its unit.
     """
     if isinstance(value, str):
-        return f"{name}-{value}"
+        return f"{name}-{value.replace(PER_TOKEN, '-per-token')}"
     return f"{name}-{value if name == 'speedup' else 100 * value:g}"
 
 
 def _mildness(recipe: Recipe, name: str) -> float:
     """A number that is larger the more a budget allows."""
     units = _units_of(recipe)
-    if name == "latency":
-        return units.milliseconds or 0.0
+    if name in ("latency", "ttft"):
+        return milliseconds_of(getattr(units, name)) or 0.0
     return -(units.speedup or 0.0) if name == "speedup" else float(getattr(units, name))

@@ -12,9 +12,11 @@ from pydantic.fields import FieldInfo
 from compressor.config.fields import Config, config_field, extra_of, one_of
 from compressor.config.methods import METHODS, SEARCH_METHODS
 from compressor.config.values import (
+    PER_TOKEN,
     AbsolutePath,
     BlockSize,
     BudgetShare,
+    CallTime,
     Count,
     GroupBy,
     Keep,
@@ -31,6 +33,7 @@ from compressor.config.values import (
     ShareByKind,
     Sizes,
     Workers,
+    milliseconds_of,
 )
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
@@ -195,13 +198,23 @@ class UnitOptions(Config):
         "speed to reach, as a multiple of the runtime's own engine of the whole model: 2, or 2,4,8 for a ladder",
         is_basic=True,
     )
-    latency: Milliseconds | None = config_field(BUDGET, "maximum median time of a call: 5ms", is_basic=True)
+    latency: CallTime | None = config_field(
+        BUDGET,
+        "maximum median time of a call: 5ms; of a request to a model that generates, or of each token: 20ms/token",
+        is_basic=True,
+    )
+    ttft: Milliseconds | None = config_field(
+        BUDGET, "maximum median time until the first token of a model that generates: 300ms"
+    )
     macs: BudgetShare | None = config_field(BUDGET, "share of the multiply-accumulates to keep: 50%", is_basic=True)
     parameters: BudgetShare | None = config_field(BUDGET, "share of the parameters to keep, embeddings included: 60%")
+    cache: BudgetShare | None = config_field(
+        BUDGET, "share of the bytes to keep that a token adds to the key/value caches: 50%"
+    )
     budget_at: Shapes = config_field(
         BUDGET,
-        "batch sizes and lengths at which --speedup, --latency and --macs hold: 1x128; default: every size that"
-        " is timed",
+        "batch sizes and lengths, of prompts where the model generates, at which --speedup, --latency and --macs hold:"
+        " 1x128; default: every size that is timed",
         (),
     )
     prune_units: Literal["all", "heads", "neurons"] = config_field(BUDGET, "units that a budget removes", "all")
@@ -233,12 +246,22 @@ class UnitOptions(Config):
     @property
     def is_timed(self) -> bool:
         """Whether the budget is one of time."""
-        return self.speedup is not None or self.latency is not None
+        return any(value is not None for value in (self.speedup, self.latency, self.ttft))
 
     @property
     def milliseconds(self) -> float | None:
-        """The time that a call may take."""
-        return None if self.latency is None else float(self.latency.removesuffix("ms"))
+        """The time that a call may take, or a request to a model that generates."""
+        return None if self.token_milliseconds is not None else milliseconds_of(self.latency)
+
+    @property
+    def token_milliseconds(self) -> float | None:
+        """The time that each token of a model that generates may take."""
+        return milliseconds_of(self.latency) if self.latency is not None and PER_TOKEN in self.latency else None
+
+    @property
+    def prompt_milliseconds(self) -> float | None:
+        """The time that the first token of a model that generates may take."""
+        return milliseconds_of(self.ttft)
 
 
 class BudgetConfig(UnitOptions):
@@ -259,7 +282,7 @@ class BudgetConfig(UnitOptions):
     @property
     def is_set(self) -> bool:
         """Whether any budget is set."""
-        return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))
+        return any(getattr(self, name) is not None for name in BUDGETS)
 
 
 class BlockOptions(Config):
@@ -489,9 +512,7 @@ class ExportConfig(Config):
     keep_unread_positions: bool = config_field(
         ENGINE, "compute the last layers at every position, even where no output depends on it", False
     )
-    cache: bool = config_field(
-        ENGINE, "export a model that generates with key/value caches too, for `compress generate`", True
-    )
+    no_cache: bool = config_field(ENGINE, "leave out the graphs with key/value caches of a model that generates", False)
 
 
 class MeasureConfig(Config):
@@ -506,8 +527,13 @@ class MeasureConfig(Config):
     )
     prompt_tokens: Sizes | None = config_field(
         MEASURING,
-        "lengths of the texts after which a generated token is timed, separated by commas; default: 128 or what the"
-        " model reads",
+        "lengths of the prompts of a model that generates, separated by commas; default: the median of the training"
+        " examples, of their first half where they have no target",
+    )
+    new_tokens: Count | None = config_field(
+        MEASURING,
+        "tokens that a model generates after a prompt; default: the median of the targets of the training examples, or"
+        " of their second half",
     )
     seconds: Positive = config_field(MEASURING, "approximate seconds per size, for at least ten pairs of rounds", 10.0)
 
@@ -558,7 +584,7 @@ SECTION_OF: Mapping[str, str] = {name: key for key, section in SECTIONS.items() 
 """Field name -> section."""
 BUILD_FIELDS = (*EngineConfig.model_fields, *MeasureConfig.model_fields)
 """Fields that decide how a graph is built and timed; `compress build` takes these."""
-BUDGETS = ("speedup", "latency", "macs", "parameters")
+BUDGETS = ("speedup", "latency", "ttft", "macs", "parameters", "cache")
 """Fields that each set a budget."""
 
 

@@ -7,6 +7,7 @@ of its name.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,20 @@ from compressor.config.sections import BUDGETS, FIELDS, BlockOptions, DistillOpt
 from compressor.config.values import Count, Keep, Natural, NonNegative, Positive, Share, ShareByKind, Workers
 from compressor.errors import ErrorCode, UsageError, suggestion
 
+_OF_REQUESTS = ("no_cache", "prompt_tokens", "new_tokens")
 _OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
-_OF_ENGINES = ("target", "provider", "precision", "threads", "batch", "seq", "shapes", "kernel", *_OF_GRAPHS)
+_OF_ENGINES = (
+    "target",
+    "provider",
+    "precision",
+    "threads",
+    "batch",
+    "seq",
+    "shapes",
+    "kernel",
+    *_OF_GRAPHS,
+    *_OF_REQUESTS,
+)
 """Settings of the run that decide graphs, and the times of their engines."""
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
@@ -51,6 +64,7 @@ class Step(Config):
         is_parallel: whether every process of a distributed run takes part; else the main process alone does.
         prunes_groups: whether it may remove any unit, so that plans list neurons beside heads.
         needs_heads: whether the model must have attention heads.
+        run_minutes: time that the whole run may take; infinite: as long as it takes.
         neutral: options that change how the result is computed, not what it is.
         learning: what an interrupted run was doing in it, for readers.
     """
@@ -60,6 +74,7 @@ class Step(Config):
     is_parallel: ClassVar[bool] = True
     prunes_groups: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False
+    run_minutes: ClassVar[float] = math.inf
     neutral: ClassVar[tuple[str, ...]] = ()
     learning: ClassVar[str] = "learning"
 
@@ -369,9 +384,9 @@ class Units(UnitOptions, TrainingOptions, Step):
         ),
         Rule(
             "learns",
-            "it meets no budget of time; set a budget of multiply-accumulates or of parameters, or use the method"
-            f" {DEFAULT_BUDGET_METHOD}",
-            excludes=("speedup", "latency"),
+            "it meets no budget of time or of caches; set a budget of multiply-accumulates or of parameters, or use the"
+            f" method {DEFAULT_BUDGET_METHOD}",
+            excludes=("speedup", "latency", "ttft", "cache"),
         ),
         Rule("certify", CERTIFIES_A_LOSS, needs=("is_unbounded",), fields=("certify", "max_drop")),
         Rule(
@@ -390,8 +405,10 @@ class Units(UnitOptions, TrainingOptions, Step):
         bounds = {
             "speedup": f"the engine is {self.speedup or 0:g} times as fast as the whole model",
             "latency": f"a call takes {self.latency}",
+            "ttft": f"the first token takes {self.ttft}",
             "macs": f"{self.macs or 0:.0%} of the multiply-accumulates are left",
             "parameters": f"{self.parameters or 0:.0%} of the parameters are left",
+            "cache": f"{self.cache or 0:.0%} of the bytes of a token in the caches are left",
             "keep": f"{self.keep} heads are left",
         }
         budgets = [text for name, text in bounds.items() if getattr(self, name) is not None]
@@ -439,7 +456,13 @@ class Units(UnitOptions, TrainingOptions, Step):
     @property
     def is_unbounded(self) -> bool:
         """Whether only the metric bounds what is removed."""
-        return all(value is None for value in (self.speedup, self.latency, self.macs, self.parameters, self.keep))
+        return all(getattr(self, name) is None for name in (*BUDGETS, "keep"))
+
+    @property
+    def needs_caches(self) -> str:
+        """Name of a budget that only a model with key/value caches has; empty: there is none."""
+        per_token = ("latency",) if self.token_milliseconds is not None else ()
+        return next((name for name in (*per_token, "ttft", "cache") if getattr(self, name) is not None), "")
 
     @property
     def loss_rows(self) -> int:
@@ -574,6 +597,10 @@ class Within(Step):
     @property
     def parts(self) -> tuple[Step, ...]:
         return self.steps
+
+    @property
+    def run_minutes(self) -> float:  # type: ignore[override]
+        return math.inf if self.minutes is None else self.minutes
 
     @pydantic.field_serializer("steps")
     def _as_tables(self, steps: tuple[Step, ...]) -> list[dict[str, Any]]:

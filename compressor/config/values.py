@@ -136,8 +136,24 @@ def _as_time(value: Any) -> str:
     return f"{as_milliseconds(value):g}ms"
 
 
+PER_TOKEN = "/token"
+"""End of a time of a token."""
+
+
+def milliseconds_of(time: str | None) -> float | None:
+    """The number of a time such as `5ms` or `20ms/token`; None for None."""
+    return None if time is None else float(time.removesuffix(PER_TOKEN).removesuffix("ms"))
+
+
+def _as_latency(value: Any) -> str:
+    text = str(value).strip()
+    return _as_time(text.removesuffix(PER_TOKEN)) + (PER_TOKEN if text.endswith(PER_TOKEN) else "")
+
+
 Milliseconds = Annotated[str, BeforeValidator(_as_time)]
 """A time with its unit: `5ms`."""
+CallTime = Annotated[str, BeforeValidator(_as_latency)]
+"""A time of a call, `5ms`, or of a token that a model generates, `20ms/token`."""
 Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
 """Heads to keep: a count, or a share such as `50%`."""
 Workers = Annotated[str, BeforeValidator(_check_workers)]

@@ -12,7 +12,7 @@ import graph_passes
 from compressor.engines.build import Variant, build_variant
 from compressor.engines.choices import Choice, choices
 from compressor.engines.score import ScoredAnswers, agreement
-from compressor.engines.trials import EngineTrials, Trial
+from compressor.engines.trials import EngineTrials, Trial, no_time
 from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.measure import median_times
@@ -194,6 +194,9 @@ def _built(
     """
     built: list[Trial] = []
     for choice in every:
+        if trials.is_late and any(trial.candidate.holds for trial in built):
+            built.append(Trial(choice, choice.row).failed(no_time()))
+            continue
         built.append(trials.score(trials.build(choice, quantized.get(choice.quantized_graph))))
         options = built[-1].options
         if choice.mixes and options is not None and options.float_widths:
@@ -343,7 +346,7 @@ def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> i
 def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
     """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
     times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
-    for (batch, seq), feeds in trials.inputs.items():
+    for (batch, seq, _), feeds in trials.inputs.items():
         label = size_label(batch, seq)
         with trials.log.stage(f"{stage}, {label}"):
             seconds = min(_TIMED_SECONDS, trials.seconds) * len(times)

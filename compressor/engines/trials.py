@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,7 @@ from compressor.measure import file_bytes
 from compressor.progress import RunLog
 from compressor.quantization import QuantizedGraph, rank_matmuls
 from compressor.quantization.matmuls import matmul_names
-from compressor.results import Candidate, ProofStage
+from compressor.results import Candidate, ProofStage, Size
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_rows
@@ -80,6 +82,7 @@ class EngineTrials:
         matmul_times: times of single products, by which engines mix int8 and floats.
         scratch: folder for engines that are not delivered.
         log: receives stages and notes.
+        deadline: time by `time.perf_counter` after which no further candidate is tried, once one keeps the metric.
     """
 
     graph: ShrunkGraph
@@ -87,11 +90,12 @@ class EngineTrials:
     config: EngineConfig
     options: BuildOptions
     cases: Sequence[Case]
-    inputs: Mapping[tuple[int, int | None], Feeds]
+    inputs: Mapping[Size, Feeds]
     seconds: float
     matmul_times: MatmulTimes
     scratch: Path
     log: RunLog
+    deadline: float = math.inf
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _ranked: dict[Path, list[str]] = field(default_factory=dict, repr=False)
     _unquantized: dict[str, Exception] = field(default_factory=dict, repr=False)
@@ -116,6 +120,11 @@ class EngineTrials:
         """Calibration rows."""
         assert self.data is not None
         return calibration_rows(self.data, self.config.calibration_rows, self.scorer.seed)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time for candidates is over."""
+        return time.perf_counter() > self.deadline
 
     def quantize(self, choices: Sequence[Choice]) -> dict[str | None, QuantizedGraph]:
         """The quantized graphs that engines are built from, beside the float graph, by file name.
@@ -230,6 +239,8 @@ class EngineTrials:
         further = Trial(trial.choice, trial.choice.row)
 
         def attempt(count: int) -> Trial:
+            if self.is_late:
+                raise no_time()
             return self.score(self._build(*self._quantized_without(trial, quantized, ranked[:count])))
 
         try:
@@ -262,6 +273,11 @@ class EngineTrials:
                 measured.append(trial)
                 on_progress(len(measured), len(trials))
         return measured
+
+
+def no_time() -> InputError:
+    """Why a candidate was not tried for lack of time."""
+    return InputError("no time was left to try it; allow more (--minutes)", code=ErrorCode.UNSUPPORTED)
 
 
 def smallest_that_holds(maximum: int, attempt: Callable[[int], T], holds: Callable[[T], bool]) -> T | None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.generation import ENCODER
-from compressor.generation.sessions import OrtSessions, Sessions
-from compressor.generation.steps import MASK, TARGET, TEXT, begin, step
+from compressor.generation.sessions import OrtSessions
+from compressor.generation.workload import CALLS, Workload, call_of
 from compressor.measure.timing import alternate_calls
 from compressor.progress import Listener
-from compressor.results import size_label
-from compressor.targets.base import Feeds
-from compressor.targets.trial_inputs import trial_feeds
-from graph_passes import load
+from compressor.results import Size, size_label
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class GenerationRow:
         batch: number of texts.
         prompt_tokens: length of each text before the token.
         prompt_ms: median milliseconds of reading the texts, with the encoder where there is one.
-        token_ms: median milliseconds of one more token of each text.
+        token_ms: median milliseconds of one token of each text, in the middle of those that are generated.
         tokens_per_second: tokens of all texts a second, once the texts are read.
         cache_bytes: bytes of keys and values that a token adds to the cache of a text.
     """
@@ -43,21 +39,9 @@ class GenerationRow:
     cache_bytes: int
 
 
-def prompt_call(sessions: Sessions, feeds: Feeds, length: int) -> Callable[[], object]:
-    """A function that reads the first `length` tokens of texts."""
-    return lambda: step(sessions, feeds, 0, length, begin(sessions, feeds))
-
-
-def token_call(sessions: Sessions, feeds: Feeds, length: int) -> Callable[[], object]:
-    """A function that computes one more token of texts after `length` tokens."""
-    _, caches = step(sessions, feeds, 0, length, begin(sessions, feeds))
-    return lambda: step(sessions, feeds, length, length + 1, caches)
-
-
 def bench_generation(
     folders: Sequence[Path],
-    batches: Iterable[int],
-    lengths: Sequence[int],
+    workload: Workload,
     *,
     threads: int | None = None,
     seconds: float = 10.0,
@@ -67,8 +51,7 @@ def bench_generation(
 
     Args:
         folders: one or two folders with `decoder.onnx`.
-        batches: numbers of texts.
-        lengths: lengths of the texts before the token.
+        workload: prompts, and numbers of texts and of new tokens.
         threads: threads per call; None: one per core.
         seconds: approximate duration of each measurement.
         listener: receives the progress.
@@ -86,27 +69,17 @@ def bench_generation(
                 value=str(folder),
             )
     engines = [OrtSessions(folder, provider="cpu", threads=threads) for folder in folders]
+    texts = [workload.feeds(folder, engine.vocabulary) for folder, engine in zip(folders, engines, strict=True)]
+    medians = dict[Size, np.ndarray]()
+    for size in texts[0]:
+        with listener.stage(f"time {size_label(*size)}") as on_progress:
+            calls = [call_of(engine, feeds[size]) for engine, feeds in zip(engines, texts, strict=True)]
+            pairs = alternate_calls(calls[0], calls[-1], seconds, on_progress=on_progress)
+            medians[size] = 1e3 * np.median(np.stack(list(pairs), axis=1), axis=(1, 2))
     rows = []
-    for batch in batches:
-        for length in lengths:
-            feeds = [_texts(folder, engine, batch, length) for folder, engine in zip(folders, engines, strict=True)]
-            medians = []
-            for phase, call in (("prompt", prompt_call), ("token", token_call)):
-                with listener.stage(f"time {phase}, {size_label(batch, length)}") as on_progress:
-                    calls = [call(engine, text, length) for engine, text in zip(engines, feeds, strict=True)]
-                    pairs = alternate_calls(calls[0], calls[-1], seconds, on_progress=on_progress)
-                    medians.append(1e3 * np.median(np.stack(list(pairs), axis=1), axis=(1, 2)))
-            for number, (folder, engine) in enumerate(zip(folders, engines, strict=True)):
-                prompt, token = (float(times[number]) for times in medians)
-                rate = 1e3 * batch / token
-                rows.append(GenerationRow(folder, batch, length, prompt, token, rate, engine.bytes_per_token))
+    for batch, prompt in workload.sizes:
+        for number, (folder, engine) in enumerate(zip(folders, engines, strict=True)):
+            first, token = (float(medians[Size(batch, prompt, phase)][number]) for phase in CALLS)
+            rate = 1e3 * batch / token
+            rows.append(GenerationRow(folder, batch, prompt, first, token, rate, engine.bytes_per_token))
     return rows
-
-
-def _texts(folder: Path, engine: OrtSessions, batch: int, length: int) -> Feeds:
-    """Random texts of one token more than `length`, without padding."""
-    ids = np.random.default_rng(0).integers(0, engine.vocabulary, (batch, length + 1))
-    if not (folder / ENCODER).is_file():
-        return {TEXT: ids, MASK: np.ones_like(ids)}
-    read = trial_feeds(load(folder / ENCODER), batch, length)
-    return {name: np.ones_like(array) if name == MASK else array for name, array in read.items()} | {TARGET: ids}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 import graph_passes
 from compressor.engines.build import require_complete
@@ -15,22 +17,21 @@ from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
 from compressor.generation import engine_of
-from compressor.generation.bench import prompt_call, token_call
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
 from compressor.generation.sessions import OrtSessions
-from compressor.generation.steps import MASK, run_in_steps
+from compressor.generation.steps import run_in_steps
+from compressor.generation.workload import CachedEngine, Workload, open_engines
 from compressor.measure.timing import alternate_calls, speed_of
-from compressor.model_folder import ModelFolder, example_inputs, fresh_model
+from compressor.model_folder import ModelFolder, fresh_model
 from compressor.progress import RunLog
-from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, VariantName, size_label
+from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
 from compressor.targets import BuildOptions, span
-from compressor.targets.base import Feeds
 from compressor.targets.onnxruntime.engine import build_engine
 from compressor.targets.relative_error import Outputs
 from compressor.units.hook import Attention
 from graph_passes import Plan
-from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.shrink import shrink_parts
 
 _CHOICE_SECONDS = 1.0
@@ -109,7 +110,7 @@ def shrink_graphs(
                 file=name,
             )
     exported = _prove_export(folder, plan, texts, scratch, whole.attention, "compressed")
-    _shrink(files, plan, scratch, out)
+    _write(_shrink({name: graph_passes.load(scratch / name) for name in files}, plan), out)
     expected, shrunk = _outputs(scratch, texts), OrtSessions(out, optimized=False)
     return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk)
 
@@ -135,22 +136,60 @@ def _prove_export(
     return require_export(prove, fresh, texts)
 
 
-def _shrink(files: Iterable[str], plan: Plan, source: Path, out: Path) -> None:
-    """Write graphs with gates without what a plan drops.
+def shrink_whole(whole: CachedGraphs, plan: Plan) -> dict[str, ir.Model]:
+    """The graphs of a plan with the weights of the whole model.
+
+    Args:
+        whole: the graphs of the whole model.
+        plan: the plan.
 
     Raises:
         SiteRefusedError: a graph keeps units that the plan drops.
     """
-    parts = shrink_parts({name: graph_passes.load(source / name) for name in files}, plan)
-    for name, part in parts.items():
-        if require_complete(part).model.graph.outputs:  # nothing reads an encoder where no cross-attention has heads
-            graph_passes.save(part.model, out / name)
+    graphs = {name: graph_passes.load(whole.folder / name) for name in whole.files}
+    for graph in graphs.values():
+        set_gates(graph.graph, plan)
+    return _shrink(graphs, plan)
+
+
+def _shrink(graphs: Mapping[str, ir.Model], plan: Plan) -> dict[str, ir.Model]:
+    """Graphs with gates without what a plan drops; they are changed.
+
+    Raises:
+        SiteRefusedError: a graph keeps units that the plan drops.
+    """
+    return {name: require_complete(part).model for name, part in shrink_parts(graphs, plan).items()}
+
+
+def _write(graphs: Mapping[str, ir.Model], out: Path) -> None:
+    """Write the graphs of a plan; nothing reads an encoder where no cross-attention has heads."""
+    for name, model in graphs.items():
+        if model.graph.outputs:
+            graph_passes.save(model, out / name)
 
 
 def _outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
     """Logits of the graphs of a folder, which the runtime does not optimize, on each text in steps."""
     sessions = OrtSessions(folder, optimized=False)
     return [run_in_steps(sessions, text.feeds) for text in texts]
+
+
+def build_plan(whole: CachedGraphs, plan: Plan, workload: Workload, out: Path, threads: int | None) -> CachedEngine:
+    """The engines of a plan with the weights of the whole model, to time them.
+
+    Args:
+        whole: the graphs of the whole model.
+        plan: the plan.
+        workload: the sizes at which forms of operators are compared.
+        out: folder of the graphs and engines, which exists.
+        threads: threads of the engines; None: one per core.
+
+    Raises:
+        SiteRefusedError: a graph keeps units that the plan drops.
+    """
+    _write(shrink_whole(whole, plan), out)
+    build_engines(whole.files, out, workload.contexts, threads)
+    return open_engines(out, "cpu", threads)
 
 
 def build_engines(files: Iterable[str], folder: Path, sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
@@ -189,49 +228,64 @@ def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None) -> P
 
 def time_graphs(
     whole: CachedGraphs,
-    folder: ModelFolder,
     compressed: Path,
-    sizes: Sequence[tuple[int, int]],
+    workload: Workload,
     threads: int | None,
     *,
     seconds: float,
     seed: int,
     log: RunLog,
 ) -> Generation:
-    """Time the graphs with every unit and those of the plan, in turn, and count the bytes of their caches.
+    """Time the engines with every unit and those of the plan, in turn, and count the bytes of their caches.
 
     Args:
         whole: the graphs of the whole model.
-        folder: the model.
         compressed: folder of the graphs without what the plan drops.
-        sizes: batch sizes and lengths of the texts before the token.
+        workload: the requests that are timed.
         threads: threads of the sessions; None: one per core.
         seconds: approximate duration of each measurement.
         seed: seed of the bootstrap and the texts.
         log: receives the stages.
     """
-    files, dense = whole.files, whole.folder / "dense"
-    if not dense.exists():
-        dense.mkdir()
-        _shrink(files, whole.plan, whole.folder, dense)
-        build_engines(files, dense, sizes, threads)
-    both = [OrtSessions(path, provider="cpu", threads=threads) for path in (dense, compressed)]
-    speeds = []
-    for batch, length in sizes:
-        feeds = _texts(folder, batch, length, seed)
-        for phase, calls in (("prompt", prompt_call), ("token", token_call)):
-            with log.stage(f"timing dense and compressed, {phase}, {size_label(batch, length)}") as on_progress:
-                first, second = (calls(sessions, feeds, length) for sessions in both)
-                pairs = alternate_calls(first, second, seconds, on_progress=on_progress)
-                speed = speed_of(pairs, batch=batch, seq=length, seed=seed)
-            speeds.append(GenerationSpeed(phase=phase, speed=speed))
-    before, after = (sessions.bytes_per_token for sessions in both)
-    files = tuple(name for name in files if (compressed / name).is_file())
-    return Generation(files=files, speeds=tuple(speeds), dense_cache=before, compressed_cache=after)
+    both = dense_engines(whole, workload, threads), open_engines(compressed, "cpu", threads)
+    texts = workload.feeds(whole.folder, both[0].sessions.vocabulary)
+    pairs = dict[Size, list[np.ndarray]]()
+    for size, feeds in texts.items():
+        with log.stage(f"timing dense and compressed, {size_label(*size)}") as on_progress:
+            first, second = (partial(engine.run, feeds) for engine in both)
+            pairs[size] = list(alternate_calls(first, second, seconds, on_progress=on_progress))
+    pairs |= {size: _requests(pairs, calls) for size, calls in workload.requests.items()}
+    before, after = (engine.sessions.bytes_per_token for engine in both)
+    return Generation(
+        files=tuple(name for name in whole.files if (compressed / name).is_file()),
+        new_tokens=workload.new_tokens,
+        speeds=tuple(
+            GenerationSpeed(phase=size.phase, speed=speed_of(times, batch=size.batch, seq=size.seq, seed=seed))
+            for size, times in pairs.items()
+            if size.phase is not None
+        ),
+        dense_cache=before,
+        compressed_cache=after,
+    )
 
 
-def _texts(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:
-    """Texts of the model, one token longer than `length`, without padding."""
-    inputs = example_inputs(folder, batch, length + 1, seed)
-    feeds = {name: np.asarray(tensor) for name, tensor in inputs.items() if name != "decoder_attention_mask"}
-    return feeds | {name: np.ones_like(feeds[name]) for name in feeds if name == MASK}
+def dense_engines(whole: CachedGraphs, workload: Workload, threads: int | None) -> CachedEngine:
+    """The engines of the whole model, which are built once and stay beside its graphs."""
+    dense = whole.folder / "dense"
+    if dense.is_dir():
+        return open_engines(dense, "cpu", threads)
+    dense.mkdir()
+    return build_plan(whole, whole.plan, workload, dense, threads)
+
+
+def _requests(pairs: Mapping[Size, Sequence[np.ndarray]], calls: Mapping[Size, float]) -> list[np.ndarray]:
+    """Seconds of a request by both engines in each pair of rounds, `[engine, 1]`, from those of its calls.
+
+    Args:
+        pairs: size of a call -> seconds of the calls of both engines in each pair of rounds, `[engine, call]`.
+        calls: size of each call of a request -> how often it is made.
+    """
+    medians = [
+        [count * np.median(pair, axis=1, keepdims=True) for pair in pairs[size]] for size, count in calls.items()
+    ]
+    return [np.sum(parts, axis=0) for parts in zip(*medians, strict=False)]

@@ -166,15 +166,15 @@ class OrtSessions(Sessions):
 
         self._decoder = open_graph(DECODER)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
-        names = json.loads(self._decoder.get_modelmeta().custom_metadata_map.get(CACHES, "[]"))
-        if not names:
+        recorded = self._decoder.get_modelmeta().custom_metadata_map.get(CACHES)
+        if recorded is None:
             raise InputError(
                 f"{folder / DECODER}: records no caches of keys and values; {_REMEDY}",
                 code=ErrorCode.FILE_MISMATCH,
                 path=folder / DECODER,
             )
         returned = {value.name for value in self._decoder.get_outputs()}
-        caches = {name: output for name, output in names if name in self._inputs}
+        caches = {name: output for name, output in json.loads(recorded) if name in self._inputs}
         self._decoded = {name: output for name, output in caches.items() if output in returned}
         self._encoded = {name: output for name, output in caches.items() if output not in returned}
         has_encoder = (folder / ENCODER).is_file()

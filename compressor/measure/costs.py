@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from scipy.linalg import lstsq
 from scipy.optimize import isotonic_regression
 
-from compressor.results import WHOLE_MODEL, CostUnit, size_label
+from compressor.results import WHOLE_MODEL, CostUnit, Phase, Size, size_label
 
 CLIFF = 1.05
 """A number of units is a cliff if a larger number is faster, and the ratio of their times is at least this."""
@@ -88,10 +88,11 @@ class CostTable(BaseModel):
     plans with this sum.
 
     Attributes:
-        unit: `ms` for times; `macs`, `parameters` or `heads` for counts.
+        unit: `ms` for times; `macs`, `parameters`, `heads` or `cache` for counts.
         engine: target, precision and form of the engine, e.g. `openvino int8 portable`; empty for counts.
         batch: rows in a call; 0 for counts that do not depend on it.
         seq: length in tokens; None: the model has one size.
+        phase: what a model that generates does in the time; None: the graph is called once.
         dense: cost of the runtime's own engine of the whole model, which ratios refer to.
         whole: cost with every unit, in the form that plans are measured in.
         rows: the groups.
@@ -105,6 +106,7 @@ class CostTable(BaseModel):
     engine: str = ""
     batch: int = 0
     seq: int | None = None
+    phase: Phase | None = None
     dense: float
     whole: float
     rows: tuple[GroupCosts, ...]
@@ -121,9 +123,14 @@ class CostTable(BaseModel):
         return self.whole - sum(len(row.groups) * row.saving(0) for row in self.rows)
 
     @property
+    def size(self) -> Size:
+        """The size that the costs are of."""
+        return Size(self.batch, self.seq, self.phase)
+
+    @property
     def size_label(self) -> str:
-        """The size that the costs are of: `batch 1, length 128`, or `whole model` for counts that have none."""
-        return size_label(self.batch, self.seq) if self.batch else WHOLE_MODEL
+        """The size in words: `batch 1, length 128`, or `whole model` for counts that have none."""
+        return size_label(*self.size) if self.batch else WHOLE_MODEL
 
     def saving(self, group: str, count: int) -> float:
         """The saving of a group with a number of units, in the unit of the table.

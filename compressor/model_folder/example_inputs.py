@@ -27,6 +27,7 @@ from compressor.model_folder.input_rules import (
 )
 from compressor.models import SegmentConfig
 from compressor.models.text_config import extension, text_config
+from compressor.results import Size
 from compressor.segment_memory import memory_names
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import Feeds
@@ -283,11 +284,9 @@ def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
     return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
 
 
-def example_feeds_by_size(
-    folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]
-) -> dict[tuple[int, int | None], Feeds]:
+def example_feeds_by_size(folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]) -> dict[Size, Feeds]:
     """Inputs for an engine by batch size and length, in the order of `sizes`; see `example_feeds`."""
-    return {(batch, seq): example_feeds(folder, batch, seq) for batch, seq in sizes}
+    return {Size(batch, seq): example_feeds(folder, batch, seq) for batch, seq in sizes}
 
 
 def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:

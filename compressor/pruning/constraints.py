@@ -91,9 +91,12 @@ class Budgets:
 
     Attributes:
         speedup: how many times as fast as dense a call is, at each size.
-        milliseconds: time of a call, at each size.
+        milliseconds: time of a call, at each size; of a request where the model generates.
+        token_milliseconds: time of a token that the model generates, at each size.
+        prompt_milliseconds: time until its first token, at each size.
         macs: share of the multiply-accumulates of the whole model.
         parameters: share of its parameters.
+        cache: share of the bytes that a token adds to its caches of keys and values.
         heads: number of heads of all `groups`.
         groups: every group of the model; only their heads are counted.
         fixed: name of the group -> number of units, of groups that keep what an earlier plan keeps.
@@ -101,8 +104,11 @@ class Budgets:
 
     speedup: float | None = None
     milliseconds: float | None = None
+    token_milliseconds: float | None = None
+    prompt_milliseconds: float | None = None
     macs: float | None = None
     parameters: float | None = None
+    cache: float | None = None
     heads: int | None = None
     groups: Sequence[PrunableGroup] = ()
     fixed: Mapping[str, int] = field(default_factory=dict)
@@ -110,7 +116,14 @@ class Budgets:
     @property
     def bounds_time(self) -> bool:
         """Whether a bound is one of time."""
-        return self.speedup is not None or self.milliseconds is not None
+        times = (self.speedup, self.milliseconds, self.token_milliseconds, self.prompt_milliseconds)
+        return any(time is not None for time in times)
+
+    def timed(self, tables: Sequence[CostTable]) -> list[CostTable]:
+        """The tables of times that are bounded; without a bound those of a whole call, or of a whole request."""
+        if self.bounds_time:
+            return [table for table in tables if self._bound(table) is not None]
+        return [table for table in tables if table.phase in (None, "request")]
 
     def constraints(self, tables: Sequence[CostTable]) -> list[Constraint]:
         """The budgets on the costs of some tables, and on the number of heads.
@@ -124,10 +137,12 @@ class Budgets:
 
     def _bound(self, table: CostTable) -> float | None:
         if table.unit in ("ms", SHARE):
+            if table.phase in ("prompt", "token"):
+                return self.prompt_milliseconds if table.phase == "prompt" else self.token_milliseconds
             return table.dense / self.speedup if self.speedup is not None else self.milliseconds
         if table.unit == "heads":
             return self.heads
-        share = self.macs if table.unit == "macs" else self.parameters
+        share = {"macs": self.macs, "parameters": self.parameters, "cache": self.cache}[table.unit]
         return None if share is None else share * table.dense
 
 

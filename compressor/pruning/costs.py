@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from compressor.measure import macs
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.measure.macs import uncounted_node
 from compressor.progress import ProgressCallback
+from compressor.results import CostUnit
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from compressor.units import PrunableGroup
@@ -34,8 +36,6 @@ from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates
 from graph_passes.passes.insert_product_gates import products_of_groups
 from graph_passes.passes.split_skip_norms import FUSED_NORM
 
-Size = tuple[int, int | None]
-"""Batch size, and length in tokens; None: the model has one size."""
 Counts = dict[str, int]
 """Name of the group -> number of units."""
 Savings = dict[int, np.ndarray]
@@ -182,13 +182,10 @@ def count_costs(
     graph_of: Callable[[Plan], ir.Model],
     plan: Plan,
     groups: Sequence[PrunableGroup],
-    sizes: Sequence[Size],
+    sizes: Sequence[tuple[int, int | None]],
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
-    """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs.
-
-    Both are taken as linear in the number of units; see `_GraphCounts.savings` for the exception. A group that keeps
-    nothing can also lose its norm, so its saving at zero units is a lower bound.
+    """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs; see `count_tables`.
 
     Args:
         graph_of: gives the graph of a plan, in floats.
@@ -200,15 +197,50 @@ def count_costs(
     Raises:
         InputError: the shapes of a product are unknown.
     """
-    graphs = _GraphCounts(graph_of, plan, groups, sizes)
-    for batch, seq in sizes:
-        if (product := uncounted_node(graphs.whole, batch, seq or 1)) is not None:
-            raise InputError(
-                f"{product}: the shapes of this product depend on the rows, so that its multiply-accumulates cannot be"
-                " counted, which a budget needs; choose a number of heads (--keep)",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                product=product,
-            )
+    counters: dict[tuple[CostUnit, int, int | None], Callable[[ir.Model], int]]
+    counters = {("parameters", 0, None): graph_passes.count_parameters}
+    counters |= {("macs", batch, seq): partial(_macs, batch=batch, seq=seq or 1) for batch, seq in sizes}
+    return count_tables(graph_of, plan, groups, counters, on_progress)
+
+
+def _macs(model: ir.Model, batch: int, seq: int) -> int:
+    """Multiply-accumulates of a graph.
+
+    Raises:
+        InputError: the shapes of a product are unknown.
+    """
+    count = macs(model, batch, seq)
+    if count is None:
+        product = uncounted_node(model, batch, seq)
+        raise InputError(
+            f"{product}: the shapes of this product depend on the rows, so that its multiply-accumulates cannot be"
+            " counted, which a budget needs; choose a number of heads (--keep)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            product=product,
+        )
+    return count
+
+
+def count_tables(
+    graph_of: Callable[[Plan], ir.Model],
+    plan: Plan,
+    groups: Sequence[PrunableGroup],
+    counters: Mapping[tuple[CostUnit, int, int | None], Callable[[ir.Model], int]],
+    on_progress: ProgressCallback,
+) -> list[CostTable]:
+    """Tables of what is counted in graphs.
+
+    Costs are taken as linear in the number of units; see `_GraphCounts.savings` for the exception. A group that keeps
+    nothing can also lose its norm, so its saving at zero units is a lower bound.
+
+    Args:
+        graph_of: gives the graph of a plan, in floats.
+        plan: the plan that keeps every unit.
+        groups: the groups.
+        counters: unit, batch size and length of each table -> what counts the cost of a graph.
+        on_progress: called with (groups, all groups).
+    """
+    graphs = _GraphCounts(graph_of, plan, groups, counters)
     counted = _representatives(groups)
     savings: dict[str, Savings] = {}
 
@@ -230,12 +262,12 @@ def count_costs(
 
 @dataclass(frozen=True)
 class _GraphCounts:
-    """Counts parameters, and multiply-accumulates at each size, in the graphs of plans."""
+    """Counts costs in the graphs of plans; see `count_tables` for the attributes."""
 
     graph_of: Callable[[Plan], ir.Model]
     plan: Plan
     groups: Sequence[PrunableGroup]
-    sizes: Sequence[Size]
+    counters: Mapping[tuple[CostUnit, int, int | None], Callable[[ir.Model], int]]
 
     @functools.cached_property
     def whole(self) -> ir.Model:
@@ -264,8 +296,7 @@ class _GraphCounts:
         return savings if first == 0 else {0: self.saved({group.name: 0}), **savings}
 
     def _count(self, model: ir.Model) -> np.ndarray:
-        counts = [macs(model, batch, seq or 1) or 0 for batch, seq in self.sizes]
-        return np.array([graph_passes.count_parameters(model), *counts], float)
+        return np.array([count(model) for count in self.counters.values()], float)
 
 
 def _representatives(groups: Sequence[PrunableGroup]) -> dict[str, PrunableGroup]:
@@ -298,7 +329,6 @@ def _tables(graphs: _GraphCounts, savings: Mapping[str, Savings]) -> list[CostTa
         graphs: counts the whole model.
         savings: name of the group -> its savings.
     """
-    labels = [("parameters", 0, None), *(("macs", batch, seq) for batch, seq in graphs.sizes)]
     return [
         CostTable(
             unit=unit,
@@ -316,5 +346,5 @@ def _tables(graphs: _GraphCounts, savings: Mapping[str, Savings]) -> list[CostTa
                 for group in graphs.groups
             ),
         )
-        for number, ((unit, batch, seq), total) in enumerate(zip(labels, graphs.totals.tolist(), strict=True))
+        for number, ((unit, batch, seq), total) in enumerate(zip(graphs.counters, graphs.totals.tolist(), strict=True))
     ]

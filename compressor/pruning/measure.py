@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,19 @@ from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.progress import ProgressCallback, RunLog
-from compressor.pruning.costs import Counts, PlanEngines, Size, count_costs, keep_counts
-from compressor.results import Note, NoteCode, size_label
+from compressor.pruning.costs import Counts, PlanEngines, count_costs, keep_counts
+from compressor.results import Note, NoteCode, Size, size_label
 from compressor.store import Json, Store, Stored, digest, version_of, versioned
 from compressor.targets import TARGETS, Engine, target
 from compressor.targets.base import Feeds
 from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup
+from graph_passes import Plan
 
 Share = tuple[float, float]
 """Time of a plan as a share of the whole model's, and its standard error."""
+Requests = Mapping[Size, Mapping[Size, float]]
+"""Size of a request of a model that generates -> size of each of its calls -> how often it makes the call."""
 _SHARES = Json[list[tuple[Share, ...]]](list[tuple[Share, ...]])
 _TABLES, _TIMES = Json[list[CostTable]](list[CostTable]), Json[list[float]](list[float])
 """Files of shares, of cost tables and of the times of a plan."""
@@ -157,8 +160,9 @@ def measure_times(
     store: Store,
     on_progress: ProgressCallback,
     seconds: float = math.inf,
+    requests: Requests | None = None,
 ) -> list[CostTable]:
-    """Tables of times at each size, fitted to the times of engines of some plans.
+    """Tables of times at each size and of each request, fitted to the times of engines of some plans.
 
     Costs are fitted to plans in which one class of groups differs (`fit_times`), and the curve to plans in which every
     group keeps another share (`with_curve`). Engines are timed in turn with that of the whole model, so that
@@ -173,6 +177,7 @@ def measure_times(
         store: keeps what is measured, from which an interrupted measurement goes on.
         on_progress: called with (engines, all engines).
         seconds: time that the measurement may take.
+        requests: see `CostSource`.
 
     Raises:
         OutOfTimeError: it would take longer.
@@ -183,23 +188,29 @@ def measure_times(
     empty, *alike = timed_plans(classes, of_classes)
     mixed = [empty, *mixed_plans(groups)]
     fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
-    parts = (len(mixed), time.perf_counter() + seconds)
-    shares = _time_plans(engines, groups, [*mixed, *alike], unpruned[0], inputs, store, on_progress, *parts)
+    limits = (len(mixed), time.perf_counter() + seconds)
+    shares = _time_plans(engines, groups, [*mixed, *alike], unpruned[0], inputs, store, on_progress, *limits)
     is_late = len(shares) < len(mixed) + len(alike)
-    tables = []
+    measured = dict[Size, tuple[np.ndarray, np.ndarray]]()
     for number, (size, feeds) in enumerate(inputs.items()):
-        whole, dense = (1e3 * seconds for seconds in paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
-        times, errors = (whole * np.array([by_size[number] for by_size in shares]).T).tolist()
+        whole, dense = 1e3 * np.array(paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
+        times, errors = np.moveaxis(whole * np.array([by_size[number] for by_size in shares]), 1, 0)
+        measured[size] = np.array([whole, dense, *times]), errors
+    for size, calls in (requests or {}).items():
+        times = np.sum([count * measured[call][0] for call, count in calls.items()], axis=0)
+        measured[size] = times, np.hypot.reduce([count * measured[call][1] for call, count in calls.items()])
+    tables = []
+    for size, (times, errors) in measured.items():
+        whole, dense, least, *others = times.tolist()
         table = CostTable(
             unit="ms",
             engine=engines.choice.label,
-            batch=size[0],
-            seq=size[1],
+            **size._asdict(),
             dense=dense,
             whole=whole,
             rows=_proportional_rows(classes, whole, counted),
         )
-        least, together, alone = times[0], times[1 : len(mixed)], times[len(mixed) :]
+        together, alone = others[: len(mixed) - 1], others[len(mixed) - 1 :]
         if not is_late:
             points = zip([empty, *alike], [least, *alone], strict=True)
             table = fit_times(table, list(points), fitted, [errors[0], *errors[len(mixed) :]])
@@ -279,6 +290,9 @@ class CostSource:
         inputs: one batch of inputs for each size.
         log: receives stages and notes.
         seconds: time that the measurement of cost tables may take; in less they are fitted to few plans, for this run.
+        requests: size of each request of a model that generates -> how often it makes each call in `inputs`.
+        counted: batch sizes and lengths at which multiply-accumulates are counted; None: those of `inputs`.
+        further: give further tables of counts, from the plan that keeps every unit, the groups and a callback.
     """
 
     structure: str
@@ -288,13 +302,18 @@ class CostSource:
     inputs: Mapping[Size, Feeds]
     log: RunLog
     seconds: float = math.inf
+    requests: Requests = field(default_factory=dict)
+    counted: Sequence[Size] | None = None
+    further: Sequence[Callable[[Plan, Sequence[PrunableGroup], ProgressCallback], CostTable]] = ()
     _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def count_tables(self) -> list[CostTable]:
-        """Parameters, and multiply-accumulates at each size."""
+        """Parameters, multiply-accumulates at each size, and what else is counted."""
+        sizes = [size[:2] for size in (self.inputs if self.counted is None else self.counted)]
         with self.log.stage("counting the cost of units") as on_progress:
             graph_of, plan = self.engines.float_graph, self.engines.reference.plan
-            return count_costs(graph_of, plan, self.groups, list(self.inputs), on_progress)
+            tables = count_costs(graph_of, plan, self.groups, sizes, on_progress)
+            return [*tables, *(count(plan, self.groups, on_progress) for count in self.further)]
 
     def time_tables(self, macs: CostTable) -> list[CostTable]:
         """Times at each size: those of an earlier run on this machine, or measured now.
@@ -347,7 +366,7 @@ class CostSource:
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
             unpruned, parts = (self.engines.whole, self.dense), Store(work, version=version_of(self._measure))
             parts_of_run = (self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress, self.seconds)
-            return measure_times(*parts_of_run)
+            return measure_times(*parts_of_run, self.requests)
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.
@@ -362,13 +381,19 @@ class CostSource:
         """
         with self.log.stage(f"timing the plan, attempt {next(self._attempts)}"):
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
-            times = []
-            for table in tables:
-                feeds = self.inputs[table.batch, table.seq]
-                whole, _, seconds = paired_times([self.engines.whole, self.dense, engine], feeds, 3 * _SECONDS_OF_PLAN)
-                times.append(table.whole * seconds / whole)
+            both = [self.engines.whole, self.dense, engine]
+            seconds = self._seconds(both, tables, 3 * _SECONDS_OF_PLAN)
             self.engines.discard(engine)
-        return times
+        return [table.whole * times[2] / times[0] for table, times in zip(tables, seconds, strict=True)]
+
+    def _seconds(self, engines: Sequence[Engine], tables: Sequence[CostTable], seconds: float) -> list[np.ndarray]:
+        """Seconds of a call or request by each engine at the size of each table, in turn for about `seconds` a call."""
+        calls = [self.requests.get(table.size, {table.size: 1.0}) for table in tables]
+        timed = {
+            size: np.array(paired_times(engines, self.inputs[size], seconds))
+            for size in dict.fromkeys(itertools.chain.from_iterable(calls))
+        }
+        return [np.sum([count * timed[size] for size, count in parts.items()], axis=0) for parts in calls]
 
     def release(self) -> None:
         """Free the memory of the engine of the whole model, which is built again when it is needed."""
@@ -378,11 +403,9 @@ class CostSource:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""
         rescaled = []
         with self.log.stage("timing the whole model"):
-            for table in tables:
-                feeds = self.inputs[table.batch, table.seq]
-                seconds = paired_times([self.engines.whole, self.dense], feeds, 2 * _SECONDS_OF_WHOLE)
-                whole, dense = (1e3 * value for value in seconds)
-                rescaled.append(table.scaled(whole / table.whole).model_copy(update={"dense": dense}))
+            seconds = self._seconds([self.engines.whole, self.dense], tables, 2 * _SECONDS_OF_WHOLE)
+            for table, (whole, dense) in zip(tables, (1e3 * times for times in seconds), strict=True):
+                rescaled.append(table.scaled(float(whole) / table.whole).model_copy(update={"dense": float(dense)}))
         return rescaled
 
     def key(self) -> dict[str, str]:
@@ -442,7 +465,7 @@ def _measurement(facts: Mapping[str, str]) -> dict[str, str]:
 def _differences(stored: Stored, key: Mapping[str, str]) -> str:
     """The fields of the key in which stored tables differ: `engine (ort fp32) and size (batch 1, length 128)`."""
     sizes = json.loads(stored.inputs.get("size", "[[]]"))[0]
-    sizes = "; ".join(size_label(batch, seq) for batch, seq in sizes)
+    sizes = "; ".join(size_label(*size) for size in sizes)
     values = {"engine": f" ({stored.inputs.get('engine')})", "size": f" ({sizes})"}  # the others are too long to read
     differing = [name for name in key if stored.inputs.get(name) != key[name]] or ["version of the measurement"]
     return " and ".join(f"{name}{values.get(name, '')}" for name in differing)

@@ -97,7 +97,7 @@ def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budge
     require_reachable(groups, budgets.constraints(counted))
     if not is_timed:
         return PlanCosts(times, counted)
-    timed = times.time_tables(macs_of(counted))
+    timed = budgets.timed(times.time_tables(macs_of(counted)))
     times.costs.release()
     require_reachable(groups, budgets.constraints(timed))
     return PlanCosts(times, counted, timed)

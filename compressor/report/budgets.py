@@ -12,6 +12,7 @@ UNIT_NAMES: dict[CostUnit, str] = {
     "macs": "multiply-accumulates",
     "parameters": "parameters",
     "heads": "heads",
+    "cache": "cache bytes a token",
 }
 """The quantity that each unit of cost counts."""
 

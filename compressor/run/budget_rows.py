@@ -9,7 +9,7 @@ from compressor.measure.costs import CostTable
 from compressor.pruning.allocate import MAX_BUDGET_RATIO, Allocation
 from compressor.pruning.constraints import Constraint
 from compressor.report.formatting import ms
-from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
+from compressor.results import BudgetRow, CostShare, Generation, Note, NoteCode, Phase, Speed
 from graph_passes import Plan
 
 DRIFT = 1.25
@@ -52,23 +52,27 @@ def predicted_rows(tables: Sequence[CostTable], counts: Mapping[str, int]) -> tu
     )
 
 
-def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[tuple[BudgetRow, ...], list[Note]]:
+def delivered_rows(
+    rows: Sequence[BudgetRow], speeds: Sequence[Speed], generation: Generation | None = None
+) -> tuple[tuple[BudgetRow, ...], list[Note]]:
     """The rows of a budget with the times of the engine that is delivered.
 
     Args:
         rows: the rows, with the times of the engine that was built while units were allocated.
         speeds: the delivered engine against dense; empty if it was not timed.
+        generation: the engines that generate against those of the whole model; None: there are none.
 
     Returns:
         The rows, without those that bound nothing and were not timed; and notes of those that the first engine met and
         the delivered one misses, and of sizes at which the dense engine takes another time than before.
     """
-    timed: dict[tuple[int | None, int | None], Speed] = {
-        (speed.batch, speed.seq): speed for speed in speeds if speed.void is None
-    }
+    timed: dict[tuple[int | None, int | None, Phase | None], Speed]
+    timed = {(speed.batch, speed.seq, None): speed for speed in speeds if speed.void is None}
+    calls = () if generation is None else generation.speeds
+    timed |= {(call.speed.batch, call.speed.seq, call.phase): call.speed for call in calls}
     delivered, notes = [], []
     for row in rows:
-        speed = timed.get((row.batch, row.seq)) if row.unit == "ms" else None
+        speed = timed.get((row.batch, row.seq, row.phase)) if row.unit == "ms" else None
         if speed is not None:
             before = row
             reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
@@ -119,7 +123,7 @@ def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...
 
 def _size_of(table: CostTable) -> dict[str, Any]:
     """The fields of a row that name the size of a table."""
-    return {"label": table.size_label, "batch": table.batch or None, "seq": table.seq}
+    return {"label": table.size_label, "batch": table.batch or None, "seq": table.seq, "phase": table.phase}
 
 
 def _scale(table: CostTable, counts: Mapping[str, int]) -> float:

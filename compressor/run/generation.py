@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
+from compressor.config.sections import EngineConfig
 from compressor.errors import CompressorError
 from compressor.generation.deliver import (
     CachedGraphs,
@@ -14,14 +14,16 @@ from compressor.generation.deliver import (
     shrink_graphs,
     time_graphs,
 )
-from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
+from compressor.targets import DEFAULT_TARGET
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
 
-_PROMPT = 128
-"""Length of the texts after which a token is timed, unless the recipe sets one."""
+
+def is_engine_of_caches(config: EngineConfig) -> bool:
+    """Whether the graphs with caches have engines of a target and precision."""
+    return (config.target, config.precision) == (DEFAULT_TARGET, "fp32")
 
 
 def export_cached(run: RunContext) -> CachedGraphs | None:
@@ -32,7 +34,7 @@ def export_cached(run: RunContext) -> CachedGraphs | None:
         with caches, for which there is a note with the reason.
     """
     config, folder = run.recipe.export, run.model.folder
-    if not (config.cache and folder.generates):
+    if run.sizes.workload is None:
         return None
     out = run.work.scratch / "cached"
     out.mkdir(exist_ok=True)
@@ -59,19 +61,17 @@ def deliver_cached(
         What was written and measured, and the proofs. Nothing where the graphs cannot lose what the plan drops, for
         which there is a note with the reason.
     """
-    if whole is None:
+    workload = run.sizes.workload
+    if whole is None or workload is None:
         return None, ()
     recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
-    limit = token_limit(folder.model)
-    lengths = recipe.measure.prompt_tokens or (min(_PROMPT, (limit or _PROMPT + 1) - 1),)
-    sizes = list(itertools.product(recipe.measure.batch, lengths))
     try:
         with log.stage("compressed: shrinking the graphs with caches"):
             proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, scratch, out)
         with log.stage("compressed: building the engines with caches"):
-            build_engines(whole.files, out, sizes, recipe.engine.threads)
+            build_engines(whole.files, out, workload.contexts, recipe.engine.threads)
             engines = prove_engines(out, run.sizes.cases, recipe.engine.threads)
     except (CompressorError, GraphPassError) as error:
         for file in (file for name in whole.files for file in out.glob(f"{Path(name).stem}.*onnx*")):
@@ -80,9 +80,8 @@ def deliver_cached(
         return None, ()
     generation = time_graphs(
         whole,
-        folder,
         out,
-        sizes,
+        workload,
         recipe.engine.threads,
         seconds=recipe.measure.seconds,
         seed=recipe.selection.seed,

@@ -11,7 +11,7 @@ from compressor.measure import facts as facts_of
 from compressor.measure import interleave, median_times
 from compressor.measure.throughput import affordable_callers, row_rates
 from compressor.progress import RunLog
-from compressor.results import EngineFacts, Note, NoteCode, Speed, Throughput, VariantName, size_label
+from compressor.results import EngineFacts, Note, NoteCode, Size, Speed, Throughput, VariantName, size_label
 from compressor.run import run_notes
 from compressor.targets.base import Feeds
 
@@ -37,7 +37,7 @@ class Measurements:
 
 
 def measure_variants(
-    variants: Iterable[Variant], inputs: Mapping[tuple[int, int | None], Feeds], recipe: Recipe, log: RunLog
+    variants: Iterable[Variant], inputs: Mapping[Size, Feeds], recipe: Recipe, log: RunLog
 ) -> Measurements:
     """Times of each variant and the compressed one at every size, then memory at the first size, then throughput.
 
@@ -51,14 +51,14 @@ def measure_variants(
     compressed = by_name["compressed"]
     references = [variant for name, variant in by_name.items() if name != "compressed"]
     speeds: dict[VariantName, list[Speed]] = {variant.name: [] for variant in references}
-    for (batch, seq), feeds in inputs.items():
+    for (batch, seq, _), feeds in inputs.items():
         for variant in references:
             speeds[variant.name].append(_time(variant, compressed, feeds, (batch, seq), recipe, log))
     log.add_notes(
         run_notes.speed_notes(speeds.get("dense", ())) if references else _times_alone(compressed, inputs, recipe, log)
     )
     with log.stage("measuring memory"):
-        first_batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(seq or 1 for _, seq in inputs))
+        first_batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(size.seq or 1 for size in inputs))
         kept = [variant for name, variant in by_name.items() if name != "rewritten"]
         facts = _facts(kept, batch=first_batch, lengths=lengths)
     log.add_notes(run_notes.unmeasured_memory_notes(facts))
@@ -94,12 +94,10 @@ def _time(
         )
 
 
-def _times_alone(
-    compressed: Variant, inputs: Mapping[tuple[int, int | None], Feeds], recipe: Recipe, log: RunLog
-) -> list[Note]:
+def _times_alone(compressed: Variant, inputs: Mapping[Size, Feeds], recipe: Recipe, log: RunLog) -> list[Note]:
     """A note on the median times of the compressed engine, which there is nothing to compare with."""
     medians = []
-    for (batch, seq), feeds in inputs.items():
+    for (batch, seq, _), feeds in inputs.items():
         with log.stage(f"timing compressed, {size_label(batch, seq)}"):
             (seconds,) = median_times([compressed.engine], feeds, recipe.measure.seconds)
         medians.append(f"{1e3 * seconds:.3g} ms at {size_label(batch, seq)}")
@@ -111,7 +109,7 @@ def _throughputs(
     dense: Variant,
     compressed: Variant,
     facts: Mapping[VariantName, EngineFacts],
-    inputs: Mapping[tuple[int, int | None], Feeds],
+    inputs: Mapping[Size, Feeds],
     seconds: float,
 ) -> tuple[Throughput, ...]:
     """Rows a second of both engines, with one caller and with one per core; empty where several callers are impossible.
@@ -127,12 +125,12 @@ def _throughputs(
     callers = affordable_callers((variant.engine, facts[variant.name].peak_memory_bytes) for variant in variants)
     if callers == 1:
         return ()
-    batches = [(batch, feeds) for (batch, _), feeds in inputs.items()]
+    batches = [(batch, feeds) for (batch, _, _), feeds in inputs.items()]
     seconds = min(seconds, _THROUGHPUT_SECONDS)
     rates = [row_rates(variant.engine, batches, callers, seconds) for variant in variants]
     return tuple(
         Throughput(batch=batch, seq=seq, callers=callers, dense=before, compressed=after)
-        for (batch, seq), before, after in zip(inputs, *rates, strict=True)
+        for (batch, seq, _), before, after in zip(inputs, *rates, strict=True)
     )
 
 

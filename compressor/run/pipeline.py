@@ -181,10 +181,11 @@ def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     variants = {variant.name: variant for variant in filter(None, (dense, rewritten, chosen.variant))}
     configs: dict[VariantName, EngineConfig] = {"dense": run.built.engine.reference, "compressed": chosen.choice.config}
     evaluated, measured = stages_of(run).finish(variants, configs, scorer, chosen.scored)
-    budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
+    generation, steps = deliver_cached(run, learned.selected.plan, graphs.cached)
+    speeds = measured.speeds if run.model.missing is None else ()
+    budget, missed = delivered_rows(learned.selected.budget, speeds, generation)
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    generation, steps = deliver_cached(run, selected.plan, graphs.cached)
     chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *steps)))
     report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused, generation)
     return write_output(report, run, selected, dense)

@@ -20,7 +20,6 @@ from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.model_folder import fingerprint
 from compressor.progress import RunLog
 from compressor.pruning.constraints import Budgets, require_reachable
-from compressor.pruning.costs import Size
 from compressor.pruning.measure import CostSource, KeptTimes
 from compressor.pruning.prune import PlanCosts, Pruned, plan_costs, prune, removes_any
 from compressor.results import Candidate, size_label
@@ -79,7 +78,8 @@ class BudgetRun:
     def budgets(self) -> Budgets:
         """The budgets of the step on what is timed and counted, except for a number of heads."""
         step = self.step
-        return Budgets(step.speedup, step.milliseconds, step.macs, step.parameters)
+        times = (step.milliseconds, step.token_milliseconds, step.prompt_milliseconds)
+        return Budgets(step.speedup, *times, step.macs, step.parameters, step.cache)
 
 
 def prune_units(run: BudgetRun) -> SelectedPlan:
@@ -244,7 +244,7 @@ def check_reachable(run: BudgetRun) -> None:
         require_reachable([*groups, *heads], counted)
 
 
-def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | None]) -> list[Size]:
+def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | None]) -> list[tuple[int, int | None]]:
     """The sizes at which budgets hold.
 
     Args:
@@ -255,7 +255,7 @@ def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | Non
     Raises:
         UsageError: a size of `budget_at` is not timed.
     """
-    sizes: list[Size] = list(itertools.product(measure.batch, lengths))
+    sizes = list(itertools.product(measure.batch, lengths))
     requested = [tuple(map(int, shape.split("x"))) for shape in step.budget_at]
     for shape in requested:
         if shape not in sizes:

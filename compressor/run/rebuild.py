@@ -39,6 +39,7 @@ from compressor.results import (
     Proof,
     ProofStage,
     Report,
+    Size,
     VariantName,
     headline_scores,
 )
@@ -293,7 +294,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         products = MatmulTimes(list(stages.inputs.values()), log) if chose and is_mixed else None
         variants = {name: _build(name, run, stages, products) for name in run.graphs}
         for variant in variants.values():
-            for (batch, seq), feeds in stages.inputs.items():
+            for (batch, seq, _), feeds in stages.inputs.items():
                 require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
         evaluated, measured = stages.finish(variants, {"dense": engine.reference, "compressed": engine})
         lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
@@ -401,11 +402,11 @@ def _mixed(
     return options
 
 
-def _inputs(run: FinishedRun) -> Mapping[tuple[int, int | None], Feeds]:
+def _inputs(run: FinishedRun) -> Mapping[Size, Feeds]:
     """Inputs of every batch size and length to time."""
     model = load(run.graphs["compressed"])
     sizes = itertools.product(run.recipe.measure.batch, run.lengths)
-    return {(batch, seq): trial_feeds(model, batch, seq or 1) for batch, seq in sizes}
+    return {Size(batch, seq): trial_feeds(model, batch, seq or 1) for batch, seq in sizes}
 
 
 def _note_what_to_expect(run: FinishedRun, log: RunLog) -> None:

@@ -17,6 +17,7 @@ from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import EngineTrials
+from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import (
@@ -26,6 +27,7 @@ from compressor.results import (
     CurvePoint,
     MissingTarget,
     Note,
+    Size,
     VariantName,
 )
 from compressor.run.beyond_served import prove_beyond
@@ -36,6 +38,9 @@ from compressor.tasks import Data
 from compressor.units import PrunableGroup, Site
 from compressor.workdir import WorkDir
 from graph_passes import Plan
+
+_CANDIDATES_SHARE = 0.3
+"""Share of the minutes of a run after which no further candidate for its engine is tried."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class RunSizes:
         longest_row: length at which a mask counts most: the longest row, at most `mask_reach`; None without masks.
         build: sizes and settings of the engines.
         beyond: lengths after which the model may compute something else, and which no case exceeds.
+        workload: the requests that a model that generates is timed at; None: it is not exported with caches.
     """
 
     lengths: tuple[int | None, ...]
@@ -102,6 +108,7 @@ class RunSizes:
     longest_row: int | None
     build: BuildOptions
     beyond: tuple[int, ...] = ()
+    workload: Workload | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class RunContext(RunInputs):
     work: WorkDir
     log: RunLog
     state: PartialState
-    timed_inputs: Mapping[tuple[int, int | None], Feeds]
+    timed_inputs: Mapping[Size, Feeds]
     matmul_times: MatmulTimes
 
     def without_notes(self) -> RunContext:
@@ -221,4 +228,5 @@ class RunContext(RunInputs):
             matmul_times=self.matmul_times,
             scratch=scratch,
             log=self.log,
+            deadline=self.log.start + 60 * _CANDIDATES_SHARE * min(step.run_minutes for step in self.steps),
         )

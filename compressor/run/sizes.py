@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from compressor.block_masks.attention_maps import mask_length
@@ -11,6 +14,7 @@ from compressor.block_masks.collect_maps import load_maps
 from compressor.config.sections import MeasureConfig
 from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.generation.workload import NEW_TOKENS, PROMPT, Workload
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
@@ -69,7 +73,39 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
     cases = (*made_up, *served)
     options = build_options(recipe, lengths, [case.feeds for case in cases], data)
     beyond = tuple(switch for switch in switches if switch >= longest)
-    return RunSizes(lengths, cases, mask_reach, longest_row, options, beyond)
+    workload = None
+    if folder.generates and not recipe.export.no_cache:
+        workload = work_out_workload(recipe.measure, folder, data)
+    return RunSizes(lengths, cases, mask_reach, longest_row, options, beyond, workload)
+
+
+def work_out_workload(config: MeasureConfig, folder: ModelFolder, data: Data | None) -> Workload:
+    """The requests that a model that generates is timed at: those of the settings, else the median training example.
+
+    An example without a target is cut in the middle: its first half is the prompt.
+
+    Raises:
+        UsageError: the model reads fewer tokens than a request has.
+    """
+    model = folder.model
+    limit, has_source = token_limit(model) or math.inf, bool(model.config.is_encoder_decoder)
+    prompt, new = (min(size, int(min(limit, 2 * size)) // 2) for size in (PROMPT, NEW_TOKENS))
+    if data is not None and len(data.train):
+        lengths = data.train["length"][:]
+        length = round(float(np.median(lengths)))
+        if has_source:
+            new = max(1, round(float(np.median([len(ids) for ids in data.train["labels"][:]]))))
+        prompt, new = (length, new) if has_source else (max(1, length // 2), max(1, length - length // 2))
+    prompts, new = config.prompt_tokens or (prompt,), config.new_tokens or new
+    reads = max((*prompts, new) if has_source else (max(prompts) + new,))
+    if reads > limit:
+        raise UsageError(
+            f"--prompt-tokens {max(prompts)}, --new-tokens {new}: the model reads at most {limit} tokens; time fewer",
+            code=ErrorCode.TOO_LONG,
+            field="prompt_tokens",
+            value=reads,
+        )
+    return Workload(tuple(itertools.product(config.batch, prompts)), new)
 
 
 def _cases(

@@ -15,7 +15,7 @@ from compressor.config.sections import EngineConfig
 from compressor.engines.build import ShrunkGraph, Variant, build_variant
 from compressor.engines.prove import Case
 from compressor.progress import RunLog
-from compressor.results import VariantName
+from compressor.results import Size, VariantName
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.run.measure import Measurements, measure_variants
 from compressor.run.report_fields import EvaluationResult
@@ -48,7 +48,7 @@ class Stages:
     data: Data | None
     cases: Sequence[Case]
     options: BuildOptions
-    inputs: Mapping[tuple[int, int | None], Feeds]
+    inputs: Mapping[Size, Feeds]
     scratch: Path
     log: RunLog
 

@@ -53,6 +53,23 @@ def read_caches(model: ir.Model) -> dict[ir.Value, ir.Value | None]:
     return {value: outputs.get(names[value.name]) for value in model.graph.inputs if value.name in names}
 
 
+def bytes_per_token(model: ir.Model) -> int:
+    """Bytes of keys and values that a token adds to the caches that a graph both reads and returns.
+
+    Raises:
+        ValueError: the number of heads or their width is not fixed.
+    """
+    total = 0
+    for value, output in read_caches(model).items():
+        if output is None:
+            continue
+        heads, width = (value.shape[axis] if value.shape else None for axis in (1, 3))
+        if not (isinstance(heads, int) and isinstance(width, int) and value.dtype is not None):
+            raise ValueError(f"{value.name}: the cache has no fixed number of heads and width")
+        total += int(heads * width * value.dtype.itemsize)
+    return total
+
+
 def cache_writers(
     nodes: Sequence[ir.Node], outputs: Collection[ir.Value], captured: Collection[ir.Value] = ()
 ) -> frozenset[ir.Node]:

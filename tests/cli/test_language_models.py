@@ -227,7 +227,20 @@ def test_ctrl_c_ends_the_command(out: Path, many: Path) -> None:
 @pytest.mark.zoo
 def test_prompts_and_tokens_are_timed(capfd: Cap) -> None:
     folder = exported("gpt2")
-    result = compress(capfd, "bench", folder, "--prompt-tokens", "4,6", "--batch", "2", "--seconds", "0.01", "--json")
+    result = compress(
+        capfd,
+        "bench",
+        folder,
+        "--prompt-tokens",
+        "4,6",
+        "--new-tokens",
+        "4",
+        "--batch",
+        "2",
+        "--seconds",
+        "0.01",
+        "--json",
+    )
     assert result.code == 0
     assert [(row["batch"], row["prompt_tokens"]) for row in result.json] == [(2, 4), (2, 6)]
     assert {row["cache_bytes"] for row in result.json} == {2 * 2 * 2 * 8 * 4}

@@ -15,7 +15,7 @@ from compressor.engines.choices import Choice
 from compressor.engines.choose import fastest, time_pruned, time_whole
 from compressor.engines.trials import EngineTrials, Trial
 from compressor.progress import ignore_progress
-from compressor.results import Candidate, Note, NoteCode
+from compressor.results import Candidate, Note, NoteCode, Size
 from compressor.targets import Engine
 from graph_passes import PlanError
 
@@ -33,7 +33,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> EngineTrials:
     monkeypatch.setattr(choose, "median_times", median_times)
     notes: list[Note] = []
     log = SimpleNamespace(stage=lambda name: nullcontext(ignore_progress), notes=notes, add_notes=notes.extend)
-    inputs: dict[tuple[int, int], object] = {(1, 128): {}, (8, 128): {}}
+    inputs: dict[Size, object] = {Size(1, 128): {}, Size(8, 128): {}}
     dense = SimpleNamespace(engine="dense")
     return cast(EngineTrials, SimpleNamespace(dense=dense, inputs=inputs, seconds=1.0, log=log))
 
@@ -88,3 +88,17 @@ def test_engines_that_lose_too_much_or_could_not_be_built_are_not_built_again(tr
 def test_no_engine_is_built_again_where_every_unit_is_left(trials: EngineTrials) -> None:
     built = time_whole(trials, [trial("a"), trial("b")])
     assert time_pruned(trials, built, 1.0, fail) == built
+
+
+def test_no_candidate_is_tried_after_the_deadline_once_one_holds() -> None:
+    tried: list[Choice] = []
+
+    def build(choice: Choice, quantized: object) -> Trial:
+        tried.append(choice)
+        return trial("a", holds=len(tried) > 1)
+
+    late = cast(EngineTrials, SimpleNamespace(is_late=True, build=build, score=lambda built: built))
+    every = [Choice(EngineConfig(), form) for form in ("first", "second", "third")]
+    *_, last = choose._built(late, every, {})
+    assert [choice.form for choice in tried] == ["first", "second"]
+    assert (last.choice.form, last.candidate.holds, bool(last.candidate.failure)) == ("third", False, True)

@@ -19,7 +19,15 @@ from graph_passes import load
 from graph_passes.flow.caches import cache_names
 from tests import folders
 
-SHORT: dict[str, Any] = {"batch": "1", "seq": "8", "prompt_tokens": "6", "seconds": 0.01, "max_length": 8, "threads": 1}
+SHORT: dict[str, Any] = {
+    "batch": "1",
+    "seq": "8",
+    "prompt_tokens": "6",
+    "new_tokens": 4,
+    "seconds": 0.01,
+    "max_length": 8,
+    "threads": 1,
+}
 
 
 def write_rows(folder: Path) -> Path:
@@ -38,7 +46,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, shared_exports: None) -> 
     torch.manual_seed(0)
     model = folders.save(folders.gpt2(), folder / "model")
     out = folder / "out"
-    recipe = Recipe(model=model, data=str(write_rows(folder)), macs="60%", out=out, **SHORT)
+    recipe = Recipe(model=model, data=str(write_rows(folder)), cache="50%", out=out, **SHORT)
     return out, compressor.compress(recipe)
 
 
@@ -46,13 +54,15 @@ def test_graphs_with_caches_are_proven_and_timed(finished: tuple[Path, Report]) 
     out, report = finished
     assert report.generation is not None
     assert report.generation.files == (DECODER,)
-    assert [row.phase for row in report.generation.speeds] == ["prompt", "token"]
+    assert [row.phase for row in report.generation.speeds] == ["prompt", "token", "request"]
     stages = [(proof.variant, proof.stage) for proof in report.proofs if proof.stage in CACHED_STAGES]
     assert stages == [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES)]
     assert all(proof.holds for proof in report.proofs)
     assert engine_of(out / DECODER).is_file()
     heads = sum(len(site.kept) for site in report.plan.sites)
     assert report.generation.compressed_cache == 2 * 4 * 8 * heads
+    assert report.generation.compressed_cache <= report.generation.dense_cache / 2
+    assert [(row.unit, row.met) for row in report.budget] == [("cache", True)]
     assert report.generation.dense_cache == 2 * 4 * 8 * report.plan.heads
     assert len(cache_names(load(out / DECODER))) == 2 * sum(bool(site.kept) for site in report.plan.sites)
 
@@ -73,7 +83,7 @@ def test_without_a_cache_only_the_graph_of_whole_texts_is_written(tmp_path: Path
     model = folders.save(folders.gpt2(), tmp_path / "model")
     out = tmp_path / "out"
     report = compressor.compress(
-        Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, cache=False, **SHORT)
+        Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, no_cache=True, **SHORT)
     )
     assert report.generation is None
     assert not (out / DECODER).exists()

@@ -19,7 +19,7 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.pruning import measure
 from compressor.pruning.measure import CostSource, latest_tables, structure_of
-from compressor.results import Note, NoteCode
+from compressor.results import Note, NoteCode, Size
 from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup, keep_all
 from compressor.workdir import RESULT_KEY
@@ -76,7 +76,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
     )
     groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]
     dense: Any = SimpleNamespace(session={"runtime": "ort"}, host="ort on CPU, 2 threads")
-    parts: Any = {"engines": engines, "log": Log(), "inputs": {(1, 128): {}}}
+    parts: Any = {"engines": engines, "log": Log(), "inputs": {Size(1, 128): {}}}
     return CostSource("one layer", groups, dense=dense, **parts)
 
 
@@ -123,7 +123,7 @@ def use_another(source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
         case "engine" | "precision":
             source.engines.choice.label = f"another {change}"  # type: ignore[misc]
         case "size":
-            return replace(source, inputs={(1, 64): {}})
+            return replace(source, inputs={Size(1, 64): {}})
     return source
 
 
@@ -267,6 +267,30 @@ def test_an_interrupted_measurement_goes_on_after_the_plans_that_were_timed(
     assert engines.built == plans[10:]
     assert timed == plans
     assert not list(user_cache().glob("*.unfinished"))
+
+
+def test_a_request_takes_the_time_of_its_calls(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call has feeds that say how long it takes with every unit."""
+    drawn = DrawnTimes(source, monkeypatch)
+    prompt, token, request = (Size(1, 128, phase) for phase in ("prompt", "token", "request"))
+
+    def times(engines: Sequence[Any], feeds: Any, *args: object) -> list[float]:
+        return [1e-3 * feeds["ms"] * (1 if number < 2 else 0.5) for number in range(len(engines))]
+
+    def ratios(engines: Sequence[Any], feeds: Any, *args: object) -> list[tuple[float, float]]:
+        return [(0.1 + 0.9 * (sum(counts.values()) / 192) ** feeds["power"], 0.01) for counts in engines[1:]]
+
+    monkeypatch.setattr(measure, "paired_times", times)
+    monkeypatch.setattr(measure, "paired_ratios", ratios)
+    inputs: Any = {prompt: {"ms": 8.0, "power": 1.0}, token: {"ms": 2.0, "power": 0.5}}
+    timed = replace(drawn.source, inputs=inputs, requests={request: {prompt: 1.0, token: 3.0}})
+    of_prompt, of_token, of_request = tables = timed.time_tables(drawn.counted)
+    assert [table.size for table in tables] == [prompt, token, request]
+    assert (of_request.whole, of_request.dense) == pytest.approx((14.0, 14.0))
+    for counts in ({"a": 0, "b": 0}, {"a": 64, "b": 32}, {"a": 96, "b": 64}):
+        expected = of_prompt.cost(counts) + 3 * of_token.cost(counts)
+        assert of_request.cost(counts) == pytest.approx(expected, rel=0.05)
+    assert timed.time_plan({"a": 64}, tables) == pytest.approx([4.0, 1.0, 7.0])
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))

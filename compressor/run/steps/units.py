@@ -10,18 +10,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from compressor.config.fields import flag_of
+from compressor.config.sections import EngineConfig
 from compressor.config.steps import Step, Units
 from compressor.engines.build import drops_unread
 from compressor.engines.choices import Choice
 from compressor.engines.choose import ChosenEngine, LaterPruning, choose_engine, fastest_of
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import Trial
-from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.generation.workload import Workload
 from compressor.model_folder import example_feeds_by_size
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
 from compressor.pruning.prune import PlanCosts
+from compressor.pruning.request_costs import RequestEngines
 from compressor.results import Note, NoteCode
+from compressor.run.generation import is_engine_of_caches
 from compressor.run.learn_units import learn_pool, make_pool, with_costs
 from compressor.run.plan_source import PlanFiles, check_start
 from compressor.run.prunable_groups import prunable_groups
@@ -73,6 +78,9 @@ def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     if step.max_drop is not None:
         check_max_drop(step.max_drop, data.eval_task)
         check_certificate(step, data)
+    export = inputs.recipe.export
+    if not (inputs.model.folder.generates and is_engine_of_caches(inputs.recipe.engine)) or export.no_cache:
+        _require_no_caches(step)
     if step.start_from is not None:
         check_start(step.start_from, inputs.model)
     if inputs.followed is not None and inputs.followed.plan.masks:
@@ -84,9 +92,22 @@ def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
         )
 
 
+def _require_no_caches(step: Units) -> None:
+    """Raise UsageError if a budget is one that only graphs with key/value caches have."""
+    if step.needs_caches:
+        raise UsageError(
+            f"{flag_of(step.needs_caches)}: bounds what a model that generates does with its key/value caches, in fp32"
+            " on ONNX Runtime; this run has no such engine, so set another budget, such as --macs 50%",
+            code=ErrorCode.CONTRADICTION,
+            field=step.needs_caches,
+        )
+
+
 def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> None:
     run = context.run
-    timed_sizes(step, run.recipe.measure, run.sizes.lengths)
+    if _requests(step, context, run.built.engine) is None:
+        _require_no_caches(step)
+        timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
     if any(before.follows is None for before in earlier):  # which may learn for hours
         check_reachable(budget_run(step, context, Store(run.work.learning / step.name)))
@@ -177,12 +198,30 @@ def budget_run(
     run, dense = context.run, context.graphs.dense
     choice = Choice(run.built.engine.reference) if engine is None else engine.choice
     engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
-    inputs = example_feeds_by_size(run.model.folder, timed_sizes(step, run.recipe.measure, run.sizes.lengths))
-    structure = structure_of(run.model.folder.model, run.model.groups)
-    costs = CostSource(structure, run.model.groups, engines, dense.engine, inputs, run.log)
+    structure, groups = structure_of(run.model.folder.model, run.model.groups), run.model.groups
+    cached, workload = context.graphs.cached, _requests(step, context, choice.config)
+    if cached is not None and workload is not None:
+        requests = RequestEngines.of(engines, cached, workload)
+        texts = list(run.timed_inputs)
+        costs = requests.source(structure, groups, texts, run.log, counts_cache=step.cache is not None)
+    else:
+        sizes = timed_sizes(step, run.recipe.measure, run.sizes.lengths)
+        inputs = example_feeds_by_size(run.model.folder, sizes)
+        costs = CostSource(structure, groups, engines, dense.engine, inputs, run.log)
     statistics = step.statistics or run.work.learning / STATISTICS
     refused = context.graphs.refused
     return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, store, statistics, run.log)
+
+
+def _requests(step: Units, context: StepContext, config: EngineConfig) -> Workload | None:
+    """The requests that the budgets bound, on an engine; None: they bound calls that read whole texts."""
+    run = context.run
+    workload, bounds = run.sizes.workload, step.is_timed or step.is_unbounded or step.cache is not None
+    if workload is None or context.graphs.cached is None or not (bounds and is_engine_of_caches(config)):
+        return None
+    prompts = tuple(dict.fromkeys(prompt for _, prompt in workload.sizes))
+    bounded = timed_sizes(step, run.recipe.measure, prompts)
+    return replace(workload, sizes=tuple(size for size in workload.sizes if size in bounded))
 
 
 def _plan_engines(context: StepContext, choice: Choice, scratch: Path, quantized: Path | None) -> PlanEngines:

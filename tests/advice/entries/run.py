@@ -296,14 +296,50 @@ def _(w: World) -> None:
     w.right(timed_sizes, step, MeasureConfig(batch=(1, 4)), [8])
 
 
-@advice("pruning.costs count_costs unsupported-model")
+@advice("pruning.costs _macs unsupported-model")
 def _(w: World) -> None:
     from compressor.pruning import costs
 
-    w.patch.setattr(costs, "_GraphCounts", lambda *_: SimpleNamespace(whole=None))
+    w.patch.setattr(costs, "macs", lambda *_: None)
     w.patch.setattr(costs, "uncounted_node", lambda *_: "product_7")
-    w.fails(costs.count_costs, None, None, (), [(1, 8)], None)
+    w.fails(costs._macs, None, 1, 8)
     w.right(*w.keep_one())
+
+
+@advice("run.steps.units _require_no_caches contradiction")
+def _(w: World) -> None:
+    from compressor.run.steps.units import _require_no_caches
+
+    w.fails(_require_no_caches, Units(ttft="5ms"))
+    w.fails(_require_no_caches, Units(latency="5ms/token"))
+    w.right(_require_no_caches, Units(macs=0.5))
+
+
+@advice("run.sizes work_out_workload too-long")
+def _(w: World) -> None:
+    from compressor.run.sizes import work_out_workload
+
+    folder: Any = SimpleNamespace(model=folders.gpt2())
+    w.fails(work_out_workload, MeasureConfig(prompt_tokens=(10_000,)), folder, None)
+    w.right(work_out_workload, MeasureConfig(prompt_tokens=(4,), new_tokens=4), folder, None)
+
+
+@advice("engines.trials no_time unsupported")
+def _(w: World) -> None:
+    from compressor.config.sections import EngineConfig
+    from compressor.engines import choose, trials
+    from compressor.engines.choices import Choice
+    from compressor.results import Candidate
+
+    def try_engines(is_late: bool) -> None:
+        built = trials.Trial(Choice(EngineConfig()), Candidate(target="ort", precision="fp32"))
+        parts: Any = SimpleNamespace(is_late=is_late, build=lambda *_: built, score=lambda trial: trial)
+        for trial in choose._built(parts, [built.choice, built.choice], {}):
+            if trial.error is not None:
+                raise trial.error
+
+    w.fails(try_engines, True)
+    w.right(try_engines, False)
 
 
 @advice("pruning.bisect require_informed label-mismatch")

@@ -10,9 +10,9 @@ import pytest
 
 from compressor.measure.costs import CostTable
 from compressor.pruning import measure
-from compressor.pruning.costs import Size, count_costs
+from compressor.pruning.costs import count_costs
 from compressor.pruning.measure import CostSource
-from compressor.results import Report
+from compressor.results import Report, Size
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from tests.run.budgets.budget_runs import run, seconds_by_macs
@@ -47,8 +47,11 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         partial: Any,
         on_progress: Any,
         seconds: float,
+        requests: Any,
     ) -> list[CostTable]:
-        _, *counted = count_costs(engines.float_graph, engines.reference.plan, groups, list(inputs), on_progress)
+        _, *counted = count_costs(
+            engines.float_graph, engines.reference.plan, groups, [size[:2] for size in inputs], on_progress
+        )
         return [
             table.scaled(1e-6).model_copy(update={"unit": "ms", "dense": 1e3 * times(unpruned[1:], feeds)[0]})
             for table, feeds in zip(counted, inputs.values(), strict=True)

@@ -17,6 +17,7 @@ from compressor.engines.choices import SYMMETRIC, Choice
 from compressor.pruning import measure as times_module
 from compressor.pruning.costs import PlanEngines, count_costs, keep_counts
 from compressor.pruning.measure import measure_times
+from compressor.results import Size
 from compressor.store import Store
 from compressor.targets import BuildOptions, Engine, Feeds
 from compressor.units import keep_all
@@ -59,7 +60,13 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
     built, unpruned = list[int](), (engines.whole, engines.whole)
     partial = Store(folder / "parts", version=1)
     (costs,) = measure_times(
-        engines, groups, counted, unpruned, {SIZE: feeds}, partial, lambda finished, total: built.append(finished)
+        engines,
+        groups,
+        counted,
+        unpruned,
+        {Size(*SIZE): feeds},
+        partial,
+        lambda finished, total: built.append(finished),
     )
     plans = [{group.name: part * group.units // 4 for group in groups} for part in range(5)]
     left = sorted(path.name for path in folder.iterdir() if path.is_dir())

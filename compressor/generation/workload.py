@@ -1,0 +1,140 @@
+"""What a model that generates is timed at: a prompt of some tokens, and a token in the middle of those after it.
+
+The time of a request is that of its prompt and of all tokens after it. A token takes longer the more precede it, by
+equal steps, so that the token in the middle takes the mean time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from compressor.generation import DECODER, ENCODER, engine_of
+from compressor.generation.sessions import OrtSessions, Sessions
+from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, begin, decoded_ids, step
+from compressor.results import Phase, Size
+from compressor.targets.base import Engine, Feeds, Provider
+from compressor.targets.onnxruntime.ort_session import session_settings
+from compressor.targets.trial_inputs import trial_feeds
+from graph_passes import load
+
+CALLS: tuple[Phase, ...] = ("prompt", "token")
+"""What is timed."""
+PROMPT, NEW_TOKENS = 128, 64
+"""Tokens of a prompt, and tokens generated after it, where nothing else is known."""
+_EARLIER = "earlier_positions"
+"""Feed with the number of tokens that the decoder has read before the call."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests that a model that generates is timed at.
+
+    Attributes:
+        sizes: numbers of texts, each with the length of their prompts in tokens.
+        new_tokens: number of tokens that a request generates after the prompt.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    new_tokens: int
+
+    @property
+    def contexts(self) -> list[tuple[int, int]]:
+        """Number of texts and length of a text at each size, when half of the new tokens are generated."""
+        return [(batch, prompt + self.new_tokens // 2) for batch, prompt in self.sizes]
+
+    @property
+    def requests(self) -> dict[Size, dict[Size, float]]:
+        """Size of a request -> how often it makes each call; the call of the prompt computes the first new token."""
+        return {
+            Size(*size, "request"): {Size(*size, "prompt"): 1.0, Size(*size, "token"): self.new_tokens - 1.0}
+            for size in self.sizes
+        }
+
+    def feeds(self, folder: Path, vocabulary: int) -> dict[Size, Feeds]:
+        """Size of each call -> its texts of random tokens, without padding.
+
+        Args:
+            folder: the folder of the graphs.
+            vocabulary: number of tokens.
+        """
+        return {
+            Size(batch, prompt, phase): self._texts(folder, vocabulary, batch, prompt, phase)
+            for batch, prompt in self.sizes
+            for phase in CALLS
+        }
+
+    def _texts(self, folder: Path, vocabulary: int, batch: int, prompt: int, phase: Phase) -> Feeds:
+        """Texts of a call, with the number of tokens that precede it."""
+        has_encoder = (folder / ENCODER).is_file()
+        after = max(1, self.new_tokens // 2) if phase == "token" else 0
+        earlier = after if has_encoder or not after else prompt + after
+        read = 1 if has_encoder or after else prompt
+        ids = np.random.default_rng(0).integers(0, vocabulary, (batch, earlier + read))
+        feeds = {_EARLIER: np.array(earlier)}
+        if not has_encoder:
+            return feeds | {TEXT: ids, MASK: np.ones_like(ids)}
+        source = trial_feeds(load(folder / ENCODER), batch, prompt)
+        masked = {name: np.ones_like(array) if name == MASK else array for name, array in source.items()}
+        return feeds | masked | {TARGET: ids}
+
+
+def call_of(sessions: Sessions, feeds: Feeds) -> Callable[[], np.ndarray]:
+    """A function that makes the call of some texts, and returns the logits; what precedes the call is done already."""
+    earlier, end = int(feeds.get(_EARLIER, np.array(0))), decoded_ids(feeds).shape[1]
+    if not earlier:
+        return lambda: step(sessions, feeds, 0, end, begin(sessions, feeds))[0]
+    _, caches = step(sessions, feeds, 0, earlier, begin(sessions, feeds))
+    return lambda: step(sessions, feeds, earlier, end, caches)[0]
+
+
+@dataclass(kw_only=True, eq=False)
+class CachedEngine(Engine):
+    """The engines of a folder that generates, which make the calls of a workload.
+
+    Attributes:
+        sessions: the engines.
+    """
+
+    sessions: OrtSessions = field(repr=False)
+    _prepared: tuple[Feeds, Callable[[], np.ndarray]] | None = field(default=None, init=False, repr=False)
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Logits of a call of a workload; see `Engine.run`."""
+        if self._prepared is None or self._prepared[0] is not feeds:
+            self._prepared = feeds, call_of(self.sessions, feeds)
+        return {LOGITS: self._prepared[1]()}
+
+    def memory(self, feeds: Feeds) -> int | None:
+        """Unknown: engines of a workload are timed alone."""
+        return None
+
+
+def open_engines(folder: Path, provider: Provider, threads: int | None) -> CachedEngine:
+    """Load the engines of a folder that generates.
+
+    Args:
+        folder: the folder.
+        provider: device to run on.
+        threads: threads per call; None: one per core.
+
+    Raises:
+        InputError: the folder has no graphs that generate, or they cannot be loaded.
+    """
+    settings = session_settings(provider, threads)
+    return CachedEngine(
+        path=engine_of(folder / DECODER),
+        specs=(),
+        outputs=(LOGITS,),
+        precision="fp32",
+        attentions=0,
+        fused=0,
+        kernels={},
+        optimization="",
+        session=settings,
+        host=str(settings["provider"]),
+        sessions=OrtSessions(folder, provider=provider, threads=threads),
+    )

@@ -1,0 +1,80 @@
+"""Calls of a workload compute what the model computes on the whole text, and caches are counted as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.generation.deliver import CachedGraphs, build_plan, shrink_whole
+from compressor.generation.sessions import OrtSessions
+from compressor.generation.steps import LOGITS, run_in_steps
+from compressor.generation.workload import Workload, open_engines
+from compressor.pruning.costs import keep_counts
+from compressor.pruning.request_costs import count_cache
+from compressor.results import Proof, ProofStage, Size
+from compressor.units import PrunableGroup, find_groups, keep_all
+from graph_passes import Plan
+from graph_passes.flow.caches import bytes_per_token, cache_names
+from tests.generation.exported import MODELS, QUICK, exported, inputs, model
+
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
+
+pytestmark = pytest.mark.usefixtures("shared_exports")
+
+
+def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
+    """The exported graphs of a model, the plan that keeps every unit, and its groups of heads."""
+    network, batch = model(name), inputs(name)
+    if network.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = batch["input_ids"][:, :4]
+    groups = [group for group in find_groups(network, batch) if group.type == "heads"]
+    proof = Proof(variant="dense", stage=ProofStage.CACHED_EXPORT, error=0.0, tolerance=1e-4, cases=())
+    files = tuple(path.name for path in sorted(exported(name).glob("*coder.onnx"), reverse=True))
+    plan = keep_all(groups)
+    return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, groups
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_compute_what_a_whole_text_has(name: str) -> None:
+    engine, sessions = open_engines(exported(name), "cpu", 1), OrtSessions(exported(name))
+    is_decoder_only = not MODELS[name]().config.is_encoder_decoder
+    for size, feeds in Workload(((2, 6),), 8).feeds(exported(name), sessions.vocabulary).items():
+        logits, whole = engine.run(feeds)[LOGITS], run_in_steps(sessions, feeds)[LOGITS]
+        assert logits.shape[1] == (6 if is_decoder_only and size.phase == "prompt" else 1)
+        assert whole.shape[1] == {"prompt": 6 * is_decoder_only or 1, "token": 6 * is_decoder_only + 5}[str(size.phase)]
+        np.testing.assert_allclose(logits, whole[:, -logits.shape[1] :], atol=1e-4)
+        np.testing.assert_array_equal(engine.run(feeds)[LOGITS], logits)
+
+
+def test_a_request_has_a_prompt_and_the_tokens_after_the_first() -> None:
+    requests = Workload(((1, 6), (8, 12)), 5).requests
+    assert requests == {
+        Size(batch, prompt, "request"): {Size(batch, prompt, "prompt"): 1.0, Size(batch, prompt, "token"): 4.0}
+        for batch, prompt in ((1, 6), (8, 12))
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.zoo), "t5"])
+def test_the_table_of_caches_has_the_bytes_of_every_plan(name: str, tmp_path: Path) -> None:
+    cached, plan, groups = whole_graphs(name)
+    table = count_cache(cached, plan, groups, lambda finished, total: None)
+    rng = np.random.default_rng(0)
+    drawn = [{group.name: int(rng.choice(group.counts)) for group in groups} for _ in range(3)]
+    for counts in (*drawn, dict.fromkeys((group.name for group in groups), 0)):
+        decoder = shrink_whole(cached, keep_counts(plan, groups, counts))["decoder.onnx"]
+        left = bytes_per_token(decoder)
+        # Where no layer has heads, a cache may be left to read lengths off.
+        assert left == table.cost(counts) or (len(cache_names(decoder)) == 1 and left > table.cost(counts))
+
+
+def test_a_plan_without_heads_has_engines_too(tmp_path: Path) -> None:
+    """Cost tables start with the plan that keeps nothing."""
+    cached, plan, groups = whole_graphs("gpt2")
+    workload = Workload(((1, 4),), 4)
+    nothing = keep_counts(plan, groups, dict.fromkeys((group.name for group in groups), 0))
+    engine = build_plan(cached, nothing, workload, tmp_path, 1)
+    assert engine.sessions.bytes_per_token == 0
+    for feeds in workload.feeds(cached.folder, engine.sessions.vocabulary).values():
+        assert np.isfinite(engine.run(feeds)[LOGITS]).all()
