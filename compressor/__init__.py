@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from compressor.pruning.constraints import Constraint
     from compressor.results import Report
     from compressor.run.ladder import compress_ladder
-    from compressor.run.model_costs import measure_costs
+    from compressor.run.model_units import measure_costs
     from compressor.run.pipeline import compress
     from compressor.selection.allocation import allocate
     from compressor.selection.pruners.base import PruningInputs
@@ -101,7 +101,7 @@ _MODULES = {
     "find_sites": "compressor.units",
     "gated": "compressor.units",
     "load_engine": "compressor.generation.runner",
-    "measure_costs": "compressor.run.model_costs",
+    "measure_costs": "compressor.run.model_units",
     "target": "compressor.targets",
 }
 

@@ -19,7 +19,7 @@ from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig
 from compressor.errors import ErrorCode, UsageError
 
 if TYPE_CHECKING:
-    from compressor.run.model_costs import ModelCosts
+    from compressor.run.model_units import ModelCosts
 
 _NAMES = (
     *SourceConfig.model_fields,
@@ -46,7 +46,7 @@ def costs(console: Console, model: str, out: str | None = None, force: bool = Fa
     recipe = Recipe(model=model, **fields)
     path = None if out is None else _output_file(Path(out), force=force)
     from compressor.report.cost_page import curve_bars, curve_rows, curves_of, headline
-    from compressor.run.model_costs import measure_costs
+    from compressor.run.model_units import measure_costs
 
     measured = measure_costs(recipe, console)
     parts: list[Any] = []

@@ -28,6 +28,7 @@ def removed(plan: Plan) -> dict[str, int]:
     return {"heads": plan.heads - plan.heads_kept, "neurons": plan.neurons - plan.neurons_kept}
 
 
+@pytest.mark.zoo
 def test_units_are_removed_until_the_engine_is_fast_enough(
     inputs: Path, tmp_path: Path, times_by_macs: list[tuple[float, float]]
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_latency_bounds_the_sizes_that_are_named(inputs: Path, tmp_path: Path)
     [
         ("reconstruct", "heads", "neurons"),
         ("fisher", "neurons", "heads"),
-        ("magnitude", "heads", "neurons"),
+        pytest.param("magnitude", "heads", "neurons", marks=pytest.mark.zoo),
         pytest.param("reconstruct", "neurons", "heads", marks=pytest.mark.zoo),
         pytest.param("fisher", "heads", "neurons", marks=pytest.mark.zoo),
         pytest.param("magnitude", "neurons", "heads", marks=pytest.mark.zoo),
@@ -89,7 +90,8 @@ def test_query_heads_are_removed_alike_from_all_key_value_heads(inputs: Path, tm
     assert 0 < counts[0] == counts[1] < 4
 
 
-@pytest.mark.parametrize("certify", [pytest.param(None, marks=pytest.mark.zoo), 0.5])
+@pytest.mark.zoo
+@pytest.mark.parametrize("certify", [None, 0.5])
 def test_the_metric_alone_bounds_what_is_removed(answered: Path, tmp_path: Path, certify: float | None) -> None:
     result = learned(answered, tmp_path, max_drop=0.9, method="reconstruct", certify=certify)
     count, certificate = sum(removed(result.selected.plan).values()), result.selected.certificate

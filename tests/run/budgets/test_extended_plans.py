@@ -20,6 +20,7 @@ def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, run(inputs, out, macs="80%")
 
 
+@pytest.mark.zoo
 def assert_removes_more(out: Path, report: Report, earlier: Path) -> None:
     before, after = (Plan.load(folder / "plan.json") for folder in (earlier, out))
     kept = {group.name: set(group.kept) for group in before.groups}

@@ -18,7 +18,7 @@ from compressor.model_folder import load
 from compressor.pruning.constraints import Constraint
 from compressor.results import NoteCode, Report
 from compressor.run.ladder import compress_ladder
-from compressor.run.learn_units import pool_within
+from compressor.run.steps.units import pool_within
 from compressor.units import Bundles, PrunableGroup, keep_all
 from graph_passes import Plan
 from tests import folders

@@ -12,7 +12,7 @@ from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.pruning import measure
 from compressor.results import NoteCode
-from compressor.run.model_costs import measure_costs
+from compressor.run.model_units import measure_costs
 from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe
 from tests.run.listeners import RecordingListener

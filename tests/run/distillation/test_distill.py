@@ -20,8 +20,8 @@ from compressor.config.steps import Distill
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
-from compressor.run.distillation import distill
-from compressor.run.distillation.distill import rounded_precision
+from compressor.run.steps import distill
+from compressor.run.steps.distill import rounded_precision
 from compressor.tasks import Data
 from compressor.units.layers import is_linear
 from graph_passes import Plan
@@ -139,7 +139,8 @@ def test_the_time_of_a_step_is_that_of_its_update_too(
     assert 0 < max(point.step for point in learned.selected.curves) <= 5
 
 
-@pytest.mark.parametrize("share", [0.5, pytest.param(1.0, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_the_time_of_a_step_is_that_of_its_rounding_too(
     share: float, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
