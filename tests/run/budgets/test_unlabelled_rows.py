@@ -46,6 +46,7 @@ def test_a_distillation_needs_no_labels(inputs: Path, tmp_path: Path, unlabelled
     assert "eval_accuracy" not in names
 
 
+@pytest.mark.zoo
 def test_an_engine_is_chosen_without_labels(inputs: Path, tmp_path: Path, unlabelled: str) -> None:
     fields = {"target": "auto", "precision": "fp32", "macs": "60%", "data": unlabelled}
     listener = RecordingListener("gathering statistics", interrupt)

@@ -212,7 +212,6 @@ def test_rungs_that_cannot_be_built_in_time_are_named(
     assert NoteCode.LADDER_ENDED in listener.codes
 
 
-@pytest.mark.zoo
 @pytest.mark.parametrize("distills", [True, pytest.param(False, marks=pytest.mark.zoo)])
 def test_where_no_attempt_holds_every_unit_stays(
     distills: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -231,6 +230,7 @@ def test_where_no_attempt_holds_every_unit_stays(
     assert not (out / "model.safetensors").exists()  # the weights are those of the model folder
 
 
+@pytest.mark.zoo
 def test_a_loss_on_the_test_rows_alone_ends_with_its_exit_code(
     answered: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,13 +280,7 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
 @pytest.mark.zoo
 @pytest.mark.parametrize(
     "stage",
-    [
-        "",
-        *(
-            pytest.param(stage, marks=pytest.mark.zoo)
-            for stage in ("refitting", "scoring attempt 1", "compressed: exporting")
-        ),
-    ],
+    ["", "refitting", "scoring attempt 1", "compressed: exporting"],
 )
 def test_units_are_removed_without_training_where_none_fits(
     stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -300,6 +294,7 @@ def test_units_are_removed_without_training_where_none_fits(
     assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
 
 
+@pytest.mark.zoo
 def test_minutes_bound_the_training_of_every_attempt(
     answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
