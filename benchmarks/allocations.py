@@ -41,7 +41,7 @@ def loss_of(timing: Timing, counts: Mapping[str, int]) -> float:
 
 def fastest(timing: Timing, costs: CostTable, loss: float) -> dict[str, int]:
     """The units of least predicted time that lose no more than a plan does."""
-    groups = timing.run.model.groups
+    groups = timing.costs.groups
     low, high = costs.least, costs.whole
     counts = choose_counts(groups, timing.losses, [Constraint(costs, high)])
     for _ in range(STEPS):
@@ -56,12 +56,11 @@ def fastest(timing: Timing, costs: CostTable, loss: float) -> dict[str, int]:
 
 def compare(timing: Timing, costs: CostTable, share: float, seconds: float) -> dict[str, Any]:
     """Allocate both ways, build both engines, time them in turn, and return a row of the table."""
-    run = timing.run
-    groups, engines = run.model.groups, run.costs.engines
+    groups, engines = timing.costs.groups, timing.costs.engines
     by_macs = choose_counts(groups, timing.losses, [Constraint(timing.macs, share * timing.macs.whole)])
     by_time = fastest(timing, costs, loss_of(timing, by_macs))
     built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in (by_macs, by_time)]
-    medians = median_times(built, run.costs.inputs[costs.size], seconds)
+    medians = median_times(built, timing.costs.inputs[costs.size], seconds)
     for engine in built:
         engines.discard(engine)
 

@@ -42,11 +42,10 @@ from compressor.pruning.constraints import Constraint, macs_of
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
 from compressor.run.load import load_model, read_rows
-from compressor.run.prune_units import BudgetRun, pruner_of
+from compressor.run.prune_units import pruner_of
 from compressor.run.run_context import RunInputs
 from compressor.run.sizes import work_out_sizes
 from compressor.selection.allocation import Curve
-from compressor.store import Store
 from compressor.tasks.calibration import calibration_rows
 from compressor.units import keep_all
 from compressor.workdir import open_workdir
@@ -66,13 +65,13 @@ class Timing:
     """What plans of one engine are allocated and timed with.
 
     Attributes:
-        run: the model, the rows, and the source of cost tables.
+        costs: the source of cost tables.
         tables: times at each size.
         macs: multiply-accumulates at the first size.
         losses: name of the group -> loss at every number of units.
     """
 
-    run: BudgetRun
+    costs: CostSource
     tables: Sequence[CostTable]
     macs: CostTable
     losses: dict[str, Curve]
@@ -125,33 +124,29 @@ def prepare(
     )
     inputs = example_feeds_by_size(model.folder, timed)
     costs = CostSource(structure_of(model.folder.model, model.groups), model.groups, engines, dense, inputs, log)
-    store, statistics = Store(scratch / "learning"), folder / "statistics"
-    run = BudgetRun(step, recipe, model, data, None, costs, (), store, statistics, log)
-    pruner = pruner_of(run, model.groups)
+    pruner = pruner_of(step, model, data, model.groups, folder / "statistics")
     with log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
     with log.stage("measuring what each group contributes") as on_progress:
         losses = dict(pruner.losses(on_progress))
     counted = macs_of(costs.count_tables())
-    return Timing(run, costs.time_tables(counted), counted, losses)
+    return Timing(costs, costs.time_tables(counted), counted, losses)
 
 
 def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, Any]:
     """Allocate units for one drawn latency, build and time the plan afresh, and return the numbers of a row."""
     cost_table = timing.tables[number % len(SIZES)]
-    run = timing.run
     share = rng.uniform(MARGIN, 1 - MARGIN)
     budget = float(np.exp((1 - share) * np.log(cost_table.least) + share * np.log(cost_table.whole)))
     rounds: list[tuple[float, float]] = []
 
     def measure(counts: Mapping[str, int]) -> list[float]:
-        rounds.append((cost_table.cost(counts), run.costs.time_plan(counts, [cost_table])[0]))
+        rounds.append((cost_table.cost(counts), timing.costs.time_plan(counts, [cost_table])[0]))
         return [rounds[-1][1]]
 
-    groups = run.model.groups
-    allocation = allocate_until_met(groups, timing.losses, [Constraint(cost_table, budget)], measure)
+    allocation = allocate_until_met(timing.costs.groups, timing.losses, [Constraint(cost_table, budget)], measure)
     predicted, milliseconds = rounds[0]
-    to_dense, to_whole = deliver(run.costs, allocation.counts, cost_table)
+    to_dense, to_whole = deliver(timing.costs, allocation.counts, cost_table)
     return {
         "batch": cost_table.batch,
         "tokens": cost_table.seq,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from compressor.pruning.constraints import Constraint
     from compressor.results import Report
     from compressor.run.ladder import compress_ladder
-    from compressor.run.model_costs import measure_costs
+    from compressor.run.model_units import measure_costs
     from compressor.run.pipeline import compress
     from compressor.selection.allocation import allocate
     from compressor.selection.pruners.base import PruningInputs
@@ -93,7 +93,7 @@ _NAMES = {
     "compressor.run.ladder": ("compress_ladder",),
     "compressor.export": ("export_reference",),
     "compressor.generation.runner": ("load_engine",),
-    "compressor.run.model_costs": ("measure_costs",),
+    "compressor.run.model_units": ("measure_costs",),
     "compressor.targets": ("target",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

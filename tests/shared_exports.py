@@ -51,11 +51,11 @@ def sharing_exports() -> Iterator[None]:
     """
     from compressor.engines import export
     from compressor.generation import deliver
-    from compressor.run import beyond_served, measure, pipeline, rebuild
+    from compressor.run import measure, pipeline, proof_lengths, rebuild
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deliver, "export_generation", shared_generation)
-        for module in (export, beyond_served):
+        for module in (export, proof_lengths):
             patch.setattr(module, "export_reference", shared_export)
         patch.setattr(engine, "fuse", shared_fusion)
         patch.setattr(measure, "facts_of", _measuring_memory_once(measure.facts_of))

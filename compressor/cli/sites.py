@@ -23,7 +23,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from compressor.run.model_costs import ModelCosts
+    from compressor.run.model_units import ModelCosts
     from graph_passes import FoundGroup, FoundGroups, Refusal
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
@@ -249,7 +249,7 @@ def costs(console: Console, model: str, out: str | None = None, force: bool = Fa
     recipe = Recipe(model=model, **fields)
     path = None if out is None else _output_file(Path(out), force=force)
     from compressor.report.cost_page import curve_bars, curve_rows, curves_of, headline
-    from compressor.run.model_costs import measure_costs
+    from compressor.run.model_units import measure_costs
 
     measured = measure_costs(recipe, console)
     parts: list[Any] = []

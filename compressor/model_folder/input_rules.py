@@ -47,7 +47,8 @@ def example_signal(name: str, model: PreTrainedModel, task: str, batch: int) -> 
     """
     if name not in (IMAGES, VIDEOS):
         return _example_sound(name, model, task, batch)
-    config, parts = model.config, [getattr(model.config, part) for part in _VISION_PARTS if hasattr(model.config, part)]
+    config: Any = model.config
+    parts = [getattr(model.config, part) for part in _VISION_PARTS if hasattr(model.config, part)]
     sized = next((part for part in (config, *parts) if getattr(part, "image_size", None)), None)
     config = sized or getattr(config, "vision_config", config)
     frames = next((getattr(config, count) for count in _FRAME_COUNTS if getattr(config, count, None)), None)

@@ -441,6 +441,7 @@ def _load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLay
 def save_layers(layers: Iterable[DenseLayer | NormLayer], folders: Iterable[Path]) -> None:
     """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
     for layer, folder in zip(layers, folders, strict=True):
+        tensors: dict[str, Tensor | None]
         if isinstance(layer, NormLayer):
             tensors = {_NORM_WEIGHT: layer.weight, _NORM_BIAS: layer.bias}
         else:

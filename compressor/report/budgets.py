@@ -53,18 +53,10 @@ def cost_tables(costs: Sequence[CostShare]) -> list[tuple[str, list[tuple[str, .
     tables = []
     for label, unit, members in _by_size(costs):
         before, after = sum(row.before for row in members), sum(row.after for row in members)
-        sums = [(row.type, row.before, row.after) for row in members]
-        rows: list[tuple[str, ...]] = [
-            (
-                name,
-                cost(first, unit),
-                _share(first, before),
-                cost(second, unit),
-                _share(second, after),
-                formatting.change(first, second),
-            )
-            for name, first, second in (*sums, ("sum", before, after))
-        ]
+        rows: list[tuple[str, ...]] = []
+        for name, first, second in (*((row.type, row.before, row.after) for row in members), ("sum", before, after)):
+            cells = (cost(first, unit), _share(first, before), cost(second, unit), _share(second, after))
+            rows.append((name, *cells, formatting.change(first, second)))
         tables.append((f"{UNIT_NAMES[unit].capitalize()}, {label}", rows))
     return tables
 
@@ -73,11 +65,9 @@ def cost_lines(costs: Sequence[CostShare]) -> list[str]:
     """A line for each size and unit: the cost of each type of layer, before and after."""
     lines = []
     for label, unit, members in _by_size(costs):
-        changes = [
-            f"{row.type} {cost(row.before, unit)}" + ("" if row.type == "rest" else f" → {cost(row.after, unit)}")
-            for row in members
-        ]
-        lines.append(f"{UNIT_NAMES[unit]}, {label}: {', '.join(changes)}")
+        after = {row.type: "" if row.type == "rest" else f" → {cost(row.after, unit)}" for row in members}
+        changes = ", ".join(f"{row.type} {cost(row.before, unit)}{after[row.type]}" for row in members)
+        lines.append(f"{UNIT_NAMES[unit]}, {label}: {changes}")
     return lines
 
 

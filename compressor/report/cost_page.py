@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from compressor.measure.costs import CostTable, GroupCosts
+from compressor.measure.costs import CostTable
 from compressor.report import formatting
 from compressor.report.figures import COMPRESSED, INK, LINE, MUTED, STYLE, inline, new_axes
 from compressor.report.html import environment
@@ -51,25 +52,18 @@ class CostCurve(NamedTuple):
 
 def curves_of(table: CostTable) -> list[CostCurve]:
     """A curve for each class of equal groups, as fitted to measurements, with their cliffs and noise."""
-    return [_curve(row, table.whole) for row in table.rows]
-
-
-def _curve(row: GroupCosts, whole: float) -> CostCurve:
-    full = row.savings[0]
-    larger = dict(zip(row.counts, row.counts[1:], strict=False))
-    points = tuple(
-        CostPoint(
-            units=count,
-            ms=full - saving,
-            share=len(row.groups) * (full - saving) / whole,
-            faster=larger[count] if count in row.cliffs else None,
-        )
-        for count, saving in zip(row.counts, row.savings, strict=True)
-    )
-    singular, plural = _TYPES[row.type]
-    number = len(row.groups)
-    pattern = formatting.common_labels(row.groups)[1] or row.groups[0]
-    return CostCurve(f"{number} {singular if number == 1 else plural}", row.type, pattern, points)
+    curves = []
+    for row in table.rows:
+        number, full = len(row.groups), row.savings[0]
+        cliffs = {count: larger for count, larger in itertools.pairwise(row.counts) if count in row.cliffs}
+        points = [
+            CostPoint(count, full - saving, number * (full - saving) / table.whole, cliffs.get(count))
+            for count, saving in zip(row.counts, row.savings, strict=True)
+        ]
+        title = f"{number} {_TYPES[row.type][number != 1]}"
+        pattern = formatting.common_labels(row.groups)[1] or row.groups[0]
+        curves.append(CostCurve(title, row.type, pattern, tuple(points)))
+    return curves
 
 
 def curve_rows(curve: CostCurve) -> tuple[tuple[str, ...], ...]:
@@ -104,18 +98,12 @@ def headline(table: CostTable) -> str:
 
 def render(model: str, engine: str, tables: Sequence[CostTable]) -> str:
     """The page: for each size a figure for each class of equal groups, and the numbers as a table."""
-    sections = [
-        {
-            "label": table.size_label,
-            "headline": headline(table),
-            "curves": [(curve, _svg(curve), curve_rows(curve)) for curve in curves_of(table)],
-        }
-        for table in tables
-    ]
-    tiles = [
-        (f"limit, {table.size_label}", f"{table.dense / table.least:.3g}×", f"of dense, {formatting.ms(table.dense)}")
-        for table in tables
-    ]
+    sections, tiles = [], []
+    for table in tables:
+        curves = [(curve, _svg(curve), curve_rows(curve)) for curve in curves_of(table)]
+        sections.append({"label": table.size_label, "headline": headline(table), "curves": curves})
+        limit = f"{table.dense / table.least:.3g}×"
+        tiles.append((f"limit, {table.size_label}", limit, f"of dense, {formatting.ms(table.dense)}"))
     page = environment().get_template("cost_page.html")
     return page.render(name=model, engine=engine, sections=sections, tiles=tiles)
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from compressor.report import formatting
-from compressor.results import Latency, Speed
+from compressor.results import Speed
 
 # Placeholders for the page's colours, which differ between light, dark and print.
 DENSE, COMPRESSED, INK, LINE, MUTED = "#010101", "#020202", "#030303", "#040404", "#050505"
@@ -78,7 +78,10 @@ def latencies(speed: Speed) -> Markup:
             shares, _ = np.histogram(engine.samples, bins)
             height = 0.6 * shares / max(shares.max(), 1)  # below the label of p50
             axes.stairs(base + height, bins, baseline=base, fill=True, color=colour, linewidth=0)
-            _percentiles(axes, base, engine)
+            for value, drop in ((engine.p50, 0.8), (engine.p90, 0.0), (engine.p99, 0.0)):
+                axes.plot((value, value), (base - 0.1, base + drop), color=INK, linewidth=1.2 if drop else 0.9)
+            label, mark = formatting.ms(engine.p50), (engine.p50, base + 0.8)
+            axes.annotate(label, mark, (3, 0), textcoords="offset points", color=INK, va="top")
         axes.set_yticks([1.0, 0.0], ["dense", "compressed"], va="bottom")
         axes.set(xlim=(0, end), ylim=(-0.16, 1.95), xlabel="milliseconds per call")
         return inline(figure)
@@ -109,14 +112,6 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         return inline(figure)
-
-
-def _percentiles(axes: Axes, base: float, engine: Latency) -> None:
-    for value, drop in ((engine.p50, 0.8), (engine.p90, 0.0), (engine.p99, 0.0)):
-        axes.plot((value, value), (base - 0.1, base + drop), color=INK, linewidth=1.2 if drop else 0.9)
-    axes.annotate(
-        formatting.ms(engine.p50), (engine.p50, base + 0.8), (3, 0), textcoords="offset points", color=INK, va="top"
-    )
 
 
 def new_axes(height: float) -> tuple[Figure, Axes]:

@@ -76,12 +76,8 @@ def load(path: str | os.PathLike[str]) -> Report:
         first = fault.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "report"
         reason = " ".join(str(first["msg"]).split())
-        raise InputError(
-            f"{path}: {field}: {reason}; run compress again to write it",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            field=field,
-        ) from fault
+        text = f"{path}: {field}: {reason}; run compress again to write it"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, field=field) from fault
 
 
 def to_json(report: Report) -> str:

@@ -13,22 +13,20 @@ from compressor.results import Candidate, MetricUnit, Score, Speed, Throughput
 
 def count(number: int | None) -> str:
     """`22713216` -> `22.7M`."""
-    if number is None:
-        return "not measured"
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= 0.9995 * size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)
+    return _scaled(number, {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3})
 
 
 def size(number: int | None) -> str:
     """Bytes in decimal units: `91000000` -> `91 MB`."""
+    return _scaled(number, {" GB": 1e9, " MB": 1e6, " kB": 1e3}, " B")
+
+
+def _scaled(number: int | None, scales: Mapping[str, float], unit: str = "") -> str:
+    """A number in the largest unit that it reaches, with three digits."""
     if number is None:
         return "not measured"
-    for unit_bytes, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= 0.9995 * unit_bytes:
-            return f"{number / unit_bytes:.3g} {unit}"
-    return f"{number} B"
+    name, scale = next(((name, scale) for name, scale in scales.items() if abs(number) >= 0.9995 * scale), ("", 1.0))
+    return f"{number / scale:.3g}{name}" if name else f"{number}{unit}"
 
 
 def ms(milliseconds: float) -> str:
@@ -98,11 +96,6 @@ def signed(number: float, places: int) -> str:
     return f"{number:+.{places}f}".replace("-", "−")
 
 
-def metric_value(score: Score, value: float) -> str:
-    """A value of a score's metric, in its unit."""
-    return in_unit(value, score.unit)
-
-
 def difference_and_range(score: Score) -> tuple[str, str]:
     """Compressed minus dense and its interval, in the unit of the metric: `−0.6 points`, `−1.4 to +0.2`."""
     scale, unit, places = score.unit.scale, "", _places(score.low, score.high)
@@ -142,16 +135,12 @@ def common_labels(names: Sequence[str]) -> tuple[list[str], str]:
 def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and a row for each size: rows per second with one caller and with several, of both engines."""
     callers = " and ".join(dict.fromkeys(f"{row.callers} callers" for row in throughputs))
-    ways = ("one caller", callers)
-    headings = ("size", *(f"{engine}, {way}" for way in ways for engine in ("dense", "compressed")))
-    return headings, [
-        (
-            row.size_label,
-            *(significant(engine.one_caller) for engine in (row.dense, row.compressed)),
-            *(significant(engine.all_callers) for engine in (row.dense, row.compressed)),
-        )
-        for row in throughputs
-    ]
+    headings = ("size", *(f"{engine}, {way}" for way in ("one caller", callers) for engine in ("dense", "compressed")))
+    rows: list[tuple[str, ...]] = []
+    for row in throughputs:
+        rates = (row.dense.one_caller, row.compressed.one_caller, row.dense.all_callers, row.compressed.all_callers)
+        rows.append((row.size_label, *map(significant, rates)))
+    return headings, rows
 
 
 def candidate_table(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -195,11 +184,11 @@ def _key(key: str) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(str(key))} = {_value(item)}" for key, item in value.items() if item is not None)
-        return f"{{{inner}}}"
+        pairs = (f"{_key(str(key))} = {_value(item)}" for key, item in value.items() if item is not None)
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(item) for item in value if item is not None)}]"
     if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return f"{value}"
     # Strings, numbers and booleans are written alike in JSON and TOML, except the delete character, which TOML escapes.
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")

@@ -1,14 +1,19 @@
-"""The frontier of a ladder of budgets: the loss and the speed of each rung."""
+"""The frontier of a ladder of budgets: the loss and the speed of each rung, and engines of other tools beside them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, computed_field
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, computed_field, model_validator
 
+from compressor.config.fields import FieldConflictError, describe_fault
+from compressor.errors import ErrorCode, InputError
 from compressor.report import formatting
-from compressor.report.comparison_points import ComparisonPoint, dense_p50
 from compressor.results import (
     MissingTarget,
     Report,
@@ -21,8 +26,121 @@ from compressor.results import (
 )
 
 FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
-
 _UNKNOWN_SPEED = "at an unknown speed"
+_Positive = Annotated[float, Field(gt=0)]
+_Size = Annotated[int, Field(ge=1)]
+
+
+def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError("the first end is above the second")
+    return ends
+
+
+_Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+_Positives = Annotated[tuple[_Positive, _Positive], AfterValidator(_ascending)]
+_REASONS = {
+    "missing": "missing",
+    "model_type": "not an object",
+    "tuple_type": "not a list",
+    "string_type": "not a text",
+    "string_too_short": "empty",
+    "too_long": "not two numbers",
+}
+"""Messages in place of pydantic's, by the type of the error."""
+_FILE = "give a list of objects, each with name, metric, and speed or p50"
+
+
+class ComparisonPoint(BaseModel):
+    """An engine at one size, or at any; messages about a file quote the descriptions of the fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Annotated[str, Field(min_length=1, description="a text that says what the engine is")]
+    metric: Annotated[float, Field(description="a number on test rows, not scaled: an accuracy of 0.91")]
+    metric_interval: Annotated[_Interval | None, Field(description="the ends around the metric: [0.90, 0.92]")] = None
+    speed: Annotated[_Positive | None, Field(description="how many times as fast as dense the engine is: 2.5")] = None
+    speed_interval: Annotated[_Positives | None, Field(description="the ends around the speed: [2.4, 2.6]")] = None
+    p50: Annotated[_Positive | None, Field(description="the median milliseconds of a call, in place of a speed")] = None
+    p50_interval: Annotated[_Positives | None, Field(description="the ends around the milliseconds: [5.8, 6.1]")] = None
+    batch: Annotated[_Size | None, Field(description="the batch size of the calls; without one, any")] = None
+    seq: Annotated[_Size | None, Field(description="the length of the calls in tokens; without one, any")] = None
+
+    @model_validator(mode="after")
+    def _has_one_time(self) -> Self:
+        if (self.speed is None) == (self.p50 is None):
+            number = "neither is" if self.speed is None else "both are"
+            text = f"{number} given; give one of speed and p50"
+            raise FieldConflictError(ErrorCode.CONTRADICTION, text, "speed")
+        for name in ("metric", "speed", "p50"):
+            value, ends = getattr(self, name), getattr(self, f"{name}_interval")
+            if ends is not None and (value is None or not ends[0] <= value <= ends[1]):
+                text = f"{list(ends)} does not include {name}, {'which is missing' if value is None else value}"
+                raise FieldConflictError(ErrorCode.CONTRADICTION, text, f"{name}_interval")
+        return self
+
+    def is_at(self, speed: Speed) -> bool:
+        """Whether it was measured at the size of a speed, or without a size."""
+        return self.batch in (None, speed.batch) and self.seq in (None, speed.seq)
+
+    def speed_over(self, dense: float) -> tuple[float, float, float]:
+        """How many times as fast as dense it is, with the ends of the interval, which equal it without an interval.
+
+        Args:
+            dense: the milliseconds of dense, for a point that has milliseconds.
+        """
+        if self.speed is not None:
+            return (self.speed, *(self.speed_interval or (self.speed, self.speed)))
+        assert self.p50 is not None
+        low, high = self.p50_interval or (self.p50, self.p50)
+        return dense / self.p50, dense / high, dense / low
+
+
+def dense_p50(speeds: Sequence[Speed]) -> float:
+    """The milliseconds of dense at one size: the median over the rungs of a ladder, which all timed it."""
+    return statistics.median(speed.dense.p50 for speed in speeds)
+
+
+def read_points(path: Path) -> tuple[ComparisonPoint, ...]:
+    """Read a file of points: a JSON list of objects with the fields of `ComparisonPoint`.
+
+    Raises:
+        InputError: the file is missing, is not JSON, or has a bad field; the message names the first one.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        raise InputError(
+            f"{path}: {'no such file' if is_missing else error.strerror}; name a file of points (--compare-points)",
+            code=ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error
+    try:
+        return TypeAdapter(tuple[ComparisonPoint, ...]).validate_json(content, strict=True)
+    except pydantic.ValidationError as error:
+        raise _input_error(path, error) from error
+
+
+def _input_error(path: Path, error: pydantic.ValidationError) -> InputError:
+    """The error of the first fault of a file, with the number of the point, counted from 1, and the field."""
+    fault = error.errors(include_url=False)[0]
+    number = next((part + 1 for part in fault["loc"] if isinstance(part, int)), None)
+    field = next((part for part in fault["loc"] if isinstance(part, str)), None)
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, FieldConflictError):
+        field, reason = cause.fields[0], cause.message
+    elif fault["type"] == "json_invalid":
+        reason = f"not JSON ({fault['ctx']['error']})"
+    elif fault["type"] == "extra_forbidden":
+        reason = f"unknown; choose one of {', '.join(ComparisonPoint.model_fields)}"
+    else:
+        reason = _REASONS.get(fault["type"]) or describe_fault(fault)[1]
+    where = ": ".join(filter(None, ("" if number is None else f"point {number}", field)))
+    known = ComparisonPoint.model_fields.get(field or "")
+    expected = _FILE if known is None else f"give {known.description}"
+    text = f"{path}: {f'{where}: ' if where else ''}{reason}{'' if ';' in reason else f'; {expected}'}"
+    return InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, point=number, field=field)
 
 
 class Rung(BaseModel):
@@ -121,9 +239,8 @@ class Frontier(BaseModel):
         if self.max_drop is None:
             if len(self.rungs) == 1:
                 return f"1 rung, {_times_as_fast(first)}, at {_loss(first)}"
-            speeds = (
-                f"from {first.ratio:.3g} to {_times_as_fast(last)}" if first.ratio and last.ratio else _UNKNOWN_SPEED
-            )
+            is_known = first.ratio and last.ratio
+            speeds = f"from {first.ratio:.3g} to {_times_as_fast(last)}" if is_known else _UNKNOWN_SPEED
             return f"{len(self.rungs)} rungs, {speeds}, at {_loss(first)} to {_loss(last)}"
         interval = f"the whole interval of its loss on the {self.deciding_split} rows"
         bound = f"stays within --max-drop {self.max_drop:g} with {interval}"
@@ -151,39 +268,31 @@ class Frontier(BaseModel):
 
 
 def rung_of(name: str, report: Report, max_drop: float | None, folder: str = "") -> Rung:
-    """The rung of a finished run.
-
-    Args:
-        name: what it is called.
-        report: its report.
-        max_drop: the loss of the metric that is allowed; None: no bound.
-        folder: its folder, beside the page; empty: that of its name.
-    """
-    deciding = deciding_scores(report.scores)
+    """The rung of a finished run."""
+    deciding, counts = deciding_scores(report.scores), dict[str, tuple[float, float]]()
+    holds = (
+        all(is_within(score.worst_loss, max_drop) for score in deciding) if deciding and max_drop is not None else None
+    )
+    for row in report.costs:
+        if row.unit == "macs":
+            before, after = counts.get(row.label, (0.0, 0.0))
+            counts[row.label] = before + row.before, after + row.after
+    speeds = []
+    for speed in report.speeds:
+        sides = {name: getattr(speed, name).model_copy(update={"samples": ()}) for name in ("dense", "compressed")}
+        speeds.append(speed.model_copy(update=sides))
     return Rung(
         name=name,
         folder=folder or name,
         heads=report.plan.heads_kept,
         neurons=report.plan.neurons_kept,
-        macs=_kept_macs(report),
+        macs=max((after / before for before, after in counts.values() if before), default=None),
         scores=report.scores,
-        speeds=tuple(_without_samples(speed) for speed in report.speeds),
+        speeds=tuple(speeds),
         seconds=sum(report.seconds.values()),
         missing=report.missing,
-        holds=None
-        if max_drop is None or not deciding
-        else all(is_within(score.worst_loss, max_drop) for score in deciding),
+        holds=holds,
     )
-
-
-def _kept_macs(report: Report) -> float | None:
-    """The kept share of multiply-accumulates; see `Rung`."""
-    counts: dict[str, tuple[float, float]] = {}
-    for row in report.costs:
-        if row.unit == "macs":
-            before, after = counts.get(row.label, (0.0, 0.0))
-            counts[row.label] = before + row.before, after + row.after
-    return max((after / before for before, after in counts.values() if before), default=None)
 
 
 def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -201,17 +310,15 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
         *(f"{size} (95% interval)" for size in sizes),
         "minutes",
     )
-    rows = [
-        (
-            rung.name,
-            f"{rung.heads:,}, {rung.neurons:,}" if has_heads else f"{rung.neurons:,}",
-            *(["" if rung.macs is None else f"{rung.macs:.1%}"] if has_macs else []),
-            *_cells(scores, {_metric_heading(score): _metric_cell(score) for score in rung.scores}),
-            *_cells(sizes, {speed.size_label: _speed_cell(speed) for speed in rung.speeds}),
-            f"{rung.seconds / 60:.1f}",
-        )
-        for rung in frontier.rungs
-    ]
+    rows = []
+    for rung in frontier.rungs:
+        kept = [f"{rung.heads:,}, {rung.neurons:,}" if has_heads else f"{rung.neurons:,}"]
+        if has_macs:
+            kept.append("" if rung.macs is None else f"{rung.macs:.1%}")
+        cells = {_metric_heading(score): _metric_cell(score) for score in rung.scores}
+        cells |= {speed.size_label: _speed_cell(speed) for speed in rung.speeds}
+        measured = (cells.get(name, "") for name in (*scores, *sizes))
+        rows.append((rung.name, *kept, *measured, f"{rung.seconds / 60:.1f}"))
     return headings, rows
 
 
@@ -222,51 +329,30 @@ def point_rows(frontier: Frontier) -> list[tuple[str, ...]]:
     """
     if not frontier.rungs or not frontier.rungs[0].scores:
         return []
-    score = frontier.rungs[0].headline[0]
+    score, timed = frontier.rungs[0].headline[0], frontier.rungs[0].speeds
     speeds = [speed for rung in frontier.rungs for speed in rung.speeds]
-    sizes = {
-        size.size_label: dense_p50([speed for speed in speeds if speed.size_label == size.size_label])
-        for size in frontier.rungs[0].speeds
-    }
-    return [
-        (
-            f"{number}",
-            point.name,
-            _point_metric(point, score),
-            *(
-                _point_speed(point, sizes[speed.size_label]) if point.is_at(speed) else ""
-                for speed in frontier.rungs[0].speeds
-            ),
-        )
-        for number, point in enumerate(frontier.points, 1)
-    ]
-
-
-def _point_metric(point: ComparisonPoint, score: Score) -> str:
-    """The metric with its interval, if it has one, in the unit of a score: `89.6 (88.1 to 90.7)`."""
-    value, *ends = (formatting.metric_value(score, number) for number in (point.metric, *(point.metric_interval or ())))
-    return f"{value} ({' to '.join(ends)})" if ends else value
-
-
-def _point_speed(point: ComparisonPoint, dense: float) -> str:
-    """The speed over dense with its interval, if it has one: `2.10× (2.05 to 2.16)`."""
-    ratio, low, high = point.speed_over(dense)
-    return f"{ratio:.2f}×" + (f" ({formatting.range_text(low, high)})" if low < high else "")
+    dense = [dense_p50([speed for speed in speeds if speed.size_label == size.size_label]) for size in timed]
+    rows = []
+    for number, point in enumerate(frontier.points, 1):
+        numbers = (point.metric, *(point.metric_interval or ()))
+        metric, *ends = (formatting.in_unit(value, score.unit) for value in numbers)
+        cells = [f"{metric} ({' to '.join(ends)})" if ends else metric]
+        for speed, milliseconds in zip(timed, dense, strict=True):
+            ratio, low, high = point.speed_over(milliseconds)
+            text = f"{ratio:.2f}×" + (f" ({formatting.range_text(low, high)})" if low < high else "")
+            cells.append(text if point.is_at(speed) else "")
+        rows.append((f"{number}", point.name, *cells))
+    return rows
 
 
 def _metric_heading(score: Score) -> str:
     return f"{score.metric}, {score.split_name} rows (95% interval)"
 
 
-def _cells(headings: Iterable[str], cells: Mapping[str, str]) -> list[str]:
-    """A cell under each heading; empty where a rung has none."""
-    return [cells.get(heading, "") for heading in headings]
-
-
 def _metric_cell(score: Score) -> str:
     """The metric, and its difference from dense with the interval: `89.6, −0.8 points (−2.1 to +0.3)`."""
     difference, ends = formatting.difference_and_range(score)
-    return f"{formatting.metric_value(score, score.compressed)}, {difference} ({ends})"
+    return f"{formatting.in_unit(score.compressed, score.unit)}, {difference} ({ends})"
 
 
 def _speed_cell(speed: Speed) -> str:
@@ -285,8 +371,3 @@ def _loss(rung: Rung, *, names_rows: bool = False) -> str:
         for score in rung.headline
     ]
     return "; ".join(losses) or "an unknown loss"
-
-
-def _without_samples(speed: Speed) -> Speed:
-    sides = {name: getattr(speed, name).model_copy(update={"samples": ()}) for name in ("dense", "compressed")}
-    return speed.model_copy(update=sides)

@@ -15,9 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from compressor.report import formatting
-from compressor.report.comparison_points import dense_p50
 from compressor.report.figures import COMPRESSED, DENSE, INK, MUTED, STYLE, inline, new_axes
-from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, Rung, frontier_rows, point_rows
+from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, dense_p50, frontier_rows, point_rows
 from compressor.report.html import environment
 from compressor.workdir import write_json
 from graph_passes.files import write_text
@@ -66,13 +65,12 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Points of one style, joined by a line if `is_line`, with a text at the last point."""
+    """Points of one style; without a label, they are joined by a line."""
 
     marks: tuple[Mark, ...]
     colour: str
     marker: str
     label: str = ""
-    is_line: bool = True
 
 
 def _figure(frontier: Frontier, size: int) -> Markup:
@@ -91,42 +89,33 @@ def _figure(frontier: Frontier, size: int) -> Markup:
 
 
 def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
-    """The engines of other tools, and the rungs.
-
-    Args:
-        frontier: rungs with at least one score.
-        size: index of the size among the speeds of a rung.
-    """
+    """The engines of other tools, and the rungs, of which each has scores, at one of the sizes of a rung's speeds."""
     dense, scale = dense_p50([rung.speeds[size] for rung in frontier.rungs]), frontier.rungs[0].headline[0].unit.scale
     for number, point in enumerate(frontier.points, 1):
         if point.is_at(frontier.rungs[0].speeds[size]):
             low, high = point.metric_interval or (point.metric, point.metric)
             mark = Mark(point.speed_over(dense), (scale * point.metric, scale * low, scale * high))
-            yield Series((mark,), INK, "D", f"{number}", is_line=False)
-    yield Series(tuple(_mark(rung, size) for rung in frontier.rungs), COMPRESSED, "o")
-
-
-def _mark(rung: Rung, size: int) -> Mark:
-    """The point of a rung."""
-    speed, score = rung.speeds[size], rung.headline[0]
-    shown = (score.compressed, score.dense + score.low, score.dense + score.high)
-    value, low, high = (score.unit.scale * number for number in shown)
-    return Mark((speed.ratio, speed.low, speed.high), (value, low, high), rung.holds is not False, bool(speed.void))
+            yield Series((mark,), INK, "D", f"{number}")
+    marks = []
+    for rung in frontier.rungs:
+        speed, score = rung.speeds[size], rung.headline[0]
+        shown = (score.compressed, score.dense + score.low, score.dense + score.high)
+        value, low, high = (score.unit.scale * number for number in shown)
+        ends = (speed.ratio, speed.low, speed.high)
+        marks.append(Mark(ends, (value, low, high), rung.holds is not False, bool(speed.void)))
+    yield Series(tuple(marks), COMPRESSED, "o")
 
 
 def _draw(axes: Axes, series: Series) -> None:
     """Draw points with both of their intervals."""
-    if series.is_line:
-        line = [(mark.speed[0], mark.metric[0]) for mark in series.marks]
-        axes.plot(*zip(*line, strict=True), color=series.colour, linewidth=1)
+    ends = [(mark.speed[0], mark.metric[0]) for mark in series.marks]
+    if not series.label:
+        axes.plot(*zip(*ends, strict=True), color=series.colour, linewidth=1)
     for mark in series.marks:
         colour = MUTED if mark.is_void else series.colour
         (ratio, *speed_ends), (value, *metric_ends) = mark.speed, mark.metric
         axes.plot(speed_ends, (value, value), color=colour, linewidth=2)
         axes.plot((ratio, ratio), metric_ends, color=colour, linewidth=2)
-        fillstyle = "full" if mark.fills else "none"
-        axes.plot(ratio, value, series.marker, color=colour, ms=6, fillstyle=fillstyle)
+        axes.plot(ratio, value, series.marker, color=colour, ms=6, fillstyle="full" if mark.fills else "none")
     if series.label:
-        last = series.marks[-1]
-        end = last.speed[0], last.metric[0]
-        axes.annotate(series.label, end, (4, -9), textcoords="offset points", color=series.colour)
+        axes.annotate(series.label, ends[-1], (4, -9), textcoords="offset points", color=series.colour)

@@ -75,30 +75,22 @@ def head_maps(plan: Plan) -> list[dict[str, Any]]:
     for kind in dict.fromkeys(site.kind for site in plan.sites):
         sites = [site for site in plan.sites if site.kind == kind]
         labels, pattern = formatting.common_labels([site.name for site in sites])
-        width = max(site.heads for site in sites)
-        maps.append(
-            {
-                "title": _KINDS[kind],
-                "pattern": pattern,
-                "kept": sum(len(site.kept) for site in sites),
-                "heads": sum(site.heads for site in sites),
-                "columns": range(width),
-                "rows": [(label, site, _cells(site, width)) for label, site in zip(labels, sites, strict=True)],
-            }
-        )
+        columns = range(max(site.heads for site in sites))
+        rows = [
+            (label, site, [_cell(site, head) for head in columns]) for label, site in zip(labels, sites, strict=True)
+        ]
+        numbers = {"kept": sum(len(site.kept) for site in sites), "heads": sum(site.heads for site in sites)}
+        maps.append({"title": _KINDS[kind], "pattern": pattern, **numbers, "columns": columns, "rows": rows})
     return maps
 
 
-def _cells(site: SitePlan, width: int) -> list[tuple[str, str, bool]]:
-    served = site.heads // site.kv_heads
-    cells = []
-    for head, gate in enumerate(site.gate):
-        kept = head in site.kept
-        tooltip = f"{site.name}, head {head}: " + (f"kept, scale {gate:.4g}" if kept else "dropped")
-        if served > 1:
-            tooltip += f"; key/value head {head // served}"
-        cells.append(("kept" if kept else "dropped", tooltip, served > 1 and head > 0 and head % served == 0))
-    return [*cells, *[("absent", "", False)] * (width - site.heads)]
+def _cell(site: SitePlan, head: int) -> tuple[str, str, bool]:
+    if head >= site.heads:
+        return "absent", "", False
+    served, is_kept = site.heads // site.kv_heads, head in site.kept
+    tooltip = f"{site.name}, head {head}: " + (f"kept, scale {site.gate[head]:.4g}" if is_kept else "dropped")
+    tooltip += f"; key/value head {head // served}" if served > 1 else ""
+    return "kept" if is_kept else "dropped", tooltip, served > 1 and head > 0 and head % served == 0
 
 
 def neuron_map(plan: Plan) -> dict[str, Any] | None:
@@ -113,8 +105,8 @@ def neuron_map(plan: Plan) -> dict[str, Any] | None:
 def _facts_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values for a list of facts: texts unchanged, anything else as JSON."""
     as_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
-    texts = (value if isinstance(value, str) else as_json(value) for value in values.values())
-    return [(name.replace("_", " "), text) for name, text in zip(values, texts, strict=True)]
+    pairs = ((name.replace("_", " "), value) for name, value in values.items())
+    return [(name, value if isinstance(value, str) else as_json(value)) for name, value in pairs]
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -138,23 +130,15 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             tiles.append(("heads kept", kept, where))
         else:
             tiles.append(("neurons kept", f"{count.kept / count.units:.1%}", f"{kept}, {where}"))
-    tiles.append(
-        (
-            "parameters",
-            formatting.change(dense.parameters, compressed.parameters),
-            f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}",
-        )
-    )
+    counts = f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}"
+    tiles.append(("parameters", formatting.change(dense.parameters, compressed.parameters), counts))
     if compressed.reduced_products:
         sizes = f"{formatting.size(dense.file_bytes)} → {formatting.size(compressed.file_bytes)}"
+        products = {name: number for name, number in compressed.reduced_products.items() if name != "fp32"}
         tiles = [
-            *(
-                (f"products in {name}", count, "of the matrix products with weights")
-                for name, count in compressed.reduced_products.items()
-                if name != "fp32"
-            ),
-            ("file", formatting.change(dense.file_bytes, compressed.file_bytes), sizes),
+            (f"products in {name}", number, "of the matrix products with weights") for name, number in products.items()
         ]
+        tiles.append(("file", formatting.change(dense.file_bytes, compressed.file_bytes), sizes))
     rows = sorted(valid_rows(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
         basis = f"{formatting.range_text(row.low, row.high)} ({100 * row.confidence:g}%)"
@@ -174,21 +158,18 @@ def _curves(report: Report) -> list[Figure]:
         order = (name == "loss", name == "temperature", name.startswith("eval_"))
         return (order.index(True) if any(order) else len(order), name)
 
-    return [_curve(report, name) for name in sorted(names, key=rank)]
-
-
-def _curve(report: Report, name: str) -> Figure:
-    logged = [(point.step, point.values[name]) for point in report.curves if name in point.values]
-    points = [(step, value) for step, value in logged if math.isfinite(value)]
-    description = f"not drawn: none of its {len(logged)} points is a finite number"
-    if points:
-        (first, start), (last, end) = points[0], points[-1]
-        description = f"{start:.3g} at step {first}"
-        description += f", {end:.3g} at step {last}" if len(points) > 1 else ""
-    if 0 < len(points) < len(logged):
-        description += f"; {len(logged) - len(points)} of {len(logged)} points are not finite numbers and are not drawn"
-    svg = figures.curve(*zip(*points, strict=True)) if points else None
-    return name.replace("_", " "), description, svg
+    curves: list[Figure] = []
+    for name in sorted(names, key=rank):
+        logged = [(point.step, point.values[name]) for point in report.curves if name in point.values]
+        points = [(step, value) for step, value in logged if math.isfinite(value)]
+        text = f"not drawn: none of its {len(logged)} points is a finite number"
+        if points:
+            (first, start), (last, end) = points[0], points[-1]
+            text = f"{start:.3g} at step {first}" + (f", {end:.3g} at step {last}" if len(points) > 1 else "")
+        if 0 < len(points) < len(logged):
+            text += f"; {len(logged) - len(points)} of {len(logged)} points are not finite numbers and are not drawn"
+        curves.append((name.replace("_", " "), text, figures.curve(*zip(*points, strict=True)) if points else None))
+    return curves
 
 
 def _latencies(speed: Speed) -> Figure:

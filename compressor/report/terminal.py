@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -89,50 +89,34 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         if dense.attentions:
             before, after = (f"{engine.fused} of {engine.attentions}" for engine in (dense, compressed))
             rows.append(("attentions fused", before, after, ""))
+    rows += [_speed_row(f"p50, {speed.size_label}", speed) for speed in report.speeds]
     for speed in report.speeds:
-        rows.append((f"p50, {speed.size_label}", *_speed_cells(speed)))
-    rows += _shares_of_limit(report)
-    for speed in valid_rows(report.speeds_over_rewritten):
-        rows.append((f"p50, {speed.size_label}, dense rewritten", *_speed_cells(speed)))
-    rows += _throughputs(report)
-    rows += generation_rows(report)
+        limits = [
+            engine.share_of_limit(speed.batch, speed.seq, times.p50)
+            for engine, times in ((dense, speed.dense), (compressed, speed.compressed))
+        ]
+        if None not in limits:
+            shares = [f"{share:.0%}" for share in limits]
+            rows.append((f"share of the machine's limit, {speed.size_label}", shares[0], shares[1], ""))
+    rewritten = valid_rows(report.speeds_over_rewritten)
+    rows += [_speed_row(f"p50, {speed.size_label}, dense rewritten", speed) for speed in rewritten]
+    for rates in report.throughputs:
+        for way, callers in (("one_caller", "one caller"), ("all_callers", f"{rates.callers} callers")):
+            both = getattr(rates.dense, way), getattr(rates.compressed, way)
+            rows.append(_row(f"rows/s, {rates.size_label}, {callers}", *both, formatting.significant))
+    if report.generation is not None:
+        rows += [_speed_row(f"p50, {row.label}", row.speed) for row in report.generation.speeds]
+        cache = report.generation.dense_cache, report.generation.compressed_cache
+        rows.append(_row("cache, bytes a token", *cache, formatting.count))
     for score in headline_scores(report.scores):
-        levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
+        levels = formatting.in_unit(score.dense, score.unit), formatting.in_unit(score.compressed, score.unit)
         rows.append((f"{formatting.metric_name(score)}, {score.split_name}", *levels, formatting.difference(score)))
     return rows
 
 
-def _speed_cells(speed: Speed) -> tuple[str, str, str]:
+def _speed_row(name: str, speed: Speed) -> tuple[str, str, str, str]:
     ratio = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
-    return formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50), ratio
-
-
-def _shares_of_limit(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    """The shares of the machine's limit that both engines reach, at each size."""
-    for speed in report.speeds:
-        before = report.dense.share_of_limit(speed.batch, speed.seq, speed.dense.p50)
-        after = report.compressed.share_of_limit(speed.batch, speed.seq, speed.compressed.p50)
-        if before is not None and after is not None:
-            yield f"share of the machine's limit, {speed.size_label}", f"{before:.0%}", f"{after:.0%}", ""
-
-
-def generation_rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    """Times of a prompt and of a token of a model that generates, and the bytes that a token adds to its caches."""
-    if report.generation is None:
-        return
-    for row in report.generation.speeds:
-        yield (f"p50, {row.label}", *_speed_cells(row.speed))
-    cache = report.generation.dense_cache, report.generation.compressed_cache
-    yield _row("cache, bytes a token", *cache, formatting.count)
-
-
-def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    """Rows per second with one caller and with several, at each size."""
-    for row in report.throughputs:
-        label, dense, compressed = row.size_label, row.dense, row.compressed
-        number = formatting.significant
-        yield _row(f"rows/s, {label}, one caller", dense.one_caller, compressed.one_caller, number)
-        yield _row(f"rows/s, {label}, {row.callers} callers", dense.all_callers, compressed.all_callers, number)
+    return name, formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50), ratio
 
 
 def _row(

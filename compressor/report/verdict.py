@@ -12,7 +12,6 @@ from compressor.results import (
     DropStatus,
     EngineFacts,
     Proof,
-    Refusal,
     Report,
     Score,
     SiteBlocks,
@@ -62,15 +61,17 @@ def verdict(*, max_drop: float | None = None, **facts: Any) -> str:
     """
     report = Report.model_construct(**facts)
     warnings = warnings_of(report).values()
+    refused = len(report.refused)
     clauses = [
         _units(report.plan, report.dense, report.compressed) + _blocks(report.blocks, len(report.plan.sites)),
-        _speed(report.speeds) + _speed_beyond_rewrites(report.speeds_over_rewritten),
+        _speed(report.speeds, report.speeds_over_rewritten),
         _metric(report.scores),
         _proof(report.proofs),
-        _refusals(report.refused),
+        "" if not refused else "one site was refused" if refused == 1 else f"{refused} sites were refused",
     ]
     if report.drop_status is DropStatus.FAILED:
-        clauses.insert(0, _drop(clauses.pop(2), max_drop))
+        bound = "" if max_drop is None else f" {max_drop:g}"
+        clauses.insert(0, f"{clauses.pop(2)}, more than --max-drop{bound} allows")
     if any(not proof.holds for proof in report.proofs):
         clauses.insert(0, clauses.pop(3))
     sentence = "; ".join(clause for clause in clauses if clause and clause not in warnings)
@@ -133,7 +134,10 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     else:
         fewer = "fewer" if compressed.parameters < dense.parameters else "more"
         parameters = f"{change} {fewer} parameters ({before} → {after})"
-    kept = [_kept(count) for count in unit_counts(plan)]
+    kept = [
+        f"{'all' if count.kept == count.units else f'{count.kept:,} of'} {count.units:,} {count.type}"
+        for count in unit_counts(plan)
+    ]
     if compressed.reduced_products:
         (first, count), *further = compressed.reduced_products.items()
         counts = [f"{number.partition(' ')[0]} in {name}" for name, number in further]
@@ -161,12 +165,6 @@ def keeps_all_units(plan: Plan) -> bool:
     return all(count.kept == count.units for count in unit_counts(plan))
 
 
-def _kept(count: UnitCount) -> str:
-    """`31 of 72 heads`, or `all 72 heads`."""
-    kept = "all" if count.kept == count.units else f"{count.kept:,} of"
-    return f"{kept} {count.units:,} {count.type}"
-
-
 def _joined(parts: Sequence[str]) -> str:
     """`a`, `a and b`, or `a, b and c`."""
     *first, last = parts
@@ -187,43 +185,32 @@ def _blocks(blocks: Sequence[SiteBlocks], layers: int) -> str:
     return text + (f" ({bias} of them by a mask that saves no computation)" if bias else "")
 
 
-def _speed(speeds: Sequence[Speed]) -> str:
-    rows = sorted(valid_rows(speeds), key=lambda row: row.ratio)
-    if not rows:
-        return f"speed void ({speeds[0].void})" if speeds else _NOT_TIMED
-    text = f"{rows[0].ratio:.2f}× as fast as dense at {_at(rows[0])}"
-    if len(rows) > 1:
-        text += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {_at(rows[-1])}"
-    void = len(speeds) - len(rows)
-    return f"{text}, {void} of {len(speeds)} sizes void" if void else text
-
-
-def _speed_beyond_rewrites(speeds: Sequence[Speed]) -> str:
-    """The speed over a dense engine whose graph has the rewrites of the compressed graph."""
-    rows = sorted(valid_rows(speeds), key=lambda row: row.ratio)
-    if not rows:
-        return ""
-    ratios = " to ".join(dict.fromkeys(f"{row.ratio:.2f}×" for row in (rows[0], rows[-1])))
-    return f" ({ratios} as fast as dense where its graph has the same rewrites)"
-
-
-def _at(row: Speed) -> str:
-    interval = formatting.interval_text(formatting.range_text(row.low, row.high), row.confidence)
-    return f"{row.size_label} ({interval})"
+def _speed(speeds: Sequence[Speed], over_rewritten: Sequence[Speed]) -> str:
+    """The speed over dense, and over a dense engine whose graph has the rewrites of the compressed graph."""
+    rows, rewritten = (sorted(valid_rows(part), key=lambda row: row.ratio) for part in (speeds, over_rewritten))
+    text = f"speed void ({speeds[0].void})" if speeds else _NOT_TIMED
+    if rows:
+        ends = [formatting.interval_text(formatting.range_text(row.low, row.high), row.confidence) for row in rows]
+        at = [f"{row.size_label} ({interval})" for row, interval in zip(rows, ends, strict=True)]
+        text = f"{rows[0].ratio:.2f}× as fast as dense at {at[0]}"
+        if len(rows) > 1:
+            text += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {at[-1]}"
+        if len(rows) < len(speeds):
+            text += f", {len(speeds) - len(rows)} of {len(speeds)} sizes void"
+    if rewritten:
+        ratios = " to ".join(dict.fromkeys(f"{row.ratio:.2f}×" for row in (rewritten[0], rewritten[-1])))
+        text += f" ({ratios} as fast as dense where its graph has the same rewrites)"
+    return text
 
 
 def _metric(scores: Sequence[Score]) -> str:
     texts = [
-        f"{formatting.metric_name(score)} on the {score.split_name} rows {formatting.metric_value(score, score.dense)}"
-        f" → {formatting.metric_value(score, score.compressed)}, {formatting.difference(score)}"
+        f"{formatting.metric_name(score)} on the {score.split_name} rows {formatting.in_unit(score.dense, score.unit)}"
+        f" → {formatting.in_unit(score.compressed, score.unit)}, {formatting.difference(score)}"
         + ("" if score.higher_is_better else ", lower is better")
         for score in headline_scores(scores)
     ]
     return "; ".join(texts) or "no metric measured"
-
-
-def _drop(metric: str, max_drop: float | None) -> str:
-    return f"{metric}, more than --max-drop{'' if max_drop is None else f' {max_drop:g}'} allows"
 
 
 def _proof(proofs: Sequence[Proof]) -> str:
@@ -237,9 +224,3 @@ def _proof(proofs: Sequence[Proof]) -> str:
     if not proofs:
         return _NOT_PROVEN
     return f"all {len(proofs)} proofs hold" if len(proofs) > 1 else "the one proof holds"
-
-
-def _refusals(refused: Sequence[Refusal]) -> str:
-    if not refused:
-        return ""
-    return "one site was refused" if len(refused) == 1 else f"{len(refused)} sites were refused"

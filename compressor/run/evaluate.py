@@ -5,32 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch.nn.functional import normalize
 
 from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
+from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import ModelFolder
+from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
 from compressor.progress import RunLog
-from compressor.results import AnsweredRow
-from compressor.run.embeddings import agreement_note, agreement_of
-from compressor.run.report_fields import EvaluationResult
+from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode
+from compressor.run.measure import Results
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
-from compressor.tasks.scoring import BATCH_SIZE
-from compressor.tasks.sentence_similarity import cosines_of, pair_embeddings, unit_rows
+from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.scoring import BATCH_SIZE, draw_rows
+from compressor.tasks.sentence_similarity import (
+    Judgements,
+    cosines_of,
+    nearest,
+    pair_embeddings,
+    ranking_scores,
+    unit_rows,
+)
+
+_DOCUMENTS = 1024
+"""Maximum number of documents that texts are ranked against."""
 
 
-def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log: RunLog) -> EvaluationResult:
-    """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree.
-
-    Args:
-        variants: the dense and the compressed variant.
-        data: the test rows, if there are any, and the task; None: there are no rows.
-        recipe: batch size, seed of the bootstrap, and number of rows whose answers are shown.
-        log: receives stages and notes.
-    """
-    if data is None or not len(data.test):
-        return EvaluationResult()
+def evaluate(variants: Sequence[Variant], data: Data, recipe: Recipe, log: RunLog) -> Results:
+    """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree."""
+    if not len(data.test):
+        return Results()
     selection, count = recipe.selection, recipe.output.report_rows
     sums, logits = [], []
     for variant in variants:
@@ -46,12 +54,12 @@ def evaluate(variants: Sequence[Variant], data: Data | None, recipe: Recipe, log
     if data.task.embeds:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])
-        return EvaluationResult(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
+        return Results(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
     if not count or any(reads_in_order(variant, data.task) for variant in variants):
-        return EvaluationResult(scores)
+        return Results(scores)
     with log.stage("comparing answers"):
         forwards = [forward_of(variant, data.task) for variant in variants]
-        return EvaluationResult(scores, answers=answered_rows(forwards, sums, data, count))
+        return Results(scores, answers=answered_rows(forwards, sums, data, count))
 
 
 def answered_rows(
@@ -60,22 +68,20 @@ def answered_rows(
     """The test rows whose metric sums changed most, with the answers of both engines; those that changed come first.
 
     Only these rows are read again, at least a batch of them. An answer that changes without a change of its metric
-    sums, such as one that was wrong and stays wrong, is shown only if it is among them.
-
-    Args:
-        forwards: runs of the dense and of the compressed engine.
-        sums: metric sums of both on the test rows, `[examples, k]`.
-        data: the test rows, and the task.
-        count: maximum number of rows.
+    sums (`[examples, k]` of both engines), such as one that was wrong and stays wrong, is shown only if it is among
+    them.
 
     Raises:
         UsageError: a custom task does not give one answer for each row.
     """
-    changes = _changes(sums, len(data.test))
+    changes = np.zeros(len(data.test))  # sums may be of something else than a row
+    if len(sums[0]) == len(changes):
+        changes = np.abs(sums[0] - sums[1]).sum(1)
     indices = np.argsort(-changes, kind="stable")[: max(count, BATCH_SIZE)].tolist()
     examples = [data.test[index] for index in indices]
-    dense, compressed = (_answers(data, forward, examples) for forward in forwards)
-    if not dense:
+    parts = [examples[start : start + BATCH_SIZE] for start in range(0, len(examples), BATCH_SIZE)]
+    dense, compressed = ([text for part in parts for text in data.task.answers(run, part)] for run in forwards)
+    if not dense:  # the answers of the task have no text
         return ()
     rows = [
         AnsweredRow(
@@ -92,29 +98,10 @@ def answered_rows(
     return tuple(sorted(rows, key=lambda row: not row.changed)[:count])
 
 
-def _answers(data: Data, forward: Forward, examples: Sequence[dict[str, object]]) -> list[str]:
-    """The answers of an engine; empty for a task whose answers have no text."""
-    starts = range(0, len(examples), BATCH_SIZE)
-    return [text for start in starts for text in data.task.answers(forward, examples[start : start + BATCH_SIZE])]
-
-
-def _changes(sums: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """How far the metric sums of each row differ, `[rows]`; zero where they are of something else than a row."""
-    dense, compressed = sums
-    return np.abs(dense - compressed).sum(1) if len(dense) == rows else np.zeros(rows)
-
-
 def embedded_rows(
     dense_batches: Sequence[np.ndarray], compressed_batches: Sequence[np.ndarray], data: Data, count: int
 ) -> tuple[AnsweredRow, ...]:
-    """The test rows with the lowest cosine between both engines' embeddings of a text, the lowest first.
-
-    Args:
-        dense_batches: embeddings of the dense engine, `[texts, width]` for each batch of `scoring.batches`.
-        compressed_batches: those of the compressed engine.
-        data: the rows, and a task that embeds texts.
-        count: maximum number of rows.
-    """
+    """The test rows with the lowest cosine between both engines' embeddings of a text, the lowest first."""
     rows: list[tuple[float, int, float, float]] = []
     groups = zip(batches(data.task, data.test), dense_batches, compressed_batches, strict=True)
     for (indices, batch), dense, compressed in groups:
@@ -142,3 +129,76 @@ def _cosines(embeddings: np.ndarray, pairs: np.ndarray, data: Data) -> np.ndarra
     if data.task.retrieves:
         return cosines_of(*pair_embeddings(embeddings, pairs))
     return data.task.per_example(embeddings, pairs)[:, 0]
+
+
+def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
+    """Give an encoder, as it is now, documents of the training rows against whose embeddings it ranks texts.
+
+    Raises:
+        UsageError: the model is not a sentence encoder, or there are no training rows.
+    """
+    model = folder.model
+    if not isinstance(model, SentenceEncoder) or not len(data.train):
+        problem = "there are no training rows (--data)" if isinstance(model, SentenceEncoder) else "it embeds no texts"
+        raise UsageError(
+            f"--match-dense: {folder.path}: {problem}; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="match_dense",
+            task=folder.task,
+        )
+    embeddings = []
+    for _, batch in batches(data.task, draw_rows(data.train, _DOCUMENTS, seed)):
+        with torch.no_grad():
+            output = model(**forward_arguments(model, data.task.model_inputs(batch)))[EMBEDDING]
+        embeddings.append(pair_embeddings(output.cpu().numpy(), batch[data.task.label_name].numpy())[1])
+    model.documents = normalize(torch.from_numpy(np.unique(np.concatenate(embeddings), axis=0)), dim=-1)
+
+
+def agreement_of(
+    dense_batches: Sequence[np.ndarray], compressed_batches: Sequence[np.ndarray], data: Data
+) -> EmbeddingAgreement:
+    """How far the embeddings of both engines, `[texts, width]` for each batch of `batches`, agree on the test rows."""
+    task, test_batches = data.task, batches(data.task, data.test)
+    pairs = np.concatenate([batch[task.label_name].numpy()[:, :3] for _, batch in test_batches])
+    if not task.retrieves:
+        pairs[:, 0] = 1.0  # every first text is a query
+    texts = [np.concatenate(list(parts)) for parts in (dense_batches, compressed_batches)]
+    dense, compressed = (pair_embeddings(embeddings, pairs) for embeddings in texts)
+    pairs[:, 2] = np.where(pairs[:, 2] < 0, pairs[:, 1], pairs[:, 2])  # single texts are documents too
+    # A small change of an embedding changes its cosine in the second order, which float32 rounds to one.
+    wide = [rows.astype(np.float64) for rows in texts]
+    norms = np.linalg.norm(wide[0], axis=1) * np.linalg.norm(wide[1], axis=1)
+    cosines = (wide[0] * wide[1]).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny)
+    judgements = Judgements.of(pairs)
+    gains = judgements.gains
+    if not task.retrieves:
+        retrieved = nearest(dense[0][judgements.queries], dense[1][judgements.documents])
+        gains = tuple(dict.fromkeys(row, 1.0) for row in retrieved.tolist())
+
+    def recall(queries: np.ndarray, documents: np.ndarray) -> float:
+        nearest_documents = nearest(queries[judgements.queries], documents[judgements.documents])
+        return float(ranking_scores(nearest_documents, gains)[:, 0].mean())
+
+    return EmbeddingAgreement(
+        texts=len(cosines),
+        queries=len(judgements.queries),
+        documents=len(judgements.documents),
+        cosine=float(cosines.mean()),
+        dense=recall(*dense),
+        own=recall(*compressed),
+        mixed=recall(compressed[0], dense[1]),
+        labelled=task.retrieves,
+    )
+
+
+def agreement_note(agreement: EmbeddingAgreement) -> Note:
+    """What a reader has to know before documents that the dense model embedded are searched."""
+    relevant = "" if agreement.labelled else ", where the ten texts that the dense model finds are relevant"
+    dense = f" (dense: {agreement.dense:.3f})" if agreement.labelled else ""
+    text = (
+        f"the embeddings are not those of the dense model: mean cosine {agreement.cosine:.3f} over {agreement.texts}"
+        f" texts; recall@10 of {agreement.queries} queries among {agreement.documents} documents is"
+        f" {agreement.own:.3f} with documents embedded again, and {agreement.mixed:.3f} with documents embedded by the"
+        f" dense model{dense}{relevant}"
+    )
+    return Note(code=NoteCode.EMBEDDINGS_CHANGED, text=text)

@@ -21,8 +21,7 @@ from compressor.errors import BudgetError, CompressorError, DivergedError, Error
 from compressor.model_folder import source_folders
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
-from compressor.report.comparison_points import ComparisonPoint, read_points
-from compressor.report.frontier import Frontier, Rung, rung_of
+from compressor.report.frontier import ComparisonPoint, Frontier, Rung, read_points, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run.load import load_folder
 from compressor.run.pipeline import run_rungs
@@ -82,12 +81,8 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
     if not state.is_main_process:
         list(running)  # ends the process, unless every rung is finished
         sys.exit(0)
-    frontier = Frontier(
-        model=recipes[0].source.model.resolve().name,
-        max_drop=recipes[0].selection.max_drop,
-        rungs=(),
-        points=tuple(points),
-    )
+    name, max_drop = recipes[0].source.model.resolve().name, recipes[0].selection.max_drop
+    frontier = Frontier(model=name, max_drop=max_drop, rungs=(), points=tuple(points))
     try:
         for rung in _climb(rungs, finished, running, out, listener):
             frontier = frontier.model_copy(update={"rungs": (*frontier.rungs, rung)})
@@ -101,7 +96,10 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
             raise
         listener.note(Note(code=NoteCode.LADDER_ENDED, text=frontier.ending))
     finally:
-        _leave_no_trace(recipes, out)
+        if not any(_is_output(recipe.output.out) for recipe in recipes):  # nothing of the ladder stays
+            (out / _FORCED).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty, or missing
+                out.rmdir()
     shutil.rmtree(out / _TEACHER_OUTPUTS, ignore_errors=True)
     (out / _FORCED).unlink(missing_ok=True)
     return frontier
@@ -132,14 +130,6 @@ def points_of(recipe: Recipe) -> tuple[ComparisonPoint, ...]:
     return points
 
 
-def _leave_no_trace(recipes: Sequence[Recipe], out: Path) -> None:
-    """Remove the folder of the page, and what `--force` left in it, if no rung is finished."""
-    if not any(_is_output(recipe.output.out) for recipe in recipes):
-        (out / _FORCED).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty, or missing
-            out.rmdir()
-
-
 def _check_folders(recipes: Sequence[Recipe], out: Path) -> None:
     """Raise UsageError for a page in the folder of a model or of a run, which the next run replaces, or of no rung."""
     teachers = [step.distill.teacher for recipe in recipes for step in steps_of(recipe) if step.distill is not None]
@@ -155,9 +145,8 @@ def _check_folders(recipes: Sequence[Recipe], out: Path) -> None:
         reason = f"{out}: {outside or 'none'} of its rungs; give recipes that write inside of it, see recipes_of"
     elif any(_settings(recipe) != _settings(recipes[0]) for recipe in recipes):
         code = ErrorCode.CONTRADICTION
-        reason = (
-            f"{out}: its rungs have other settings than its first one; give recipes that differ in their steps alone"
-        )
+        text = "its rungs have other settings than its first one; give recipes that differ in their steps alone"
+        reason = f"{out}: {text}"
     else:
         return
     raise UsageError(reason, code=code, field="out", path=out)
@@ -175,19 +164,7 @@ def _is_output(folder: Path) -> bool:
 def _climb(
     rungs: Sequence[Recipe], finished: Mapping[Path, Report], running: Iterator[Report], out: Path, listener: Listener
 ) -> Iterator[Rung]:
-    """Run the rungs, or take those that are finished.
-
-    Args:
-        rungs: the recipe of each rung.
-        finished: output folder of each rung that is finished -> its report.
-        running: runs the others, and yields their reports.
-        out: the folder of the page.
-        listener: receives notes.
-
-    Raises:
-        CompressorError: a rung fails; a BudgetError if its budget cannot be met.
-        GraphPassError: see `compress`.
-    """
+    """Run the rungs, or take those that are finished; a BudgetError if the budget of a rung cannot be met."""
     for number, rung in enumerate(rungs, 1):
         name = _rung_name(rung, out)
         try:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from compressor import model_folder
 from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
@@ -23,7 +21,7 @@ from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
-from compressor.run.embeddings import rank_documents
+from compressor.run.evaluate import rank_documents
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
@@ -41,22 +39,19 @@ _LAYOUT_ROWS = 32
 """Rows whose layout is read."""
 _POINT_ROWS = 200
 """Evaluation rows on which the whole model is scored to know a point of a metric without a maximum."""
-_TOKENS = "input_ids"
-"""Column of the tokens of encoded rows."""
 
 
 def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) -> ModelFolder:
     """A model folder, loaded as a recipe loads its model.
 
-    Args:
-        recipe: the recipe.
-        path: the folder.
-        needs_processor: whether a text model without a tokenizer is an error.
-
     Raises:
         InputError: the folder cannot be used.
     """
-    source = recipe.source
+    source, rows = recipe.source, None
+    if (arrays := next(filter(names_arrays, recipe.rows.sources), None)) is not None:
+        # The first rows are examples of the inputs of a graph.
+        part = next(iter(read_arrays(arrays).values()))[0]
+        rows = {name: array[:_LAYOUT_ROWS] for name, array in part.arrays.items()}
     return model_folder.load(
         path,
         task=source.task,
@@ -66,34 +61,12 @@ def load_folder(recipe: Recipe, path: Path, *, needs_processor: bool = False) ->
         inputs=source.inputs,
         pool_in_graph=recipe.export.pool_in_graph,
         tokenizer=source.tokenizer,
-        rows=_first_arrays(recipe.rows.sources),
+        rows=rows,
     )
 
 
-def _first_arrays(sources: Sequence[str]) -> dict[str, np.ndarray] | None:
-    """The first rows of the first source of arrays, as examples of the inputs of a graph; None: rows are no arrays.
-
-    Raises:
-        InputError: the arrays cannot be read.
-    """
-    source = next(filter(names_arrays, sources), None)
-    if source is None:
-        return None
-    part = next(iter(read_arrays(source).values()))[0]
-    return {name: array[:_LAYOUT_ROWS] for name, array in part.arrays.items()}
-
-
 def load_named_folder(recipe: Recipe, field: str, path: Path) -> ModelFolder:
-    """The model folder that an option of a step names; errors name its flag.
-
-    Args:
-        recipe: says how folders are loaded.
-        field: the option.
-        path: the folder.
-
-    Raises:
-        InputError: the folder cannot be used.
-    """
+    """The model folder that an option of a step names; the InputError of one that cannot be used names its flag."""
     try:
         return load_folder(recipe, path)
     except InputError as error:
@@ -155,12 +128,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
 
 
 def missing_target(recipe: Recipe, reason: str) -> MissingTarget:
-    """The requested target of a run, which this machine lacks, with the command that builds its engine elsewhere.
-
-    Args:
-        recipe: names the target and the output folder.
-        reason: what the machine lacks.
-    """
+    """The requested target of a run, which this machine lacks, with the command that builds its engine elsewhere."""
     name = recipe.engine.target
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", name])
     return MissingTarget(target=name, reason=reason, command=command)
@@ -169,15 +137,12 @@ def missing_target(recipe: Recipe, reason: str) -> MissingTarget:
 def _find_units(
     recipe: Recipe, steps: Sequence[Step], folder: ModelFolder
 ) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
-    """The sites of a model, and all of its groups if a step may remove neurons.
-
-    Raises:
-        SiteRefusedError: a step needs heads and no heads were found, or it removes units and there are none.
-    """
+    """The sites of a model, and all of its groups if a step may remove neurons; those that a step needs exist."""
     inputs, attention = example_inputs(folder, 2, 8), recipe.export.attention
     groups: tuple[PrunableGroup, ...] = ()
     if any(step.prunes_groups for step in steps):
-        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=_grouping(steps)))
+        group_by: GroupBy = next((step.units.group_by for step in steps if step.units is not None), "kv")
+        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
         sites = tuple(group.site for group in groups if group.site is not None)
     else:
         sites = tuple(find_units(folder.model, inputs, attention=attention).sites)
@@ -186,29 +151,19 @@ def _find_units(
     return sites, groups
 
 
-def _grouping(steps: Sequence[Step]) -> GroupBy:
-    """How query heads that share key/value heads are grouped."""
-    return next((step.units.group_by for step in steps if step.units is not None), "kv")
-
-
 def _check_calibration(recipe: Recipe) -> None:
-    """Raise where quantized engines are requested that cannot be calibrated.
-
-    Raises:
-        UsageError: there are no training rows.
-        TargetMissingError: the quantizer is not installed.
-    """
-    if not recipe.engine.allows_quantized:
+    """Raise where quantized engines are requested, and there are no training rows or the quantizer is not installed."""
+    engine = recipe.engine
+    if not engine.allows_quantized:
         return
     if recipe.rows.data is None:
-        if recipe.engine.precision == AUTO:
+        if engine.precision == AUTO:
             return  # engines in floats need no rows
         raise UsageError(
-            f"--precision {recipe.engine.precision}: there are no rows to calibrate on; add training rows (--data)",
+            f"--precision {engine.precision}: there are no rows to calibrate on; add training rows (--data)",
             code=ErrorCode.MISSING_VALUE,
             fields=("precision", "data"),
         )
-    engine = recipe.engine
     if engine.precision == "int8" and (engine.target == AUTO or not target(engine.target).symmetric):
         require_nncf()
 
@@ -221,7 +176,7 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task, or documents cannot be ranked.
     """
-    drawn, data = drawn_rows(recipe, steps), _open_rows(recipe, steps, model.folder)
+    drawn, data = _drawn_rows(recipe, steps), _open_rows(recipe, steps, model.folder)
     if drawn is not None and model.folder.image_size is not None:
         data.task.check_files(data.train.select(draw_rows(data, drawn, recipe.selection.seed)))
     max_drop = recipe.selection.max_drop
@@ -236,10 +191,6 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
 
 def read_rows_again(report: Report, scratch: Path) -> Data | None:
     """The rows that a finished run learned from and was scored on; None where they have changed since.
-
-    Args:
-        report: the report of the run, whose recipe names its rows.
-        scratch: an empty folder, in place of the output folder of the run.
 
     Raises:
         CompressorError: the rows or the model folder cannot be used.
@@ -264,19 +215,13 @@ def read_rows_again(report: Report, scratch: Path) -> Data | None:
 
 def _open_rows(recipe: Recipe, steps: Sequence[Step], folder: ModelFolder) -> Data:
     """Read and encode the rows of a recipe, of which answers are scored where they bound a loss and are drawn."""
-    drawn = drawn_rows(recipe, steps)
+    drawn = _drawn_rows(recipe, steps)
     bounds_loss = recipe.selection.max_drop is not None and drawn is not None
     return open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
 
 
 def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, tuple[Note, ...]]:
-    """The recipe with a point of the task's metric as the loss that is allowed, if it allows one; and a note on it.
-
-    Args:
-        recipe: the settings of the run.
-        data: its rows.
-        model: the whole model.
-    """
+    """The recipe with a point of the task's metric as the loss that is allowed, if it allows one; and a note on it."""
     if not recipe.allows_a_point:
         return recipe, ()
     task, rows = (data.eval_task, data.eval) if len(data.eval) else (data.task, data.test)
@@ -292,14 +237,9 @@ def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, 
 
 
 def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
-    """The model with example inputs whose special tokens are where the first rows of its task have them.
-
-    Args:
-        model: the model.
-        data: its rows.
-    """
+    """The model with example inputs whose special tokens are where the first rows of its task have them."""
     rows = next((rows for rows in (data.train, data.eval, data.test) if len(rows)), data.train)
-    if _TOKENS not in rows.column_names or model.folder.example:
+    if "input_ids" not in rows.column_names or model.folder.example:
         return model
     layout = rows_layout(rows.select(range(min(_LAYOUT_ROWS, len(rows)))), model.folder)
     return model if layout is None else replace(model, folder=replace(model.folder, layout=layout))
@@ -324,7 +264,7 @@ def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data
     )
 
 
-def drawn_rows(recipe: Recipe, steps: Sequence[Step]) -> int | None:
+def _drawn_rows(recipe: Recipe, steps: Sequence[Step]) -> int | None:
     """The number of training rows that a run draws at most, or None where it learns from the labels of all rows."""
     compares = recipe.rows.data is not None and recipe.engine.chooses
     drawn = [step.rows_drawn(process_count()) for step in steps]

@@ -1,151 +1,238 @@
-"""Times, sizes and memory of the engines of a run."""
+"""What is measured of the engines of a run, and the fields of a report that state it. They need no PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from compressor import report as reports
 from compressor.config.run import Recipe
-from compressor.engines.build import Variant
+from compressor.config.sections import EngineConfig
+from compressor.engines.build import Variant, build_engine
+from compressor.environment import machine
+from compressor.errors import CompressorError
 from compressor.measure import facts as facts_of
 from compressor.measure import interleave, median_times
 from compressor.measure.throughput import affordable_callers, row_rates
 from compressor.progress import RunLog
-from compressor.results import EngineFacts, Note, NoteCode, Size, Speed, Throughput, VariantName, size_label
+from compressor.results import (
+    AnsweredRow,
+    DropStatus,
+    EmbeddingAgreement,
+    EngineFacts,
+    Note,
+    NoteCode,
+    Score,
+    Size,
+    Speed,
+    Throughput,
+    VariantName,
+    keeps_metric,
+    size_label,
+)
 from compressor.run import run_notes
+from compressor.targets import BuildOptions
 from compressor.targets.base import Feeds
 
+SIDE = 2048
+"""Rows and columns of both factors: large enough that a runtime reaches its highest rate."""
+_SECONDS = 1.0
+"""Time spent on timing the product."""
+LEAST_SECONDS = 1.0
+"""Time for each pair of engines below which the limit is not measured either."""
+_STEP = 1 / 64
+"""Step of the quantized factors, whose values lie between -1 and 1."""
 _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""
 
 
 @dataclass(frozen=True)
-class Measurements:
-    """The measurements of both engines.
+class Results:
+    """What was measured of engines, by the names of the fields of a report.
 
     Attributes:
+        scores: the metric of both engines on test rows, and on evaluation rows where the recipe bounds its loss; empty
+            without rows.
+        embeddings: how far their embeddings agree; None for other tasks.
+        answers: a few rows with the answers of both.
         speeds: times at each size.
-        facts: sizes, memory and operators of each engine.
         speeds_over_rewritten: times of the rewritten dense engine and the compressed one; empty where they are equal.
         throughputs: rows per second at each size; empty where several callers are impossible.
+        facts: sizes, memory and operators of each engine.
     """
 
-    speeds: tuple[Speed, ...]
-    facts: Mapping[VariantName, EngineFacts]
+    scores: tuple[Score, ...] = ()
+    embeddings: EmbeddingAgreement | None = None
+    answers: tuple[AnsweredRow, ...] = ()
+    speeds: tuple[Speed, ...] = ()
     speeds_over_rewritten: tuple[Speed, ...] = ()
     throughputs: tuple[Throughput, ...] = ()
+    facts: Mapping[VariantName, EngineFacts] = field(default_factory=dict)
+
+    def fields(self, compressed: Variant, max_drop: float | None, **decided: Any) -> dict[str, Any]:
+        """The fields of a report that state what was measured on this machine, and the verdict.
+
+        Args:
+            compressed: the compressed variant.
+            max_drop: the loss of the metric that the run allows; None: any.
+            decided: further fields that the verdict depends on, such as `plan` and `proofs`.
+        """
+        facts = {"dense": self.facts["dense"], "compressed": self.facts["compressed"]}
+        fields = {**{name: value for name, value in vars(self).items() if name != "facts"}, **facts, **decided}
+        session = {"session": dict(compressed.engine.session), "machine": machine()}
+        return {**fields, **session, "verdict": reports.verdict(**fields, max_drop=max_drop)}
+
+
+def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
+    """Whether the metric of test rows fell by no more than `max_drop`, in its own unit; None: it is not checked."""
+    if max_drop is None:
+        return DropStatus.NOT_CHECKED
+    return DropStatus.PASSED if keeps_metric(scores, max_drop) else DropStatus.FAILED
 
 
 def measure_variants(
-    variants: Iterable[Variant], inputs: Mapping[Size, Feeds], recipe: Recipe, log: RunLog
-) -> Measurements:
+    variants: Mapping[VariantName, Variant],
+    inputs: Mapping[Size, Feeds],
+    recipe: Recipe,
+    log: RunLog,
+    results: Results,
+) -> Results:
     """Times of each variant and the compressed one at every size, then memory at the first size, then throughput.
 
-    Args:
-        variants: the compressed variant and those to compare it with. Without any it is timed alone, for a note.
-        inputs: inputs by batch size and length.
-        recipe: time to spend, and the seed of the bootstrap.
-        log: receives stages, and notes on speeds that are uncertain and memory that is unknown.
+    They are added to what was measured before. Without other variants, the compressed one is timed alone, for a note.
     """
-    by_name = {variant.name: variant for variant in variants}
-    compressed = by_name["compressed"]
-    references = [variant for name, variant in by_name.items() if name != "compressed"]
+    compressed, allowed = variants["compressed"], recipe.measure.seconds
+    references = [variant for name, variant in variants.items() if name != "compressed"]
     speeds: dict[VariantName, list[Speed]] = {variant.name: [] for variant in references}
     for (batch, seq, _), feeds in inputs.items():
         for variant in references:
-            speeds[variant.name].append(_time(variant, compressed, feeds, (batch, seq), recipe, log))
+            with log.stage(f"timing {variant.name} and compressed, {size_label(batch, seq)}") as on_progress:
+                # The ratio to a rewritten engine is a by-product, and gets half of the time.
+                seconds, seed = allowed / (1 if variant.name == "dense" else 2), recipe.selection.seed
+                settings: dict[str, Any] = {"seconds": seconds, "seed": seed, "on_progress": on_progress}
+                speed = interleave(variant.engine, compressed.engine, feeds, batch=batch, seq=seq, **settings)
+                speeds[variant.name].append(speed)
     log.add_notes(
-        run_notes.speed_notes(speeds.get("dense", ())) if references else _times_alone(compressed, inputs, recipe, log)
+        run_notes.speed_notes(speeds.get("dense", ())) if references else _times_alone(compressed, inputs, allowed, log)
     )
     with log.stage("measuring memory"):
-        first_batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(size.seq or 1 for size in inputs))
-        kept = [variant for name, variant in by_name.items() if name != "rewritten"]
-        facts = _facts(kept, batch=first_batch, lengths=lengths)
+        batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(size.seq or 1 for size in inputs))
+        facts: dict[VariantName, EngineFacts] = {}
+        for name, variant in variants.items():
+            if name != "rewritten":
+                # Only the file of the compressed engine is in the output folder.
+                file, path = variant.engine.path.name if name == "compressed" else None, variant.graph.path
+                facts[name] = facts_of(variant.engine, path, batch=batch, lengths=lengths, file=file)
     log.add_notes(run_notes.unmeasured_memory_notes(facts))
     throughputs: tuple[Throughput, ...] = ()
-    if "dense" in by_name:
+    if "dense" in variants:
         with log.stage("measuring throughput"):
-            throughputs = _throughputs(by_name["dense"], compressed, facts, inputs, recipe.measure.seconds)
-    return Measurements(tuple(speeds.get("dense", ())), facts, tuple(speeds.get("rewritten", ())), throughputs)
+            throughputs = _throughputs((variants["dense"], compressed), facts, inputs, allowed)
+    over_rewritten = tuple(speeds.get("rewritten", ()))
+    dense = tuple(speeds.get("dense", ()))
+    return replace(results, speeds=dense, speeds_over_rewritten=over_rewritten, throughputs=throughputs, facts=facts)
 
 
-def _time(
-    reference: Variant,
-    compressed: Variant,
-    feeds: Feeds,
-    size: tuple[int, int | None],
-    recipe: Recipe,
-    log: RunLog,
-) -> Speed:
-    """Times of a variant and the compressed one on the same inputs, in turn."""
-    batch, seq = size
-    # The ratio to a rewritten engine is a by-product, and gets half of the time.
-    seconds = recipe.measure.seconds / (1 if reference.name == "dense" else 2)
-    with log.stage(f"timing {reference.name} and compressed, {size_label(batch, seq)}") as on_progress:
-        return interleave(
-            reference.engine,
-            compressed.engine,
-            feeds,
-            batch=batch,
-            seq=seq,
-            seconds=seconds,
-            seed=recipe.selection.seed,
-            on_progress=on_progress,
-        )
+def machine_limit(config: EngineConfig, folder: Path) -> float | None:
+    """Operations per second of a matrix product of 2048 x 2048 x 2048, in the precision of an engine.
+
+    The limit is `2 * 2048^3 / seconds of the fastest call`, with the threads of the engine.
+
+    Returns:
+        The limit; None where the target cannot build such an engine.
+    """
+    path = folder / "product.onnx"
+    onnx.save(product_graph(is_quantized=config.precision == "int8"), path)
+    try:
+        engine = build_engine(path, folder, config, BuildOptions())
+    except CompressorError:
+        return None
+    factor = np.random.default_rng(0).uniform(-1, 1, (SIDE, SIDE)).astype(np.float32)
+    engine.run({"x": factor})
+    times: list[float] = []
+    while sum(times) < _SECONDS:
+        start = time.perf_counter()
+        engine.run({"x": factor})
+        times.append(time.perf_counter() - start)
+    return 2 * SIDE**3 / min(times)
 
 
-def _times_alone(compressed: Variant, inputs: Mapping[Size, Feeds], recipe: Recipe, log: RunLog) -> list[Note]:
+def with_limits(
+    facts: Mapping[VariantName, EngineFacts], configs: Mapping[VariantName, EngineConfig], scratch: Path
+) -> dict[VariantName, EngineFacts]:
+    """Facts about engines with the limit of the machine for each."""
+    limits: dict[EngineConfig, float | None] = {}
+    result: dict[VariantName, EngineFacts] = {}
+    for name, config in configs.items():
+        if config not in limits:
+            folder = scratch / f"limit-{name}"
+            folder.mkdir(exist_ok=True)
+            limits[config] = machine_limit(config, folder)
+        result[name] = facts[name].model_copy(update={"machine_limit": limits[config]})
+    return result
+
+
+def product_graph(*, is_quantized: bool) -> onnx.ModelProto:
+    """The graph `y = x w`, all of them `[2048, 2048]`; both factors may be dequantized from int8."""
+    weight = np.random.default_rng(1).uniform(-1, 1, (SIDE, SIDE)).astype(np.float32)
+    tensors: dict[str, np.ndarray | np.generic] = {"w": weight}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    if is_quantized:
+        step = np.float32(_STEP)
+        tensors = {
+            "step": step,
+            "zero": np.uint8(128),
+            "q": np.round(weight / step).astype(np.int8),
+            "steps": np.full(SIDE, step),
+            "zeros": np.zeros(SIDE, np.int8),
+        }
+        nodes = [
+            helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["xq"]),
+            helper.make_node("DequantizeLinear", ["xq", "step", "zero"], ["xd"]),
+            helper.make_node("DequantizeLinear", ["q", "steps", "zeros"], ["wd"], axis=1),
+            helper.make_node("MatMul", ["xd", "wd"], ["y"]),
+        ]
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (SIDE, SIDE)) for name in ("x", "y")]
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()]
+    graph = helper.make_graph(nodes, "product", ends[:1], ends[1:], initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def _times_alone(compressed: Variant, inputs: Mapping[Size, Feeds], allowed: float, log: RunLog) -> list[Note]:
     """A note on the median times of the compressed engine, which there is nothing to compare with."""
     medians = []
     for (batch, seq, _), feeds in inputs.items():
         with log.stage(f"timing compressed, {size_label(batch, seq)}"):
-            (seconds,) = median_times([compressed.engine], feeds, recipe.measure.seconds)
+            (seconds,) = median_times([compressed.engine], feeds, allowed)
         medians.append(f"{1e3 * seconds:.3g} ms at {size_label(batch, seq)}")
     text = f"the engine was timed alone, with no dense engine to compare it with: median {', '.join(medians)}"
     return [Note(code=NoteCode.TIMED_ALONE, text=text)]
 
 
 def _throughputs(
-    dense: Variant,
-    compressed: Variant,
+    variants: Sequence[Variant],
     facts: Mapping[VariantName, EngineFacts],
     inputs: Mapping[Size, Feeds],
-    seconds: float,
+    allowed: float,
 ) -> tuple[Throughput, ...]:
     """Rows a second of both engines, with one caller and with one per core; empty where several callers are impossible.
 
-    Args:
-        dense: the dense variant.
-        compressed: the compressed variant.
-        facts: facts of both, whose peak memory limits the number of callers.
-        inputs: inputs by batch size and length.
-        seconds: maximum duration of one measurement; it is shorter than timing a latency.
+    Their peak memory limits the number of callers. A measurement is shorter than timing a latency.
     """
-    variants = (dense, compressed)
     callers = affordable_callers((variant.engine, facts[variant.name].peak_memory_bytes) for variant in variants)
     if callers == 1:
         return ()
     batches = [(batch, feeds) for (batch, _, _), feeds in inputs.items()]
-    seconds = min(seconds, _THROUGHPUT_SECONDS)
+    seconds = min(allowed, _THROUGHPUT_SECONDS)
     rates = [row_rates(variant.engine, batches, callers, seconds) for variant in variants]
     return tuple(
         Throughput(batch=batch, seq=seq, callers=callers, dense=before, compressed=after)
         for (batch, seq, _), before, after in zip(inputs, *rates, strict=True)
     )
-
-
-def _facts(variants: Sequence[Variant], *, batch: int, lengths: Sequence[int]) -> dict[VariantName, EngineFacts]:
-    """Sizes, memory and operators of each engine; memory is measured on inputs of the first length.
-
-    Only the compressed engine's file is named, since only that one is in the output folder.
-    """
-    return {
-        variant.name: facts_of(
-            variant.engine,
-            variant.graph.path,
-            batch=batch,
-            lengths=lengths,
-            file=variant.engine.path.name if variant.name == "compressed" else None,
-        )
-        for variant in variants
-    }

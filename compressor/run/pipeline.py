@@ -7,50 +7,64 @@ results to a frozen result, in a module of its own. This module alone knows thei
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from accelerate import PartialState
+
+from compressor.block_masks.attention_timer import find_attention_extras
+from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.fields import fields_with, flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Units, parts_of
+from compressor.config.steps import Step, Units, parts_of
+from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, drops_unread, require_complete
 from compressor.engines.choices import Choice, choices
 from compressor.engines.choose import ChosenEngine, choose_engine
 from compressor.engines.export import rehearse
+from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_as
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
+from compressor.model_folder import example_feeds_by_size, example_inputs
+from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.quantization import output_distance
 from compressor.report import frontier_page
 from compressor.report.frontier import Frontier, Rung, rung_of
 from compressor.results import Note, NoteCode, Report, VariantName
 from compressor.run import run_notes
-from compressor.run.budget_rows import delivered_rows
 from compressor.run.generation import deliver_cached, export_cached
-from compressor.run.load_context import load_context, next_rung
-from compressor.run.plan_source import compared_plan
-from compressor.run.run_context import RunContext, SelectedPlan
-from compressor.run.stages import stages_of
-from compressor.run.steps.base import Graphs, Rungs, State
-from compressor.run.walk import run_worker, walk
+from compressor.run.load import load_folder, load_model, missing_target, read_rows, with_point, with_row_layout
+from compressor.run.plan_source import compared_plan, load_plan, on_first_model, selection_notes, whole_plan
+from compressor.run.prune_units import delivered_rows
+from compressor.run.run_context import RunContext, RunInputs, RunSizes, SelectedPlan
+from compressor.run.sizes import work_out_sizes
+from compressor.run.step_stores import open_stores, step_store
+from compressor.run.steps.base import Graphs, Rungs, State, StepContext, functions_of, stored_state
 from compressor.run.write_report import make_report, write_output
+from compressor.selection.checks import check_every_option
+from compressor.store import Store
 from compressor.targets import DEFAULT_TARGET, target
-from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_rows
-from compressor.training.processes import process_state
+from compressor.training.processes import by_main, process_state
 from compressor.units import keep_all
-from compressor.workdir import LADDER, open_workdir
+from compressor.workdir import LADDER, WorkDir, open_workdir
 from graph_passes import GraphPassError, Refusal
 
+_COPIES = 4
+"""Minimum number of graphs of the model's size that are on the disk at the same time."""
 _COMPARED_ROWS = 32
 """Calibration rows on which a quantized graph is compared with its float graph."""
 
@@ -72,9 +86,8 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         GraphPassError: a plan or a graph cannot be used.
     """
     if not isinstance(recipe, Recipe):
-        raise UsageError(
-            f"{recipe!r}: no recipe; use compress(Recipe(model=...))", code=ErrorCode.INVALID_VALUE, value=recipe
-        )
+        text = f"{recipe!r}: no recipe; use compress(Recipe(model=...))"
+        raise UsageError(text, code=ErrorCode.INVALID_VALUE, value=recipe)
     (report,) = run_rungs([recipe], listener or NullListener())
     return report
 
@@ -101,8 +114,11 @@ def run_rungs(rungs: Sequence[Recipe], listener: Listener, shared: Path | None =
     if not rungs:
         return
     state, (first, *later) = process_state(), rungs
-    if not state.is_main_process:
-        run_worker(rungs, state)
+    if not state.is_main_process:  # it exports, builds, proves and measures nothing
+        log, work = RunLog(NullListener()), WorkDir(first.output.out.absolute())
+        walk(whole := load_context(first, work, log, state, later))
+        for recipe in later:
+            walk(next_rung(whole, recipe, WorkDir(recipe.output.out.absolute()), log))
         sys.exit(0)
     with ExitStack() as stack:
         for number, recipe in enumerate(rungs):
@@ -117,7 +133,10 @@ def run_rungs(rungs: Sequence[Recipe], listener: Listener, shared: Path | None =
                     run, before = replace(whole, work=work), log.later()
                 else:
                     run = next_rung(whole, recipe, work, before.later())
-                report = run_stages(run, graphs)
+                learned, began = walk(run, graphs), time.perf_counter()
+                report = _deliver(run, learned, graphs)
+                if learned.rungs is not None:
+                    _deliver_rungs(run, learned.rungs, graphs, report, time.perf_counter() - began)
                 work.finish()
             yield report
 
@@ -140,115 +159,160 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
             )
 
 
+def load_context(
+    recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState, later: Sequence[Recipe] = ()
+) -> RunContext:
+    """Load the model, the rows and the plan to follow, check the steps, and work out the sizes.
+
+    Every process calls this. `next_rung` begins the later rungs, on the same model and rows.
+
+    Raises:
+        CompressorError: the model, the rows, the plan or a step cannot be used.
+    """
+    with log.stage("loading the model"):
+        recipe, first_notes = on_first_model(recipe)
+        rungs = [_steps_before_start(rung) for rung in later]
+        steps = (*steps_of(recipe), *itertools.chain(*rungs))
+        check_every_option(steps)
+        for step in steps:
+            functions_of(step).check_options(step)
+        model = load_model(recipe, steps)
+        if state.is_main_process:
+            work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
+    if model.missing is not None:
+        log.add_notes([run_notes.missing_target_note(model.missing)])
+    data = None
+    if recipe.rows.available:
+        with log.stage("reading the rows"):
+            data = read_rows(recipe, steps, model)
+            model = with_row_layout(model, data)
+            recipe, notes = with_point(recipe, data, model)
+        log.add_notes(notes)
+    steps, built = steps_of(recipe), recipe if model.missing is None else cpu_fallback(recipe)
+    inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
+    for part in (steps, *rungs):
+        for number, step in enumerate(part):
+            functions_of(step).check(step, inputs, part[:number])
+    log.add_notes(first_notes)
+    log.add_notes(model.folder.notes)
+    log.add_notes(data.notes if data else ())
+    log.add_notes(unused_field_notes(recipe, token_limit(model.folder.model)))
+    log.add_notes(order_notes(recipe))
+    if not steps:
+        log.add_notes([nothing_learned_note(recipe, has_heads=bool(model.sites))])
+    sizes = work_out_sizes(inputs)
+    selector = _mask_selector(inputs, sizes)
+    timed = example_feeds_by_size(model.folder, itertools.product(recipe.measure.batch, sizes.lengths))
+    matmul_times = MatmulTimes(list(timed.values()), log)
+    return RunContext(
+        *(recipe, steps, model, data, inputs.followed, built, sizes, selector, work, log, state, timed, matmul_times)
+    )
+
+
+def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> RunContext:
+    """A rung after others of the same run: the model has the weights of its folder again."""
+    run.state.wait_for_everyone()  # the main process delivers the rung before, on which the key of this one depends
+    run.model.folder.model.load_state_dict(load_folder(recipe, recipe.source.model).model.state_dict())
+    missing = run.model.missing
+    model = replace(run.model, missing=missing and missing_target(recipe, missing.reason))
+    built = recipe if missing is None else cpu_fallback(recipe)
+    return replace(run, recipe=recipe, steps=steps_of(recipe), model=model, built=built, work=work, log=log)
+
+
+def _steps_before_start(recipe: Recipe) -> tuple[Step, ...]:
+    """The steps of a later rung without the folder that it goes on from, which does not exist yet."""
+    steps = steps_of(recipe)
+    return tuple(step.model_copy(update={"start_from": None}) if isinstance(step, Units) else step for step in steps)
+
+
+def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
+    """The selector of masks, which times the forms of masked attention at the sizes of the run."""
+    recipe, model, extras = inputs.recipe, inputs.model, {}
+    if sizes.mask_reach is not None:
+        extras = find_attention_extras(model.folder.model, example_inputs(model.folder, 2, 8))
+    # Single attentions are timed with ONNX Runtime alone.
+    timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
+    lengths = [seq for seq in sizes.lengths if seq is not None]
+    return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=inputs.blocks)
+
+
+def cpu_fallback(recipe: Recipe) -> Recipe:
+    """The recipe for ONNX Runtime on the CPU in fp32, which replaces a target that this machine lacks."""
+    return recipe.updated(target=DEFAULT_TARGET, precision="fp32", provider="cpu")
+
+
 def _export_whole(run: RunContext) -> Graphs:
     """Export the whole model, and build the engine that results are compared with."""
     reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
     compared = compared_plan(run.recipe, run.model, run.followed)
     start = reference if compared is None else run.export("dense", compared, template=reference)
-    dense = stages_of(run).build(run.shrink(start), run.built.engine.reference)
+    dense = run.stages.build(run.shrink(start), run.built.engine.reference)
     return Graphs(reference, dense, _rehearse(run, reference), export_cached(run))
-
-
-def run_stages(run: RunContext, graphs: Graphs) -> Report:
-    """Walk the steps of a run or of a rung and deliver what they come to; the output is in `run.work.result` then.
-
-    Args:
-        run: the run.
-        graphs: the graph and the engine of the whole model.
-    """
-    learned = walk(run, graphs)
-    began = time.perf_counter()
-    report = _deliver(run, learned, graphs)
-    if learned.rungs is not None:
-        _deliver_rungs(run, learned.rungs, graphs, report, time.perf_counter() - began)
-    return report
 
 
 def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     """Export, build, prove, score and measure a plan, whose weights the model has, and write its folder."""
-    recipe, work, log, dense = run.recipe, run.work, run.log, graphs.dense
-    _note_plan(run, learned.selected)
+    log, dense = run.log, graphs.dense
+    log.add_notes(learned.selected.notes)
+    log.add_notes(selection_notes(run.model.folder, learned.selected, run.data))
+    learned_row = None if run.blocks is None else run.sizes.longest_row
+    masked = (*run.sizes.lengths, run.sizes.longest_row)
+    log.add_notes(run_notes.mask_notes(learned.selected.plan, masked, learned_row))
     graph = _compress_graph(run, graphs.reference, learned.selected)
     rewritten = _build_rewritten(run, graphs.reference, graph, learned.selected)
     if run.model.missing is not None:
-        _quantize_for_target(graph, recipe.engine, run.data, recipe.selection.seed, log)
-    scorer = learned.scorer or stages_of(run).scorer(dense)
+        _quantize_for_target(run, graph)
+    scorer = learned.scorer or run.stages.scorer(dense)
     chosen = _build_compressed(run, graph, scorer, learned)
     saved = {"dense.onnx": dense.graph.path} if run.saves_dense else {}
-    fixed = prove_graphs(work.result, run.sizes.cases, log, saved)
+    fixed = prove_graphs(run.work.result, run.sizes.cases, log, saved)
     chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *fixed)))
     log.add_notes(run_notes.emptied_head_notes(learned.selected.plan, chosen.variant.graph.plan))
     variants = {variant.name: variant for variant in filter(None, (dense, rewritten, chosen.variant))}
     configs: dict[VariantName, EngineConfig] = {"dense": run.built.engine.reference, "compressed": chosen.choice.config}
-    evaluated, measured = stages_of(run).finish(variants, configs, scorer, chosen.scored)
+    results = run.stages.finish(variants, configs, scorer, chosen.scored)
     generation, steps = deliver_cached(run, learned.selected.plan, graphs.cached)
-    speeds = measured.speeds if run.model.missing is None else ()
+    speeds = results.speeds if run.model.missing is None else ()
     budget, missed = delivered_rows(learned.selected.budget, speeds, generation)
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
     chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *steps)))
-    report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused, generation)
+    report = make_report(run, selected, dense, chosen, results, graphs.refused, generation)
     return write_output(report, run, selected, dense)
 
 
 def _compress_graph(run: RunContext, reference: ExportedGraph, selected: SelectedPlan) -> ShrunkGraph:
-    """The graph without the units that the plan drops.
-
-    Args:
-        run: the run, whose model has the weights of the plan.
-        reference: reference graph of the whole model, which is reused with other gates and weights.
-        selected: the plan.
-    """
-    lower = _lowered_sites(run, selected)
+    """The graph without the units that the plan drops: that of the whole model, with other gates and weights."""
+    lower: Collection[str] = frozenset()
+    if selected.plan.masks:
+        runtime = run.recipe.engine.target
+        if runtime != DEFAULT_TARGET and run.model.missing is None:
+            text = f"whether masks pay was timed with ONNX Runtime, not with {runtime}"
+            run.log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
+        with run.log.stage("timing masked attention"):
+            lower = run.selector.lowered(selected.plan)
     gated = run.export("compressed", selected.plan, template=reference)
     graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
-    run.log.add_notes(run_notes.thinned_product_notes(graph))
-    run.log.add_notes(run_notes.shared_norm_notes(graph))
+    run.log.add_notes(run_notes.graph_notes(graph))
     return graph
-
-
-def _lowered_sites(run: RunContext, selected: SelectedPlan) -> Collection[str]:
-    """Masked sites where block-sparse attention is faster than the mask as a bias."""
-    if not selected.plan.masks:
-        return frozenset()
-    runtime = run.recipe.engine.target
-    if runtime != DEFAULT_TARGET and run.model.missing is None:
-        text = f"whether masks pay was timed with ONNX Runtime, not with {runtime}"
-        run.log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
-    with run.log.stage("timing masked attention"):
-        return run.selector.lowered(selected.plan)
 
 
 def _build_rewritten(
     run: RunContext, reference: ExportedGraph, graph: ShrunkGraph, selected: SelectedPlan
 ) -> Variant | None:
-    """The dense engine with the rewrites of the compressed one; None where there are none, or nothing else was done.
-
-    Args:
-        run: the run.
-        reference: reference graph of the whole model.
-        graph: the graph of the compressed variant.
-        selected: the plan.
-    """
+    """The dense engine with the rewrites of the compressed one; None where there are none, or nothing else was done."""
     engine = run.built.engine
     is_rewritten = graph.thinned or "norm_seconds" in target(engine.reference.target).options
     if not is_rewritten or not (selected.plan.drops_any or engine.chooses):
         return None
     thinned = run.shrink(reference, name="rewritten", drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
-    return stages_of(run).build(thinned, engine.reference)
+    return run.stages.build(thinned, engine.reference)
 
 
 def _build_compressed(run: RunContext, graph: ShrunkGraph, scorer: EvaluationScorer, learned: State) -> ChosenEngine:
-    """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric.
-
-    Args:
-        run: the run.
-        graph: the graph of the compressed variant.
-        scorer: scores engines in comparison with the dense one.
-        learned: the plan, and the engine that units were pruned for, if they were.
-    """
+    """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric."""
     if not run.built.engine.chooses:
-        return ChosenEngine(stages_of(run).build(graph, run.built.engine), Choice(run.built.engine))
+        return ChosenEngine(run.stages.build(graph, run.built.engine), Choice(run.built.engine))
     trials = run.engine_trials(graph, scorer, run.work.scratch)
     if learned.engine is None:
         return choose_engine(trials, None)
@@ -260,21 +324,14 @@ def _build_compressed(run: RunContext, graph: ShrunkGraph, scorer: EvaluationSco
     return replace(chosen, candidates=tuple(candidates))
 
 
-def _quantize_for_target(graph: ShrunkGraph, engine: EngineConfig, data: Data | None, seed: int, log: RunLog) -> None:
-    """Write the quantized graph that another machine builds the engine from, since only this one has the rows.
-
-    Args:
-        graph: the graph of the compressed variant.
-        engine: target and precision, and the number of calibration rows.
-        data: the rows; None: nothing is written.
-        seed: seed of the draw of calibration rows.
-        log: receives the stage, and a note with the difference to the float graph.
-    """
+def _quantize_for_target(run: RunContext, graph: ShrunkGraph) -> None:
+    """Write the quantized graph that another machine builds the engine from, since only this one has the rows."""
+    engine, data = run.recipe.engine, run.data
     file = target(engine.target).quantized_graph(engine.definite_precision)
     if file is None or data is None:
         return
-    rows = calibration_rows(data, engine.calibration_rows, seed)
-    with log.stage("compressed: quantizing the graph") as on_progress:
+    rows = calibration_rows(data, engine.calibration_rows, run.recipe.selection.seed)
+    with run.log.stage("compressed: quantizing the graph") as on_progress:
         quantized = quantize_as(file, graph.path, rows, on_progress)
         distance = output_distance(quantized.path, graph.path, rows[:_COMPARED_ROWS])
     text = (
@@ -282,18 +339,13 @@ def _quantize_for_target(graph: ShrunkGraph, engine: EngineConfig, data: Data | 
         f" metric was not measured; the mean square of the difference to the outputs in fp32 is {distance:.2g} of"
         " theirs"
     )
-    log.add_notes([Note(code=NoteCode.QUANTIZED_FOR_TARGET, text=text)])
+    run.log.add_notes([Note(code=NoteCode.QUANTIZED_FOR_TARGET, text=text)])
 
 
 def _deliver_rungs(run: RunContext, rungs: Rungs, graphs: Graphs, report: Report, seconds: float) -> None:
     """Deliver slower plans that hold the metric like that of the run, each in a folder, with the page of all.
 
-    Args:
-        run: the run, whose output is written.
-        rungs: the plans.
-        graphs: the graph of the whole model.
-        report: the report of the run, whose engine is the last rung.
-        seconds: how long the delivery of that engine took.
+    `report` is that of the run, whose engine is the last rung; its delivery took `seconds`.
     """
     max_drop, listed, ended = run.recipe.selection.max_drop, list[Rung](), None
     for name, load in rungs.milder.items():
@@ -329,9 +381,57 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     return rehearsed.refused
 
 
-def _note_plan(run: RunContext, selected: SelectedPlan) -> None:
-    """Note how the plan was selected, and how long its masks are."""
-    run.log.add_notes(selected.notes)
-    run.log.add_notes(run_notes.selection_notes(run.model.folder, selected, run.data))
-    learned_row = None if run.blocks is None else run.sizes.longest_row
-    run.log.add_notes(run_notes.mask_notes(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))
+def walk(run: RunContext, whole: Graphs | None = None) -> State:
+    """Carry out the steps of a run, one after the other; the model has the weights of the last state afterwards.
+
+    Every process of a distributed run walks the same list. A step that does not run in parallel is carried out by the
+    main process, and the workers read its result from the store.
+
+    Raises:
+        CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
+    """
+    context, network = StepContext(run, whole), run.model.folder.model
+    learns = any(step.follows is None for step in run.steps)
+
+    def rehearse_steps() -> None:
+        for number, step in enumerate(run.steps):
+            functions_of(step).rehearse(step, context, run.steps[:number])
+
+    by_main(run.state, rehearse_steps)
+    stores = tuple(step_store(step, run.work.learning / step.name) for step in run.steps)
+    if learns:  # a plan that is followed alone needs no rows, and leaves nothing to resume
+        stores, notes = open_stores(run.steps, run.recipe, run.model, run.rows, run.work.learning, run.state)
+        run.log.add_notes(notes)
+    original = weight_fingerprints(network)
+    state = State(whole_plan(run.model))
+    for step, store in zip(run.steps, stores, strict=True):
+        state = _carry_out(step, replace(state, rungs=None), context, store)
+
+    def recorded(load: Callable[[], State]) -> State:
+        """A state with a record of the weights of the model, if they were trained."""
+        state = load()
+        if not (state.selected.trained and learns):
+            return state
+        plan = record_weights(state.selected.plan, original, network)
+        return replace(state, selected=replace(state.selected, plan=plan))
+
+    last, rungs = recorded(lambda: state), state.rungs
+    if rungs is None:
+        return last
+    milder = {name: partial(recorded, load) for name, load in rungs.milder.items()}
+    return replace(last, rungs=replace(rungs, milder=milder))
+
+
+def _carry_out(step: Step, state: State, context: StepContext, store: Store) -> State:
+    """The state after a step, which every process has."""
+    run, results = context.run, list[State]()
+
+    def carry_out() -> None:
+        results.append(functions_of(step).run(step, state, context, store))
+
+    if step.is_parallel:
+        carry_out()
+        run.state.wait_for_everyone()
+    else:
+        by_main(run.state, carry_out)
+    return results[0] if results else stored_state(store, run.model.folder.model)

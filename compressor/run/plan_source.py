@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import safetensors.torch
 from transformers import PreTrainedModel
 
+from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.step_list import extended_plan
 from compressor.config.steps import Step, Units
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.models import SegmentConfig
 from compressor.results import Note, NoteCode
-from compressor.run.fitted_weights import require_fitted_weights, require_groups
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.store import Json
+from compressor.tasks import Data
 from compressor.units import PrunableGroup, check_plan, keep_all
+from compressor.units.find import KnowsGroups
 from compressor.workdir import read_json
-from graph_passes import Plan
+from graph_passes import WEIGHTS, Plan
 
 _FIELDS = Json[SelectedPlan](SelectedPlan)
 
@@ -53,12 +57,7 @@ class PlanFiles:
 
 
 def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
-    """The plan that the first step follows; None: it follows none.
-
-    Args:
-        steps: the steps of the run.
-        recipe: the settings of the run.
-        model: the model.
+    """The plan that the first step of a run follows; None: it follows none.
 
     Raises:
         InputError: the plan belongs to another model, or to weights that do not lie beside it.
@@ -68,10 +67,10 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
     if file is None:
         return None
     plan, weights = Plan.load(file), None
-    require_groups(plan, file, folder)
+    _require_groups(plan, file, folder)
     if plan.model not in (None, folder.fingerprint):
         distills = any(step.distill is not None and step.distill.teacher is None for step in steps)
-        weights = require_fitted_weights(recipe, plan, file, folder, distills=distills)
+        weights = _fitted_weights(recipe, plan, file, folder, distills=distills)
     check_plan(plan, model.sites, source=str(file))
     followed = _signed(plan, folder) if weights is None else plan
     notes = () if any(step.blocks for step in steps) else (_followed(file, steps, folder, weights),)
@@ -95,7 +94,7 @@ def on_first_model(recipe: Recipe) -> tuple[Recipe, tuple[Note, ...]]:
         try:
             plan, folder = Plan.load(stored), load_folder(recipe, first)
             if plan.model != folder.fingerprint:
-                require_fitted_weights(recipe, plan, stored, folder, distills=False)
+                _fitted_weights(recipe, plan, stored, folder, distills=False)
         except InputError as error:
             reason = str(error)
         else:
@@ -128,11 +127,6 @@ def load_weights(recipe: Recipe, model: LoadedModel, followed: SelectedPlan) -> 
 def load_start(step: Units, recipe: Recipe, model: LoadedModel) -> Plan:
     """The plan of an earlier run's output folder (`--start-from`); the model gets the weights of the folder.
 
-    Args:
-        step: names the folder.
-        recipe: says how it may be loaded.
-        model: the model that the run compressed.
-
     Raises:
         InputError: the folder cannot be read, or holds another model or no plan.
         PlanError: the plan cannot be read.
@@ -149,14 +143,7 @@ def load_start(step: Units, recipe: Recipe, model: LoadedModel) -> Plan:
 
 
 def check_bundles(step: Units, plan: Plan, groups: Sequence[PrunableGroup], source: str) -> None:
-    """Raise InputError if an earlier plan keeps parts of what groups keep or drop together.
-
-    Args:
-        step: says how heads are grouped.
-        plan: the earlier plan.
-        groups: the groups of which more units are to be removed.
-        source: where the plan is from.
-    """
+    """Raise InputError if an earlier plan, from `source`, keeps parts of what groups keep or drop together."""
     kept = {part.name: part.kept for part in plan.groups}
     divided = next((group for group in groups if group.name in kept and not group.can_keep(kept[group.name])), None)
     if divided is not None:
@@ -170,11 +157,7 @@ def check_bundles(step: Units, plan: Plan, groups: Sequence[PrunableGroup], sour
 
 
 def check_start(path: Path, model: LoadedModel) -> Plan:
-    """The plan in an earlier run's output folder (`--start-from`).
-
-    Args:
-        path: the folder.
-        model: the model that the run compressed.
+    """The plan in an earlier run's output folder (`--start-from`) on the same model.
 
     Raises:
         InputError: the folder has no plan, or that of another model.
@@ -182,12 +165,8 @@ def check_start(path: Path, model: LoadedModel) -> Plan:
     """
     file = path / "plan.json"
     if not file.is_file():
-        raise InputError(
-            f"{path}: there is no plan.json; name the output folder of a run under a budget (--start-from)",
-            code=ErrorCode.FILE_MISSING,
-            field="start_from",
-            path=path,
-        )
+        text = f"{path}: there is no plan.json; name the output folder of a run under a budget (--start-from)"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, field="start_from", path=path)
     plan = Plan.load(file)
     units, planned = ({group.name: group.units for group in part} for part in (model.groups, plan.groups))
     if planned != units:
@@ -205,6 +184,46 @@ def _other_model_error(path: Path, model: LoadedModel) -> InputError:
     )
 
 
+def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
+    """How the compressed model was made, and what its numbers leave out."""
+    names = (selected.plan.method or "").split("+")
+    methods = [METHODS[name] for name in names if name in METHODS]
+    refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks
+    codes = {note.code for note in selected.notes}
+    if selected.trained and refits:
+        adjusted = "adjusted on training rows whose labels were not used" if methods[-1].reads_rows else "unchanged"
+        adjusted += ", and then distilled" if NoteCode.DISTILLED in codes else ""
+        yield Note(
+            code=NoteCode.WEIGHTS_CHANGED,
+            text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
+            f" the {folder.kind} as it was",
+        )
+    distils = bool(codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN})
+    trains = bool(selected.plan.masks) or (methods[0].trains_model if methods else not distils)
+    if selected.trained and trains:
+        selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
+        units = "heads and neurons" if selects_neurons else "heads"
+        units = units if selected.plan.sites else "neurons"
+        how = "with its masks" if selected.plan.masks else f"while its {units} were selected"
+        yield Note(
+            code=NoteCode.TRAINED_ALONG,
+            text=f"the compressed model was trained {how}; dense is the untrained {folder.kind} with every unit,"
+            " through the same export, passes and runtime",
+        )
+    config = folder.config
+    if isinstance(config, SegmentConfig) and config.memory_length:
+        yield Note(
+            code=NoteCode.SEGMENT_MEMORY,
+            text="the graph reads a text segment by segment: its inputs include one memory per layer, empty at first"
+            f" and up to {config.memory_length} positions long, and its outputs the memories for the next segment;"
+            " times include memories at their full length",
+        )
+    if data is None or not len(data.test):
+        missing = "there are no rows" if data is None else "no rows have labels"
+        text = f"no metric was measured, because {missing} (--data, --eval-data or --test-data)"
+        yield Note(code=NoteCode.NO_METRIC, text=text)
+
+
 def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Path | None) -> Note:
     preposition = "in" if model.file is None else "beside"
     location = f", which lies {preposition} the {model.kind}" if file == model.path / "plan.json" else ""
@@ -217,3 +236,78 @@ def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Pa
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:
     return plan.model_copy(update={"model": folder.fingerprint})
+
+
+def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, *, distills: bool) -> Path:
+    """The folder that holds the weights of the plan of a file, which its run fitted to those of the model.
+
+    Raises:
+        InputError: the plan is that of another model, or its weights are not beside it.
+    """
+    # Files of version 0.1 do not record weights of their own.
+    methods = [METHODS[name] for name in (plan.method or "").split("+") if name in METHODS]
+    changes_weights = any(method.trains_model or method.kind == "budget" for method in methods)
+    has_weights = bool(plan.weights or plan.masks) or changes_weights
+    original, has_file = weight_fingerprints(model.model), file.with_name(WEIGHTS).is_file()
+
+    def missing(reason: str, output: str = "the output folder of its run") -> InputError:
+        """The error for a plan that can be followed in the output folder of its run, and not on another model."""
+        taught = f", with --teacher {model.path}" if distills else ""
+        return InputError(
+            f"{file}: the plan ({plan.method or 'masks'}) belongs to weights that its run fitted, and {reason}; use"
+            f" {output} as the model{taught}",
+            code=ErrorCode.FILE_MISMATCH,
+            path=file,
+            model=plan.model,
+        )
+
+    if not has_weights or any(original.get(name) != row.original for name, row in plan.weights.items()):
+        raise _foreign(plan, file, model)
+    if not plan.weights:
+        text = "it does not record which weights its run began with"
+        raise missing(text, str(file.parent)) if has_file else missing(text)
+    pruned = file.with_name("model.onnx")
+    if not has_file and model.file is not None and pruned.is_file():
+        raise missing(f"{pruned} has them, with nothing left that the plan removes", str(pruned))
+    if not has_file:
+        raise missing(f"{WEIGHTS} does not lie beside it")
+    fitted = load_folder(recipe, file.parent)
+    if fitted.fingerprint != plan.model:
+        raise missing(f"the {WEIGHTS} beside it is that of another run, or was changed")
+    # Parameters without a record are those that the run did not change.
+    if dict(record_weights(plan, original, fitted.model).weights) != dict(plan.weights):
+        raise _foreign(plan, file, model)
+    return file.parent
+
+
+def _require_groups(plan: Plan, file: Path, model: ModelFolder) -> None:
+    """Raise InputError unless a model that knows its groups has those of a plan, with as many units.
+
+    The groups of a model of PyTorch are checked where it is gated.
+    """
+    network = model.model
+    if not isinstance(network, KnowsGroups):
+        return
+    sizes = {site.name: site.heads for site in network.sites} | dict(network.feed_forwards)
+    group = next((group for group in plan.groups if sizes.get(group.name) != group.units), None)
+    if group is not None:
+        units = sizes.get(group.name, "no")
+        raise InputError(
+            f"{file}: the plan of another graph: {group.name} has {group.units} {group.type} there, and {units} in"
+            f" {model.source}; use the graph that it was learned on, or learn again",
+            code=ErrorCode.FILE_MISMATCH,
+            path=file,
+            model=plan.model,
+            group=group.name,
+            graph=model.source,
+        )
+
+
+def _foreign(plan: Plan, file: Path, model: ModelFolder) -> InputError:
+    return InputError(
+        f"{file}: the plan of another model ({plan.model}, not {model.fingerprint}, that of {model.source}); use the"
+        " model that it was learned on, or learn again",
+        code=ErrorCode.FILE_MISMATCH,
+        path=file,
+        model=plan.model,
+    )

@@ -1,10 +1,10 @@
-"""Remove the units of a run: the budgets of its step, on its model and rows, with what an interrupted run measured."""
+"""Remove the units of a run until the budgets of its step are met, and state what was requested and what it costs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,21 @@ import torch
 from transformers import PreTrainedModel
 
 from compressor.config.methods import METHODS
-from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
+from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
-from compressor.progress import RunLog
-from compressor.pruning.constraints import Budgets, require_reachable
+from compressor.pruning.allocate import MAX_BUDGET_RATIO, Allocation
+from compressor.pruning.constraints import Budgets, Constraint, require_reachable
 from compressor.pruning.measure import CostSource, KeptTimes
-from compressor.pruning.prune import PlanCosts, Pruned, plan_costs, prune, removes_any
-from compressor.results import Candidate, size_label
-from compressor.run.budget_rows import budget_rows, cost_shares, predicted_rows
+from compressor.pruning.prune import PlanCosts, plan_costs, prune, removes_any
+from compressor.report.formatting import ms
+from compressor.results import BudgetRow, Candidate, CostShare, Generation, Note, NoteCode, Phase, Speed, size_label
+from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import check_bundles, load_start
-from compressor.run.prunable_groups import prunable_groups
 from compressor.run.run_context import LoadedModel, SelectedPlan
+from compressor.run.steps.base import STATISTICS, StepContext
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruners.base import Pruner, PruningInputs
@@ -38,109 +39,90 @@ from compressor.training.accelerator import on_accelerator
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
-from graph_passes import Plan, Refusal
+from graph_passes import Plan
 
 _UNKNOWN_SHARE = 0.5
 """Share of the units with which engines are timed where the metric decides how many are left."""
+_DRIFT = 1.25
+"""Ratio of the dense engine's times within a run from which on its speeds are called unreliable."""
 
 
-@dataclass(frozen=True)
-class BudgetRun:
-    """What pruning under a budget reads.
-
-    Attributes:
-        step: budgets, method and rows.
-        recipe: the settings of the run.
-        model: the model, with its groups.
-        data: the rows.
-        selected: the plan of an earlier step; None: there is none.
-        costs: gives cost tables.
-        refused: groups that cannot be removed from the graph.
-        store: keeps the times of units and plans.
-        statistics: folder of statistics and losses, which hold for other budgets too.
-        log: receives stages and notes.
-        measured: what plans cost, where that is known; None: it is measured.
-    """
-
-    step: Units
-    recipe: Recipe
-    model: LoadedModel
-    data: Data
-    selected: SelectedPlan | None
-    costs: CostSource
-    refused: Sequence[Refusal]
-    store: Store
-    statistics: Path
-    log: RunLog
-    measured: PlanCosts | None = None
-
-    @property
-    def budgets(self) -> Budgets:
-        """The budgets of the step on what is timed and counted, except for a number of heads."""
-        step = self.step
-        times = (step.milliseconds, step.token_milliseconds, step.prompt_milliseconds)
-        return Budgets(step.speedup, *times, step.macs, step.parameters, step.cache)
+def budgets_of(step: Units) -> Budgets:
+    """The budgets of a step on what is timed and counted, except for a number of heads."""
+    times = (step.milliseconds, step.token_milliseconds, step.prompt_milliseconds)
+    return Budgets(step.speedup, *times, step.macs, step.parameters, step.cache)
 
 
-def prune_units(run: BudgetRun) -> SelectedPlan:
-    """Remove units until a budget is met, and give the model the remaining weights.
+def prune_units(
+    step: Units,
+    context: StepContext,
+    source: CostSource,
+    store: Store,
+    before: SelectedPlan | None,
+    measured: PlanCosts | None,
+) -> SelectedPlan:
+    """Remove units until a budget is met, and give the model the remaining weights; `before`: an earlier step's plan.
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
         InputError: the rows have fewer tokens than a linear has inputs.
         BudgetError: no plan meets the budget.
     """
-    step, network = run.step, run.model.folder.model
-    noted = len(run.log.notes)
-    groups, notes = prunable_groups(step, run.model, run.refused)
-    run.log.add_notes(notes)
-    earlier = None if run.selected is None else run.selected.plan
+    run, model, log = context.run, context.run.model, context.run.log
+    network, noted = model.folder.model, len(log.notes)
+    groups, notes = prunable_groups(step, model, context.graphs.refused)
+    log.add_notes(notes)
+    earlier = None if before is None else before.plan
     if step.start_from is not None:
-        earlier = load_start(step, run.recipe, run.model)
+        earlier = load_start(step, run.recipe, model)
     if earlier is not None:
         check_bundles(step, earlier, groups, str(step.start_from or "the plan before"))
         kept = {plan.name: len(plan.kept) for plan in earlier.groups if len(plan.kept) < plan.units}
         groups = [replace(group, limit=kept.get(group.name)) for group in groups]
-        fold_gates(network, run.model.groups, earlier)
-    pruner, budgets = pruner_of(run, groups), _budgets(run, groups, earlier)
-    costs = run.measured or plan_costs(KeptTimes(run.costs, run.store), groups, budgets, is_timed=budgets.bounds_time)
-    with on_accelerator(network):
-        pruned = prune(pruner, groups, costs, budgets, run.log)
-    run.log.add_notes(pruned.allocation.notes)
-    plan = _plan(run, pruner, pruned, earlier)
-    selected = SelectedPlan(
-        plan=plan.model_copy(update={"model": fingerprint(network)}),
-        curves=() if run.selected is None else run.selected.curves,
-        trained=earlier is not None or removes_any(groups, pruned.allocation),
-        notes=() if run.selected is None else run.selected.notes,
-        budget=budget_rows(pruned.constraints, pruned.allocation)
-        if run.measured is None
-        else predicted_rows(costs.timed, pruned.allocation.counts),
-        costs=cost_shares(pruned.tables, plan),
-        engine=run.costs.engines.choice.label,
-    )
-    # A run that resumes after this has the notes of the plan alone.
-    return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
-
-
-def _budgets(run: BudgetRun, groups: Sequence[PrunableGroup], earlier: Plan | None) -> Budgets:
-    """The budgets of the step; groups that are not pruned now keep what an earlier plan keeps."""
-    step, names = run.step, {group.name for group in groups}
-    return replace(
-        run.budgets,
-        heads=None if step.keep is None else heads_to_keep(step.keep, sum(site.heads for site in run.model.sites)),
-        groups=run.model.groups,
+        fold_gates(network, model.groups, earlier)
+    names = {group.name for group in groups}
+    budgets = replace(
+        budgets_of(step),
+        heads=None if step.keep is None else heads_to_keep(step.keep, sum(site.heads for site in model.sites)),
+        groups=model.groups,
+        # Groups that are not pruned now keep what an earlier plan keeps.
         fixed={plan.name: len(plan.kept) for plan in (earlier.groups if earlier else ()) if plan.name not in names},
+    )
+    pruner = pruner_of(step, model, run.rows, groups, _statistics(step, context))
+    costs = measured or plan_costs(KeptTimes(source, store), groups, budgets, is_timed=budgets.bounds_time)
+    with on_accelerator(network):
+        pruned = prune(pruner, groups, costs, budgets, log)
+    allocation = pruned.allocation
+    log.add_notes(allocation.notes)
+    plan = keep_all(model.groups)
+    if earlier is not None:
+        # Scales are folded into the weights already.
+        plan = plan.replace_groups(replace(part, scale=()) for part in earlier.groups)
+    if removes := removes_any(groups, allocation):  # units may not have been ranked if it does not
+        plan = plan.replace_groups(group.plan(pruner.kept(group, allocation.counts[group.name])) for group in groups)
+    methods = dict.fromkeys([*((before and before.plan.method) or "").split("+"), step.method])
+    record = {
+        "method": "+".join(filter(None, methods)),
+        "options": pruner.options.model_dump(),
+        "seed": step.seed,
+        "data": run.rows.train_hash,
+        "model": fingerprint(network),
+    }
+    reached = predicted_rows(costs.timed, allocation.counts)
+    return SelectedPlan(
+        plan=plan.model_copy(update=record),
+        curves=() if before is None else before.curves,
+        trained=earlier is not None or removes,
+        # A run that resumes after this has the notes of the plan alone.
+        notes=(*(() if before is None else before.notes), *log.notes[noted:]),
+        budget=budget_rows(pruned.constraints, allocation) if measured is None else reached,
+        costs=cost_shares(pruned.tables, plan),
+        engine=source.engines.choice.label,
     )
 
 
 def fold_gates(network: PreTrainedModel, groups: Sequence[PrunableGroup], plan: Plan) -> None:
     """Multiply the gates of a plan into the weights of the linears that its groups end in, so that none is needed.
-
-    Args:
-        network: the model.
-        groups: its groups.
-        plan: the plan.
 
     Raises:
         SiteRefusedError: the linear of a group that the plan changes was not recognized.
@@ -163,94 +145,70 @@ def fold_gates(network: PreTrainedModel, groups: Sequence[PrunableGroup], plan: 
                 )
 
 
-def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
-    """The method, with its rows.
+def pruner_of(
+    step: Units, model: LoadedModel, data: Data, groups: Sequence[PrunableGroup], statistics: Path
+) -> Pruner[Any]:
+    """The method, with its rows; statistics and losses, which hold for other budgets too, are kept in a folder.
 
     Raises:
         InputError: the rows have fewer tokens than a linear has inputs.
     """
-    step, data = run.step, run.data
     rows = draw_rows(data, step.prune_rows + step.loss_rows, step.seed)
     held_out = min(step.loss_rows, len(rows) // 4)
     shuffled = np.random.default_rng(step.seed).permutation(len(rows))
     measured = [rows[index] for index in shuffled[:held_out]]
-    remaining = np.sort(shuffled[held_out:])
-    chosen = [rows[index] for index in remaining][: step.prune_rows]
+    chosen = [rows[index] for index in np.sort(shuffled[held_out:])][: step.prune_rows]
     inputs = PruningInputs(
-        model=run.model.folder.model,
+        model=model.folder.model,
         groups=groups,
         statistics=calibration_batches(data, within_tokens(data, chosen, step.prune_tokens)),
         held_out=calibration_batches(data, sorted(within_tokens(data, measured, step.loss_tokens))),
         outputs=data.task.loss_outputs,
         seed=step.seed,
-        store=statistics_folder(run, groups),
+        store=statistics_folder(step, model, data, groups, statistics),
     )
     method = METHODS[step.method].load()
     pruner: Pruner[Any] = method(inputs, read_options(step.method, step.options, method.options_class))
     return pruner
 
 
-def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
-    """The folder of statistics and losses, named by all that they depend on, in that of the option or of the run."""
-    step = run.step
+def _statistics(step: Units, context: StepContext) -> Path:
+    """The folder of statistics and losses of all plans: that of the option, or of the run."""
+    return step.statistics or context.run.work.learning / STATISTICS
+
+
+def statistics_folder(step: Units, model: LoadedModel, data: Data, groups: Sequence[PrunableGroup], path: Path) -> Path:
+    """The folder of statistics and losses inside another, named by all that they depend on."""
     key = {
-        "model": fingerprint(run.model.folder.model),
-        **run.model.folder.surroundings,
-        "rows": [run.data.train_hash, run.data.eval_hash, step.prune_rows, step.seed],
-        "outputs": run.data.task.loss_outputs,
+        "model": fingerprint(model.folder.model),
+        **model.folder.surroundings,
+        "rows": [data.train_hash, data.eval_hash, step.prune_rows, step.seed],
+        "outputs": data.task.loss_outputs,
         "method": [step.method, step.options],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
-    return run.statistics / digest(key)[:16]
+    return path / digest(key)[:16]
 
 
-def _plan(run: BudgetRun, pruner: Pruner[Any], pruned: Pruned, earlier: Plan | None) -> Plan:
-    """The plan of all groups of the model; those that are not pruned now keep what an earlier plan keeps."""
-    whole = keep_all(run.model.groups)
-    if earlier is not None:
-        # Scales are folded into the weights already.
-        whole = whole.replace_groups(replace(plan, scale=()) for plan in earlier.groups)
-    groups, counts = pruner.inputs.groups, pruned.allocation.counts
-    removes = removes_any(groups, pruned.allocation)  # units may not have been ranked if it does not
-    kept = [group.plan(pruner.kept(group, counts[group.name])) for group in groups if removes]
-    before = None if run.selected is None else run.selected.plan.method
-    methods = dict.fromkeys([*(before or "").split("+"), run.step.method])
-    record = {
-        "method": "+".join(filter(None, methods)),
-        "options": pruner.options.model_dump(),
-        "seed": run.step.seed,
-        "data": run.data.train_hash,
-    }
-    return whole.replace_groups(kept).model_copy(update=record)
-
-
-def check_reachable(run: BudgetRun) -> None:
+def check_reachable(step: Units, context: StepContext, source: CostSource) -> None:
     """Check what is known of a budget without measuring times, and without the plan of an earlier step.
-
-    Args:
-        run: the run, whose cost tables are counted in the graph of the whole model.
 
     Raises:
         SiteRefusedError: a group cannot be removed from the graph.
         InputError: the rows have fewer tokens than a linear has inputs.
         BudgetError: a budget of multiply-accumulates or parameters is below the cost of a plan without any unit.
     """
-    groups, _ = prunable_groups(run.step, run.model, run.refused)
-    pruner_of(run, groups)
-    step = run.step
+    model = context.run.model
+    groups, _ = prunable_groups(step, model, context.graphs.refused)
+    pruner_of(step, model, context.run.rows, groups, _statistics(step, context))
     if step.macs is not None or step.parameters is not None:
-        counted = run.budgets.constraints(run.costs.count_tables())
-        heads = [group for group in run.model.groups if group.type == "heads"]
+        counted = budgets_of(step).constraints(source.count_tables())
+        heads = [group for group in model.groups if group.type == "heads"]
         require_reachable([*groups, *heads], counted)
 
 
 def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | None]) -> list[tuple[int, int | None]]:
     """The sizes at which budgets hold.
-
-    Args:
-        step: the budgets.
-        measure: the batch sizes that are timed.
-        lengths: the lengths that are timed.
 
     Raises:
         UsageError: a size of `budget_at` is not timed.
@@ -269,12 +227,7 @@ def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | Non
 
 
 def share_left(step: Units, candidates: Sequence[Candidate]) -> float:
-    """About the share of the units that meets a budget: that of the work, or of the time of the fastest candidate.
-
-    Args:
-        step: the budgets.
-        candidates: the candidates with their times.
-    """
+    """About the share of the units that meets a budget: that of the work, or of the time of the fastest candidate."""
     if step.is_unbounded or step.keep is not None:  # as much as the metric allows
         return _UNKNOWN_SHARE
     shares = [share for share in (step.macs, step.parameters) if share is not None]
@@ -288,3 +241,93 @@ def share_left(step: Units, candidates: Sequence[Candidate]) -> float:
             times = {label: time for label, time in best.milliseconds.items() if label in labels} or best.milliseconds
             shares.append(step.milliseconds / max(times.values()))
     return min(1.0, *shares)
+
+
+def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tuple[BudgetRow, ...]:
+    """What was requested and what was reached, for the report."""
+    costs = zip(constraints, allocation.predicted, allocation.measured, strict=True)
+    return tuple(_row(part.table, predicted, measured, part.budget) for part, predicted, measured in costs)
+
+
+def predicted_rows(tables: Sequence[CostTable], counts: Mapping[str, int]) -> tuple[BudgetRow, ...]:
+    """What a plan that the metric bounds costs by its tables; `delivered_rows` gives the times that it reaches."""
+    return tuple(_row(table, table.cost(counts), table.cost(counts), None) for table in tables)
+
+
+def _row(table: CostTable, predicted: float, reached: float, requested: float | None) -> BudgetRow:
+    costs = {"requested": requested, "predicted": predicted, "reached": reached, "dense": table.dense}
+    return BudgetRow(**_size_of(table), unit=table.unit, **costs, met=_is_met(reached, requested))
+
+
+def _is_met(reached: float, requested: float | None) -> bool:
+    return requested is None or reached <= MAX_BUDGET_RATIO * requested
+
+
+def delivered_rows(
+    rows: Sequence[BudgetRow], speeds: Sequence[Speed], generation: Generation | None = None
+) -> tuple[tuple[BudgetRow, ...], list[Note]]:
+    """The rows of a budget with the times of the engine that is delivered, and of those that generate.
+
+    Returns:
+        The rows, without those that bound nothing and were not timed; and notes of those that the first engine met and
+        the delivered one misses, and of sizes at which the dense engine takes another time than before.
+    """
+    timed: dict[tuple[int | None, int | None, Phase | None], Speed]
+    timed = {(speed.batch, speed.seq, None): speed for speed in speeds if speed.void is None}
+    calls = () if generation is None else generation.speeds
+    timed |= {(call.speed.batch, call.speed.seq, call.phase): call.speed for call in calls}
+    delivered, notes = [], []
+    for row in rows:
+        speed = timed.get((row.batch, row.seq, row.phase)) if row.unit == "ms" else None
+        if speed is not None:
+            before = row
+            reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
+            met = _is_met(reached, row.requested)
+            row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
+            drift = speed.dense.p50 / row.dense
+            if max(drift, 1 / drift) > _DRIFT:
+                text = (
+                    f"{row.label}: the dense engine took {ms(row.dense)} when units were allocated, and takes"
+                    f" {ms(speed.dense.p50)} now; other work disturbs this machine, and the speed is unreliable"
+                )
+                notes.append(Note(code=NoteCode.TIMES_DRIFTED, text=text))
+            if row.requested is not None and before.met and not met:
+                text = (
+                    f"{row.label}: the plan took {ms(before.reached)} when it was chosen, and the delivered engine"
+                    f" takes {ms(reached)} of {ms(row.requested)}; repeat the command on an idle machine"
+                )
+                notes.append(Note(code=NoteCode.BUDGET_MISSED, text=text))
+        if row.requested is not None or speed is not None:
+            delivered.append(row)
+    return tuple(delivered), notes
+
+
+def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...]:
+    """What attentions, feed-forwards and everything else cost, before and after a plan."""
+    counts = plan.counts
+    shares = []
+    for table in tables:
+        # What groups save together is not exactly the sum, so that the parts are scaled to the costs of whole plans.
+        scale = _scale(table, {})
+        scale_of_plan, size = _scale(table, counts), _size_of(table)
+        for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
+            members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
+            if not members:
+                continue
+            before = scale * sum(row.saving(0) for row, _ in members)
+            after = scale_of_plan * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
+            shares.append(CostShare(**size, unit=table.unit, type=kind, before=before, after=after))
+        rest = table.least
+        shares.append(CostShare(**size, unit=table.unit, type="rest", before=rest, after=rest))
+    return tuple(shares)
+
+
+def _size_of(table: CostTable) -> dict[str, Any]:
+    """The fields of a row that name the size of a table."""
+    return {"label": table.size_label, "batch": table.batch or None, "seq": table.seq, "phase": table.phase}
+
+
+def _scale(table: CostTable, counts: Mapping[str, int]) -> float:
+    """Ratio of what the units of a plan cost together to the sum of their costs."""
+    removable = table.sum_of(counts) - table.least_sum
+    return (table.cost(counts) - table.least) / removable if removable > 0 else 1.0

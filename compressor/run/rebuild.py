@@ -36,7 +36,6 @@ from compressor.results import (
     DropStatus,
     Note,
     NoteCode,
-    Proof,
     ProofStage,
     Report,
     Size,
@@ -44,11 +43,9 @@ from compressor.results import (
     headline_scores,
 )
 from compressor.run import run_notes
-from compressor.run.measure import Measurements
-from compressor.run.report_fields import EvaluationResult, drop_status, measured_fields
-from compressor.run.row_cases import row_cases
-from compressor.run.stages import Stages, build_options
-from compressor.targets import QUANTIZED, TARGETS, BuildOptions, Feeds, target
+from compressor.run.measure import Results, drop_status
+from compressor.run.stages import Stages, build_options, row_cases
+from compressor.targets import QUANTIZED, TARGETS, BuildOptions, target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
 from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
@@ -61,40 +58,18 @@ if TYPE_CHECKING:
 _OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE, *CACHED_STAGES)
 """Stages of the proofs of graphs, which hold whatever engine is built from them."""
 _WITHOUT_ENGINE: Mapping[str, Any] = {
-    "file": None,
-    "peak_memory_bytes": None,
-    "attentions": 0,
-    "fused": 0,
+    **dict.fromkeys(("file", "peak_memory_bytes", "built")),
+    **dict.fromkeys(("attentions", "fused"), 0),
     "optimization": "not built",
-    "built": None,
 }
 """Facts about an engine, rather than its graph, where no engine was built."""
-_OF_THE_ENGINE = (
-    NoteCode.TARGET_MISSING,
-    NoteCode.ROWS_MISSING,
-    NoteCode.NO_DENSE_GRAPH,
-    NoteCode.TIMED_ALONE,
-    NoteCode.FILES_KEPT,
-    NoteCode.SPEED_UNCERTAIN,
-    NoteCode.ANSWERS_UNCHANGED,
-    NoteCode.MEMORY_UNMEASURED,
-    NoteCode.TIMES_DRIFTED,
-    NoteCode.ENGINE_CHOSEN,
-    NoteCode.ENGINES_COMPARED_WHOLE,
-    NoteCode.LOSS_UNBOUNDED,
-    NoteCode.POSITIONS_UNCERTAIN,
-    NoteCode.KERNEL_UNUSED,
-    NoteCode.QUANTIZED_FOR_TARGET,
-    NoteCode.MASKS_LONGER,
-    NoteCode.RANDOM_INPUTS,
-)
+_OF_THE_ENGINE = """
+target-missing rows-missing no-dense-graph timed-alone files-kept speed-uncertain answers-unchanged memory-unmeasured
+times-drifted engine-chosen engines-compared-whole loss-unbounded positions-uncertain kernel-unused quantized-for-target
+masks-longer random-inputs
+"""
 """Codes of notes on an engine and its measurements, which those of another engine replace."""
-_OF_QUANTIZED_GRAPHS = (
-    NoteCode.PRODUCTS_IN_FLOAT,
-    NoteCode.OUTLIER_RANGES,
-    NoteCode.FEW_CALIBRATION_ROWS,
-    NoteCode.NO_INT8_INSTRUCTIONS,
-)
+_OF_QUANTIZED_GRAPHS = "products-in-float outlier-ranges few-calibration-rows no-int8-instructions"
 """Codes of notes on a quantized graph, which say nothing of an engine in floats."""
 
 
@@ -120,18 +95,9 @@ class FinishedRun:
     inputs: Inputs
     mask_reach: int | None
 
-    def with_rows(self, data: Data) -> FinishedRun:
-        """The run with proof cases from its rows."""
-        rows = row_cases(data, self.inputs, longest=self.mask_reach)
-        return replace(self, cases=(*self.cases, *rows))
-
 
 def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
-    """Read the folder of a run, and check that its graphs are the proven ones.
-
-    Args:
-        out: the folder.
-        fields: fields of the recipe, among `BUILD_FIELDS`, that replace those of the run.
+    """Read the folder of a run, and check that its graphs are the proven ones; `fields` replace those of its recipe.
 
     Raises:
         UsageError: a field is out of its range.
@@ -139,42 +105,50 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     """
     report = reports.load(out)
     recipe = _recipe(report, fields)
-    recipe.engine.require_definite()
-    graphs: dict[VariantName, Path] = {}
-    names: tuple[VariantName, ...] = ("compressed", "dense")
-    for name, path in zip(names, (out / "model.onnx", out / "dense.onnx"), strict=True):
-        if path.is_file():
-            graphs[name] = path
-        elif name == "compressed" or path.name in report.graphs:
-            raise InputError(
-                f"{path}: missing; copy the whole folder of the run", code=ErrorCode.FILE_MISSING, path=path
-            )
-        if path.is_file():
-            _require_proven(path, report)
-    if (file := quantized_source(report, recipe.engine)) is not None:
-        _check_quantized(out / file, report, recipe)
-    for file in target(recipe.engine.target).sources(recipe.engine.definite_precision):
-        if file is not None and (out / file).is_file():
-            _require_proven(out / file, report)
+    engine = recipe.engine
+    engine.require_definite()
+    named: dict[VariantName, Path] = {"compressed": out / "model.onnx", "dense": out / "dense.onnx"}
+    for name, path in named.items():
+        if not path.is_file() and (name == "compressed" or path.name in report.graphs):
+            text = f"{path}: missing; copy the whole folder of the run"
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=path)
+        _require_proven(path, report)
+    graphs = {name: named[name] for name in reversed(named) if named[name].is_file()}
+    if (file := quantized_source(report, engine)) is not None and not (out / file).is_file():
+        raise InputError(
+            f"{out / file}: missing, and {engine.target} runs in {engine.precision} only a graph that is quantized; run"
+            f" compress --target {engine.target} --precision {engine.precision} with rows first",
+            code=ErrorCode.FILE_MISSING,
+            path=out / file,
+        )
+    for source in filter(None, (file, *target(engine.target).sources(engine.definite_precision))):
+        _require_proven(out / source, report)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
-    shapes = recipe.engine.parsed_shapes
-    longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
-    inputs, reach = _inputs_of(graphs["compressed"])
-    proven = (*shapes, *proven_shapes(recipe.measure.batch, lengths))
-    cases = make_cases(inputs, maximum_length=longest, mask_reach=reach, shapes=proven)
-    ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
-    return FinishedRun(report, recipe, ordered, lengths, cases, inputs, reach)
+    longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in engine.parsed_shapes)))
+    shapes = (*engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths))
+    graph = load(graphs["compressed"])
+    batch_size = fixed_batch(graph)
+
+    def inputs(batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+        return trial_feeds(graph, batch_size or batch, seq, seed=seed, padded=batch > 1)
+
+    reach = min(json.loads(graph.metadata_props.get(REACH, "{}")).values(), default=None)
+    cases = make_cases(inputs, maximum_length=longest, mask_reach=reach, shapes=shapes)
+    return FinishedRun(report, recipe, graphs, lengths, cases, inputs, reach)
+
+
+def _require_proven(path: Path, report: Report) -> None:
+    """Raise InputError unless a graph is the one that the run proved, or is missing."""
+    if path.is_file() and report.graphs.get(path.name) not in (None, graph_digest(path)):
+        text = f"{path}: not the graph that the run proved; copy the whole folder of the run again"
+        raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=path)
 
 
 def quantized_source(report: Report, engine: EngineConfig) -> str | None:
     """The name of the quantized graph of a run that an engine is built from; None: a graph in floats.
 
     The engine that the run delivered is built in its form, also by a target that could quantize the float graph itself.
-
-    Args:
-        report: the report of the run.
-        engine: target and precision.
     """
     runtime, precision = target(engine.target), engine.definite_precision
     delivered = {f"{engine.target} {precision} {form}" for form in (PORTABLE, SYMMETRIC)}
@@ -183,35 +157,12 @@ def quantized_source(report: Report, engine: EngineConfig) -> str | None:
     return runtime.quantized_graph(precision) if needs_graph else None
 
 
-def engine_sources(run: FinishedRun) -> list[str | None]:
+def _engine_sources(run: FinishedRun) -> list[str | None]:
     """Names of the graphs that the engine of a run can be built from, in the order to try them; None: floats."""
     engine, folder = run.recipe.engine, run.graphs["compressed"].parent
     sources = target(engine.target).sources(engine.definite_precision)
     usable = [file for file in sources if file is None or (folder / file).is_file()]
     return list(dict.fromkeys((quantized_source(run.report, engine), *usable)))
-
-
-def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:
-    """Raise InputError unless the quantized graph is there, and is the proven one."""
-    if not path.is_file():
-        engine = recipe.engine
-        raise InputError(
-            f"{path}: missing, and {engine.target} runs in {engine.precision} only a graph that is quantized; run"
-            f" compress --target {engine.target} --precision {engine.precision} with rows first",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-        )
-    _require_proven(path, report)
-
-
-def _require_proven(path: Path, report: Report) -> None:
-    """Raise InputError unless a graph is the one that the run proved."""
-    if report.graphs.get(path.name) not in (None, graph_digest(path)):
-        raise InputError(
-            f"{path}: not the graph that the run proved; copy the whole folder of the run again",
-            code=ErrorCode.FILE_MISMATCH,
-            path=path,
-        )
 
 
 def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
@@ -230,28 +181,12 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     return recipe.updated(max_drop=report.recipe.get("max_drop"))
 
 
-def _inputs_of(graph: Path) -> tuple[Inputs, int | None]:
-    """What makes up inputs of a graph, also of one with fixed shapes, and the positions that its masks cover."""
-    model = load(graph)
-    batch_size = fixed_batch(model)
-
-    def draw(batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
-        return trial_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
-
-    return draw, min(json.loads(model.metadata_props.get(REACH, "{}")).values(), default=None)
-
-
-def lasting_notes(run: FinishedRun, evaluated: EvaluationResult) -> list[Note]:
-    """The notes of a run that a build of its engine does not replace.
-
-    Args:
-        run: the run, with the recipe of the build.
-        evaluated: what the build scored.
-    """
-    before, outdated = run.report, set(_OF_THE_ENGINE)
+def _lasting_notes(run: FinishedRun, results: Results) -> list[Note]:
+    """The notes of a run that a build of its engine does not replace."""
+    before, outdated = run.report, set(map(NoteCode, _OF_THE_ENGINE.split()))
     if run.recipe.engine.precision not in QUANTIZED:
-        outdated.update(_OF_QUANTIZED_GRAPHS)
-    if evaluated.embeddings is not None:
+        outdated.update(map(NoteCode, _OF_QUANTIZED_GRAPHS.split()))
+    if results.embeddings is not None:
         outdated.add(NoteCode.EMBEDDINGS_CHANGED)
     if any(row.unit == "ms" for row in before.budget):
         outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
@@ -261,10 +196,7 @@ def lasting_notes(run: FinishedRun, evaluated: EvaluationResult) -> list[Note]:
 def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     """Build the engine of a run's folder, and write it with a new report once every proof holds.
 
-    Args:
-        out: the folder.
-        fields: fields of the recipe, among `BUILD_FIELDS`, that replace those of the run.
-        listener: receives stages, progress and notes.
+    Some fields of the recipe, among `BUILD_FIELDS`, replace those of the run.
 
     Raises:
         UsageError: a field is out of its range.
@@ -283,26 +215,26 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     _note_what_to_expect(run, log)
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
         scratch = Path(folder)
-        data = _read_rows(run, scratch, log)
-        run = run if data is None else run.with_rows(data)
+        if (data := _read_rows(run, scratch, log)) is not None:
+            run = replace(run, cases=(*run.cases, *row_cases(data, run.inputs, longest=run.mask_reach)))
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
-        stages = Stages(run.recipe, data, run.cases, options, _inputs(run), scratch, log)
+        graph, sizes = load(run.graphs["compressed"]), itertools.product(run.recipe.measure.batch, run.lengths)
+        inputs = {Size(batch, seq): trial_feeds(graph, batch, seq or 1) for batch, seq in sizes}
+        stages = Stages(run.recipe, data, run.cases, options, inputs, scratch, log)
         chose = run.report.recipe.get("precision") == AUTO and "precision" not in fields
         # On the machine of the run, an engine in int8 alone was measured to be faster than a mix.
         is_here = machine()["processor"] == run.report.machine.get("processor")
         is_mixed = MIXED in (run.report.delivered or "") or not is_here
-        products = MatmulTimes(list(stages.inputs.values()), log) if chose and is_mixed else None
+        products = MatmulTimes(list(inputs.values()), log) if chose and is_mixed else None
         variants = {name: _build(name, run, stages, products) for name in run.graphs}
         for variant in variants.values():
-            for (batch, seq, _), feeds in stages.inputs.items():
+            for (batch, seq, _), feeds in inputs.items():
                 require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
-        evaluated, measured = stages.finish(variants, {"dense": engine.reference, "compressed": engine})
-        lost = bool((run.report.speeds and not measured.speeds) or (run.report.scores and not evaluated.scores))
+        results = stages.finish(variants, {"dense": engine.reference, "compressed": engine})
+        lost = bool((run.report.speeds and not results.speeds) or (run.report.scores and not results.scores))
         _note_build(run, log, lost=lost)
         log.add_notes(_kept_files_notes(run))
-        report = _report(run, variants, evaluated, measured, log.notes)
-        if chose:  # the next build chooses again
-            report = report.model_copy(update={"recipe": {**report.recipe, "precision": AUTO}})
+        report = _report(run, variants, results, log.notes, chooses=chose)
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
@@ -315,63 +247,50 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 
     A custom task is code, and the folder may come from elsewhere: it is not loaded because a report names it.
     """
-    if "dense" not in run.graphs or not any(map(run.report.recipe.get, ROW_SOURCES)):
+    recipe = run.report.recipe
+    if "dense" not in run.graphs or not any(map(recipe.get, ROW_SOURCES)):
         return None
-    task = run.report.recipe.get("task")
-    if is_own_task(task):
-        _note_unmeasured(run, f"the task of the run, {task}, is code that is not loaded from a report", log)
-        return None
-    try:
-        require_pytorch()
-        from compressor.run.load import read_rows_again
+    if is_own_task(task := recipe.get("task")):
+        reason = f"the task of the run, {task}, is code that is not loaded from a report"
+    else:
+        try:
+            require_pytorch()
+            from compressor.run.load import read_rows_again
 
-        with log.stage("reading the rows"):
-            data = read_rows_again(run.report, scratch)
-    except CompressorError as error:
-        _note_unmeasured(run, f"the rows or the model of the run cannot be used here ({error})", log)
-        return None
-    if data is None:
-        rows = run.report.recipe.get("data") or run.report.recipe.get("test_data")
-        _note_unmeasured(run, f"{rows}: not the rows of the run", log)
-    return data
-
-
-def _note_unmeasured(run: FinishedRun, reason: str, log: RunLog) -> None:
-    """Note that the metric was not measured, with that of the run."""
+            with log.stage("reading the rows"):
+                data = read_rows_again(run.report, scratch)
+            if data is not None:
+                return data
+            reason = f"{recipe.get('data') or recipe.get('test_data')}: not the rows of the run"
+        except CompressorError as error:
+            reason = f"the rows or the model of the run cannot be used here ({error})"
     scores = headline_scores(run.report.scores)
     earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in scores)
     runtime = run.report.session.get("runtime", "another runtime")
     text = f"{reason}, so the metric of this engine was not measured"
     text += f" ({runtime} measured {earlier})" if earlier else ""
     log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
+    return None
 
 
 def _build(name: VariantName, run: FinishedRun, stages: Stages, products: MatmulTimes | None) -> Variant:
     """Build and prove an engine: from the first graph of the run from which that is possible.
 
-    Args:
-        name: the variant.
-        run: the run.
-        stages: builds engines, each of which gets a folder in the scratch folder.
-        products: times of single products, by which an int8 engine computes some in floats; None: it computes all in
-            int8.
+    By the times of single products (`products`), an int8 engine computes some in floats; without them all in int8.
 
     Raises:
         CompressorError: it is possible from none; the error is that of the first one.
     """
-    graph = run.graphs[name]
-    config = run.recipe.engine if name == "compressed" else run.recipe.engine.reference
-    shrunk = ShrunkGraph(name, run.report.plan, graph, ())
+    graph, is_dense = run.graphs[name], name == "dense"
+    config = run.recipe.engine.reference if is_dense else run.recipe.engine
+    shrunk, folder = ShrunkGraph(name, run.report.plan, graph, ()), stages.scratch / name
     failures: dict[str, CompressorError] = {}
-    for file in engine_sources(run) if name == "compressed" else [None]:
-        source = graph.with_name(file) if file is not None else None
-        folder = stages.scratch / name
+    for file in [None] if is_dense else _engine_sources(run):
+        source = None if file is None else graph.with_name(file)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
-            options = stages.options
-            if name == "compressed" and products is not None:
-                options = _mixed(products, config, source, graph, options, stages.log)
+            options = None if is_dense or products is None else _mixed(products, config, source, graph, stages)
             variant = stages.build(shrunk, config, quantized=source, folder=folder, options=options)
         except CompressorError as error:
             failures[file or graph.name] = error
@@ -385,28 +304,21 @@ def _build(name: VariantName, run: FinishedRun, stages: Stages, products: Matmul
 
 
 def _mixed(
-    products: MatmulTimes, config: EngineConfig, source: Path | None, graph: Path, options: BuildOptions, log: RunLog
-) -> BuildOptions:
+    products: MatmulTimes, config: EngineConfig, source: Path | None, graph: Path, stages: Stages
+) -> BuildOptions | None:
     """The options of an int8 engine whose products are in floats where that is faster on this machine."""
     if config.precision != "int8" or "float_widths" not in target(config.target).options:
-        return options
+        return None
     choice = Choice(config, DYNAMIC if source is None else PORTABLE, mixes=True)
-    mixed, settings = products.mixed(choice, source or graph, options)
+    mixed, options = products.mixed(choice, source or graph, stages.options)
     if mixed.precision == config.precision:
-        return settings
+        return options
     text = (
         f"each product of this engine alone is faster in {mixed.precision} than in int8 on this machine; time an engine"
         f" in {mixed.precision} too (--precision {mixed.precision})"
     )
-    log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
-    return options
-
-
-def _inputs(run: FinishedRun) -> Mapping[Size, Feeds]:
-    """Inputs of every batch size and length to time."""
-    model = load(run.graphs["compressed"])
-    sizes = itertools.product(run.recipe.measure.batch, run.lengths)
-    return {Size(batch, seq): trial_feeds(model, batch, seq or 1) for batch, seq in sizes}
+    stages.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+    return None
 
 
 def _note_what_to_expect(run: FinishedRun, log: RunLog) -> None:
@@ -456,7 +368,7 @@ def _kept_files_notes(run: FinishedRun) -> list[Note]:
         for runtime in map(target, TARGETS)
         if runtime is not new and (files := runtime.engine_files(out))
     ]
-    sources = engine_sources(run)
+    sources = _engine_sources(run)
     texts += [
         f"{name}: a quantized graph that {new.engine_file} is not built from; a build in 8 bits reads it"
         for name in QUANTIZED_GRAPHS
@@ -466,53 +378,43 @@ def _kept_files_notes(run: FinishedRun) -> list[Note]:
 
 
 def _report(
-    run: FinishedRun,
-    variants: Mapping[VariantName, Variant],
-    evaluated: EvaluationResult,
-    measured: Measurements,
-    notes: Sequence[Note],
+    run: FinishedRun, variants: Mapping[VariantName, Variant], results: Results, notes: Sequence[Note], *, chooses: bool
 ) -> Report:
-    """The report of the run, updated with everything that this build measured."""
-    before, recipe, compressed = run.report, run.recipe, variants["compressed"]
+    """The report of the run, updated with what this build measured; `chooses`: the next build chooses the precision."""
+    before, recipe, allowed = run.report, run.recipe, run.report.recipe.get("max_drop")
+    status = DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
+    if results.scores:  # a metric that failed on another engine has not passed on this one
+        status = drop_status(allowed, results.scores)
+    # Proofs of graphs hold whatever engine is built from them.
+    proofs = [proof for proof in before.proofs if proof.stage in _OF_GRAPHS] if before.graphs else []
     dense = before.dense.model_copy(update=_WITHOUT_ENGINE)
-    measured = replace(measured, facts={"dense": dense, **measured.facts})
-    measured_here = measured_fields(
-        *(before.plan, compressed, evaluated, measured),
-        proofs=(*_graph_proofs(before), *(proof for variant in variants.values() for proof in variant.proofs)),
-        drop_status=_drop_status(before, evaluated),
+    measured = replace(results, facts={"dense": dense, **results.facts}).fields(
+        variants["compressed"],
+        allowed,
+        plan=before.plan,
+        proofs=(*proofs, *(proof for variant in variants.values() for proof in variant.proofs)),
+        drop_status=status,
         refused=before.refused,
         blocks=before.blocks,
-        max_drop=before.recipe.get("max_drop"),
+        missing=None,
         # Times of the run are of its own engine; what was counted holds for every engine.
         budget=tuple(row for row in before.budget if row.unit != "ms"),
     )
-    # The lengths are recorded even if nothing was timed: the next build of the folder uses them.
-    lengths = {"seq": list(run.lengths)} if None not in run.lengths else {}
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
+    if None not in run.lengths:  # recorded even if nothing was timed: the next build of the folder uses them
+        fields["seq"] = list(run.lengths)
+    if chooses:
+        fields["precision"] = AUTO
     changes = {
-        **measured_here,
-        "notes": tuple(dict.fromkeys((*lasting_notes(run, evaluated), *notes))),
+        **measured,
+        "notes": tuple(dict.fromkeys((*_lasting_notes(run, results), *notes))),
         "candidates": (),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
-        "recipe": {**before.recipe, **fields, **lengths},
+        "recipe": {**before.recipe, **fields},
     }
     return before.model_copy(update=changes)
-
-
-def _graph_proofs(before: Report) -> list[Proof]:
-    """The proofs of the run that hold for its graphs, whatever engine is built from them."""
-    if not before.graphs:
-        return []
-    return [proof for proof in before.proofs if proof.stage in _OF_GRAPHS]
-
-
-def _drop_status(before: Report, evaluated: EvaluationResult) -> DropStatus:
-    """Whether the metric fell too far; a metric that failed on another engine has not passed on this one."""
-    if evaluated.scores:
-        return drop_status(before.recipe.get("max_drop"), evaluated.scores)
-    return DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
 
 
 def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate import PartialState
@@ -20,18 +20,9 @@ from compressor.engines.trials import EngineTrials
 from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
-from compressor.results import (
-    BudgetRow,
-    CertifiedLoss,
-    CostShare,
-    CurvePoint,
-    MissingTarget,
-    Note,
-    Size,
-    VariantName,
-)
-from compressor.run.beyond_served import prove_beyond
-from compressor.run.proof_lengths import longest_text
+from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, MissingTarget, Note, Size, VariantName
+from compressor.run.proof_lengths import longest_text, prove_beyond
+from compressor.run.stages import Stages
 from compressor.targets import BuildOptions
 from compressor.targets.base import Feeds
 from compressor.tasks import Data
@@ -165,14 +156,16 @@ class RunContext(RunInputs):
     timed_inputs: Mapping[Size, Feeds]
     matmul_times: MatmulTimes
 
-    def without_notes(self) -> RunContext:
-        """The run with a log of its own for notes, which the report does not show."""
-        return replace(self, log=self.log.without_notes())
-
     @property
     def saves_dense(self) -> bool:
         """Whether the output folder gets the dense graph: on request, and where the machine lacks the target."""
         return self.model.missing is not None or self.recipe.output.save_dense
+
+    @property
+    def stages(self) -> Stages:
+        """What the last stages of the run read."""
+        sizes, scratch = self.sizes, self.work.scratch
+        return Stages(self.built, self.data, sizes.cases, sizes.build, self.timed_inputs, scratch, self.log)
 
     def export(self, name: VariantName, plan: Plan, *, template: ExportedGraph | None = None) -> ExportedGraph:
         """Export one variant as a reference graph into the scratch folder."""
@@ -194,13 +187,9 @@ class RunContext(RunInputs):
         lower: Collection[str] = (),
         drop_unread: bool = False,
     ) -> ShrunkGraph:
-        """Shrink one variant; the compressed one goes into the output folder.
+        """Shrink one variant, whose masked sites in `lower` become block-sparse attention.
 
-        Args:
-            reference: its reference graph.
-            name: its name, where it is not that of the reference graph.
-            lower: masked sites that become block-sparse attention.
-            drop_unread: whether positions that no output depends on are not computed.
+        The compressed variant goes into the output folder.
         """
         name = name or reference.name
         folder = self.work.result if name == "compressed" else self.work.scratch / name
@@ -210,13 +199,7 @@ class RunContext(RunInputs):
             return shrink_graph(reference, self.sizes.cases, file, name=name, lower=lower, drop_unread=drop_unread)
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
-        """What candidates for the engine of a graph are built, scored and timed with.
-
-        Args:
-            graph: the graph.
-            scorer: scores them.
-            scratch: folder for engines that are not delivered.
-        """
+        """What candidates for the engine of a graph are built, scored and timed with, in a folder for all of them."""
         return EngineTrials(
             graph=graph,
             scorer=scorer,

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from compressor.config.methods import METHODS
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Speed, VariantName
 from graph_passes import Plan
 from graph_passes.errors import listed
 
 if TYPE_CHECKING:
     from compressor.engines.build import ShrunkGraph
-    from compressor.model_folder import ModelFolder
-    from compressor.run.run_context import SelectedPlan
-    from compressor.tasks import Data
 
 WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
@@ -29,85 +25,26 @@ def missing_target_note(missing: MissingTarget) -> Note:
     )
 
 
-def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
-    """How the compressed model was made, and what its numbers leave out."""
-    from compressor.models import SegmentConfig  # needs PyTorch, which the notes of a build do without
-
-    names = (selected.plan.method or "").split("+")
-    methods = [METHODS[name] for name in names if name in METHODS]
-    refits = bool(methods) and methods[-1].kind == "budget" and not selected.plan.masks
-    codes = {note.code for note in selected.notes}
-    if selected.trained and refits:
-        adjusted = "adjusted on training rows whose labels were not used" if methods[-1].reads_rows else "unchanged"
-        adjusted += ", and then distilled" if NoteCode.DISTILLED in codes else ""
-        yield Note(
-            code=NoteCode.WEIGHTS_CHANGED,
-            text=f"{names[-1]}: the weights of the compressed model are those of the kept units, {adjusted}; dense is"
-            f" the {folder.kind} as it was",
-        )
-    distils = bool(codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN})
-    trains = bool(selected.plan.masks) or (methods[0].trains_model if methods else not distils)
-    if selected.trained and trains:
-        selects_neurons = selected.plan.neurons_kept < selected.plan.neurons and not refits
-        has_heads = bool(selected.plan.sites)
-        units = [*(["heads"] if has_heads else []), *(["neurons"] if selects_neurons or not has_heads else [])]
-        how = "with its masks" if selected.plan.masks else f"while its {' and '.join(units)} were selected"
-        yield Note(
-            code=NoteCode.TRAINED_ALONG,
-            text=f"the compressed model was trained {how}; dense is the untrained {folder.kind} with every unit,"
-            " through the same export, passes and runtime",
-        )
-    config = folder.config
-    if isinstance(config, SegmentConfig) and config.memory_length:
-        yield Note(
-            code=NoteCode.SEGMENT_MEMORY,
-            text="the graph reads a text segment by segment: its inputs include one memory per layer, empty at first"
-            f" and up to {config.memory_length} positions long, and its outputs the memories for the next segment;"
-            " times include memories at their full length",
-        )
-    if data is None or not len(data.test):
-        missing = "there are no rows" if data is None else "no rows have labels"
-        yield Note(
-            code=NoteCode.NO_METRIC,
-            text=f"no metric was measured, because {missing} (--data, --eval-data or --test-data)",
-        )
-
-
 def mask_notes(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
-    """Lengths at which only the beginning of the masks applies.
-
-    Args:
-        plan: a plan, with masks or without.
-        lengths: lengths that are measured, in tokens.
-        maximum_row: longest row that the masks were learned on; None: as long as the masks.
-    """
+    """Lengths at which only the beginning of the masks applies, which were learned on rows up to `maximum_row`."""
     if not plan.masks:
         return
     reach = min(size for mask in plan.masks.values() for size in (mask.queries, mask.keys))
     reach = reach if maximum_row is None else min(reach, maximum_row)
-    shorter = sorted({seq for seq in lengths if seq is not None and seq < reach})
-    if shorter:
-        yield Note(
-            code=NoteCode.MASKS_LONGER,
-            text=f"the masks cover rows of up to {reach} tokens; at length {', '.join(map(str, shorter))} only the"
-            " first positions of the masks apply",
-        )
+    if shorter := ", ".join(map(str, sorted({seq for seq in lengths if seq is not None and seq < reach}))):
+        text = f"at length {shorter} only the first positions of the masks apply"
+        yield Note(code=NoteCode.MASKS_LONGER, text=f"the masks cover rows of up to {reach} tokens; {text}")
 
 
-def thinned_product_notes(graph: ShrunkGraph) -> Iterator[Note]:
-    """Products that compute only the positions that are read."""
+def graph_notes(graph: ShrunkGraph) -> Iterator[Note]:
+    """Matmuls that compute only the positions that are read, and norms that keep queries or keys of dropped heads."""
     if graph.thinned:
         yield Note(
             code=NoteCode.POSITIONS_DROPPED,
             text=f"{len(graph.thinned)} matrix products and attentions compute only the positions that the outputs"
             " depend on (--keep-unread-positions computes all)",
         )
-
-
-def shared_norm_notes(graph: ShrunkGraph) -> Iterator[Note]:
-    """Norms that read queries or keys of dropped heads, which therefore stay in the graph."""
-    sites = sorted(frozenset().union(*(norm.sites for norm in graph.shared)))
-    if sites:
+    if sites := sorted(frozenset().union(*(norm.sites for norm in graph.shared))):
         yield Note(
             code=NoteCode.NORM_OVER_ALL_HEADS,
             text=f"{listed(sites, 3)}: queries or keys of dropped heads are still computed, since {graph.shared[0].op}"
@@ -123,10 +60,8 @@ def emptied_head_notes(requested: Plan, carried_out: Plan) -> Iterator[Note]:
         if site.kept != carried_out[site.name].kept
     ]
     if emptied:
-        yield Note(
-            code=NoteCode.HEADS_EMPTIED,
-            text=f"heads whose masks keep no block are dropped like any other: {'; '.join(emptied)}",
-        )
+        text = f"heads whose masks keep no block are dropped like any other: {'; '.join(emptied)}"
+        yield Note(code=NoteCode.HEADS_EMPTIED, text=text)
 
 
 def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from compressor.block_masks.attention_maps import mask_length
 from compressor.block_masks.collect_maps import load_maps
 from compressor.config.sections import MeasureConfig
-from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
+from compressor.engines.prove import make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.workload import NEW_TOKENS, PROMPT, Workload
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
-from compressor.run.row_cases import row_cases
 from compressor.run.run_context import RunInputs, RunSizes
-from compressor.run.stages import build_options
+from compressor.run.stages import build_options, row_cases
 from compressor.tasks import Data
 
 _LENGTH = 128
@@ -31,9 +30,6 @@ _SIDE_BATCH = 2
 
 def work_out_sizes(run: RunInputs) -> RunSizes:
     """Work out every size of a run before anything is built.
-
-    Args:
-        run: the settings and steps, the model, the rows, and the plan to follow.
 
     Raises:
         InputError: a row is longer than the masks of the plan, or attention maps are too short.
@@ -57,26 +53,25 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
         longest_row = min(mask_reach, _longest(data))
     lengths = timed_lengths(recipe.measure, folder, mask_reach, longest_row)
 
-    def inputs(batch: int, seq: int, seed: int) -> dict[str, Tensor]:
-        return example_inputs(folder, batch, seq, seed)
-
+    inputs = partial(example_inputs, folder)
     limits = [size for size in (token_limit(folder.model), mask_reach) if size is not None]
     limit = min(limits, default=None)
     shapes = [*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)]
     served = () if data is None else row_cases(data, inputs, longest=limit)
-    made_up = _cases(inputs, limit, mask_reach, shapes)
+    cases = partial(make_cases, inputs, maximum_length=limit, mask_reach=mask_reach)
+    made_up = cases(shapes=shapes)
     longest = longest_text((*made_up, *served))
     switches = switch_lengths(folder, longest, limit) if longest else ()
     sides = [(_SIDE_BATCH, length) for length in both_sides(switches, 0, longest)]
     if sides:
-        made_up = _cases(inputs, limit, mask_reach, (*shapes, *sides))
-    cases = (*made_up, *served)
-    options = build_options(recipe, lengths, [case.feeds for case in cases], data)
+        made_up = cases(shapes=(*shapes, *sides))
+    proven = (*made_up, *served)
+    options = build_options(recipe, lengths, [case.feeds for case in proven], data)
     beyond = tuple(switch for switch in switches if switch >= longest)
     workload = None
     if folder.generates and not recipe.export.no_cache:
         workload = work_out_workload(recipe.measure, folder, data)
-    return RunSizes(lengths, cases, mask_reach, longest_row, options, beyond, workload)
+    return RunSizes(lengths, proven, mask_reach, longest_row, options, beyond, workload)
 
 
 def work_out_workload(config: MeasureConfig, folder: ModelFolder, data: Data | None) -> Workload:
@@ -108,33 +103,18 @@ def work_out_workload(config: MeasureConfig, folder: ModelFolder, data: Data | N
     return Workload(tuple(itertools.product(config.batch, prompts)), new)
 
 
-def _cases(
-    inputs: Inputs, limit: int | None, mask_reach: int | None, shapes: Sequence[tuple[int, int]]
-) -> tuple[Case, ...]:
-    return make_cases(inputs, maximum_length=limit, mask_reach=mask_reach, shapes=shapes)
-
-
 def timed_lengths(
     config: MeasureConfig, folder: ModelFolder, mask_reach: int | None = None, longest_row: int | None = None
 ) -> tuple[int | None, ...]:
     """The lengths to time, in tokens; `(None,)` for a model of images or sound, which have one size.
-
-    Args:
-        config: the configured lengths, if any.
-        folder: the model.
-        mask_reach: positions that the masks of the plan cover; None: no masks.
-        longest_row: length of the longest row, at which masks that cover more are timed; None: no rows.
 
     Raises:
         UsageError: lengths are set for a model without text, or are longer than the masks.
     """
     if not takes_text(folder):
         if config.seq:
-            raise UsageError(
-                f"--seq {','.join(map(str, config.seq))}: {folder.path} takes no text; omit it",
-                code=ErrorCode.CONTRADICTION,
-                field="seq",
-            )
+            text = f"--seq {','.join(map(str, config.seq))}: {folder.path} takes no text; omit it"
+            raise UsageError(text, code=ErrorCode.CONTRADICTION, field="seq")
         return (None,)
     longer = [seq for seq in config.seq or () if mask_reach is not None and seq > mask_reach]
     if longer:

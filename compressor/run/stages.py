@@ -10,20 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.engines.build import ShrunkGraph, Variant, build_variant
-from compressor.engines.prove import Case
+from compressor.engines.prove import Case, Inputs, case_name
 from compressor.progress import RunLog
 from compressor.results import Size, VariantName
-from compressor.run.machine_limit import LEAST_SECONDS, with_limits
-from compressor.run.measure import Measurements, measure_variants
-from compressor.run.report_fields import EvaluationResult
+from compressor.run.measure import LEAST_SECONDS, Results, measure_variants, with_limits
 from compressor.targets import BuildOptions, Feeds, span
 
 if TYPE_CHECKING:
     from compressor.engines.score import EvaluationScorer, ScoredAnswers
-    from compressor.run.run_context import RunContext
     from compressor.tasks import Data
 
 _NORM_SECONDS = 1.0
@@ -82,7 +81,7 @@ class Stages:
         configs: Mapping[VariantName, EngineConfig],
         scorer: EvaluationScorer | None = None,
         scored: ScoredAnswers | None = None,
-    ) -> tuple[EvaluationResult, Measurements]:
+    ) -> Results:
         """Score and measure engines.
 
         Where the time allowed suffices, the limit of the machine is measured too.
@@ -93,26 +92,21 @@ class Stages:
             scorer: has scored engines on the evaluation rows; None: none were.
             scored: the answers of the compressed engine to these rows; None: they are not known.
         """
-        recipe, evaluated = self.recipe, EvaluationResult()
+        recipe, results = self.recipe, Results()
         if self.data is not None and "dense" in variants:
             from compressor.run.evaluate import evaluate
 
             dense, compressed = variants["dense"], variants["compressed"]
-            evaluated = evaluate((dense, compressed), self.data, recipe, self.log)
+            results = evaluate((dense, compressed), self.data, recipe, self.log)
             if recipe.selection.max_drop is not None:
-                evaluated = evaluated.with_scores((scorer or self.scorer(dense)).scores(compressed, scored))
-        measured = measure_variants(variants.values(), self.inputs, recipe, self.log)
+                further = (scorer or self.scorer(dense)).scores(compressed, scored)
+                results = replace(results, scores=(*results.scores, *further))
+        results = measure_variants(variants, self.inputs, recipe, self.log, results)
         if recipe.measure.seconds < LEAST_SECONDS:
-            return evaluated, measured
+            return results
         with self.log.stage("measuring the machine's limit"):
-            known = {name: config for name, config in configs.items() if name in measured.facts}
-            return evaluated, replace(measured, facts=with_limits(measured.facts, known, self.scratch))
-
-
-def stages_of(run: RunContext) -> Stages:
-    """What the last stages of a run read."""
-    sizes = run.sizes
-    return Stages(run.built, run.data, sizes.cases, sizes.build, run.timed_inputs, run.work.scratch, run.log)
+            known = {name: config for name, config in configs.items() if name in results.facts}
+            return replace(results, facts=with_limits(results.facts, known, self.scratch))
 
 
 def build_options(
@@ -152,3 +146,27 @@ def build_options(
         norm_seconds=min(_NORM_SECONDS, recipe.measure.seconds),
         shapes=engine.parsed_shapes,
     )
+
+
+def row_cases(data: Data, inputs: Inputs, *, longest: int | None = None) -> tuple[Case, ...]:
+    """A row of median length alone, and the shortest with the longest, of at most `longest` tokens.
+
+    Rows are test rows, or else evaluation or training rows; they may lack inputs of the graph, such as those of a
+    decoder, which are made up. A graph of another batch size has no such cases.
+    """
+    rows = next((rows for rows in (data.test, data.eval, data.train) if len(rows)), None)
+    if rows is None:
+        return ()
+    lengths = np.asarray(rows["length"][:])
+    order = [int(row) for row in np.argsort(lengths, kind="stable") if longest is None or lengths[row] <= longest]
+    batches = [order[len(order) // 2 :][:1], list(dict.fromkeys((*order[:1], *order[-1:])))]
+    cases = []
+    for batch in (batch for batch in batches if batch):
+        encoded = data.task.model_inputs(data.task.collate([rows[row] for row in batch]))
+        first = next(iter(encoded.values()))
+        made_up = {name: np.asarray(value) for name, value in inputs(len(first), first.shape[-1], 0).items()}
+        if any(name in encoded and len(encoded[name]) != len(value) for name, value in made_up.items()):
+            continue  # a graph of another batch size
+        feeds = {name: np.asarray(encoded.get(name, value)) for name, value in made_up.items()}
+        cases.append(Case(feeds, f"rows: {case_name(feeds)}"))
+    return tuple(cases)

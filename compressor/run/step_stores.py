@@ -19,8 +19,7 @@ from compressor.config.steps import Step
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.run.run_context import LoadedModel
-from compressor.run.steps.base import PLAN, STATISTICS
-from compressor.run.steps.registry import functions_of
+from compressor.run.steps.base import PLAN, STATISTICS, functions_of
 from compressor.store import FORM, Store, digest, version_of
 from compressor.tasks import Data
 from compressor.workdir import ATTEMPTS, read_json, write_json
@@ -31,17 +30,9 @@ _KEY = "key.json"
 def open_stores(
     steps: Sequence[Step], recipe: Recipe, model: LoadedModel, data: Data, path: Path, state: PartialState
 ) -> tuple[tuple[Store, ...], tuple[Note, ...]]:
-    """Open the stores of the steps of a run. Work is kept where everything that it depends on is the same.
+    """Open the stores of the steps of a run in a folder. Work is kept where everything that it depends on is the same.
 
     Every process of a distributed run calls this; only the main process writes.
-
-    Args:
-        steps: the steps, in order.
-        recipe: the settings of the run, some of which are part of the keys.
-        model: the model, whose fingerprint is part of the keys, as are its pooling and the source of its own task.
-        data: the rows, whose hashes are part of the keys.
-        path: the folder of the stores.
-        state: the processes of the run.
 
     Returns:
         One store for each step; and what is used of an interrupted run, or that its work was discarded.
@@ -66,25 +57,12 @@ def open_stores(
 
 
 def step_store(step: Step, path: Path, key: str = "", state: PartialState | None = None) -> Store:
-    """The store of a step.
-
-    Args:
-        step: the step.
-        path: its folder.
-        key: hash of everything that the result of the step depends on, earlier steps included.
-        state: the processes that carry it out; None: the main process alone does.
-    """
+    """The store of a step, whose key is a hash of everything that its result depends on, earlier steps included."""
     return Store(path, {"step": key}, version_of(functions_of(step).run), state)
 
 
 def step_keys(steps: Sequence[Step], recipe: Recipe, hashes: Mapping[str, Any]) -> dict[str, str]:
-    """Name of the folder of each step -> its key, which covers the steps before it.
-
-    Args:
-        steps: the steps, in order.
-        recipe: the settings of the run.
-        hashes: of the model, with what surrounds it, and of the rows.
-    """
+    """Name of the folder of each step -> its key, which covers the steps before it, and hashes of model and rows."""
     names = {*SourceConfig.model_fields, *RowsConfig.model_fields, "match_dense"} - {"inputs"}
     values = recipe.flat()
     content: dict[str, Any] = {**{name: value for name, value in values.items() if name in names}, **hashes}
@@ -115,8 +93,6 @@ def _discard_others(path: Path, stores: Sequence[Store], *, force: bool) -> Iter
     kept = {store.path for store in stores if read_json(store.path / _KEY) == _content_of_key(store)}
     kept.add(path / STATISTICS)  # whose parts are keyed by all that they depend on
     changed = [folder for folder in path.iterdir() if folder not in kept] if path.is_dir() else []
-    if not changed:
-        return
     lost = next(filter(None, map(_progress, changed)), None)
     if lost and not force:
         raise UsageError(
@@ -131,38 +107,38 @@ def _discard_others(path: Path, stores: Sequence[Store], *, force: bool) -> Iter
             shutil.rmtree(folder)
         else:
             folder.unlink()
-    yield Note(
-        code=NoteCode.STARTED_AFRESH,
-        text="the recipe, the model, the task or the rows differ from those of the interrupted run: what depends on"
-        " them is learned again",
-    )
+    if changed:
+        yield Note(
+            code=NoteCode.STARTED_AFRESH,
+            text="the recipe, the model, the task or the rows differ from those of the interrupted run: what depends on"
+            " them is learned again",
+        )
 
 
 def _content_of_key(store: Store) -> dict[str, Any]:
     return {"form": FORM, **store.inputs}
 
 
-def _resumed(stores: Sequence[Store], steps: Sequence[Step]) -> Iterator[Note]:
+def _resumed(stores: Sequence[Store], steps: Sequence[Step]) -> list[Note]:
     """Notes on the work of an interrupted run that is used."""
+    texts = []
     for store, step in zip(stores, steps, strict=True):
         if store.has(PLAN):
-            text = f"the plan was learned by an interrupted run and is taken from {store.path}"
-            yield Note(code=NoteCode.RESUMED, text=text)
+            texts.append(f"the plan was learned by an interrupted run and is taken from {store.path}")
             continue
         for name, stage in ((PLAN, step.learning), (MAPS, "learning with entmax")):
             if training_step := _last_step(store.unfinished(name)):
-                text = f"{stage} resumes from {training_step} of an interrupted run"
-                yield Note(code=NoteCode.RESUMED, text=text)
+                texts.append(f"{stage} resumes from {training_step} of an interrupted run")
         if store.has(MAPS):
-            yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
+            texts.append("masks are derived from the attention maps of an interrupted run")
         if (attempts := store.path / ATTEMPTS).is_file():
             count = len(json.loads(attempts.read_text()))
-            text = f"{step.name} goes on with the {count} attempts of an interrupted run"
-            yield Note(code=NoteCode.RESUMED, text=text)
+            texts.append(f"{step.name} goes on with the {count} attempts of an interrupted run")
         if step.units is not None and any((store.path.parent / STATISTICS).glob("*/*")):
-            yield Note(code=NoteCode.RESUMED, text="pruning resumes with the statistics of an interrupted run")
+            texts.append("pruning resumes with the statistics of an interrupted run")
         if _is_searched(store):
-            yield Note(code=NoteCode.RESUMED, text="the search resumes with the evaluations of an interrupted run")
+            texts.append("the search resumes with the evaluations of an interrupted run")
+    return [Note(code=NoteCode.RESUMED, text=text) for text in texts]
 
 
 def _last_step(work: Path) -> str | None:

@@ -23,15 +23,7 @@ _BATCH_SIZE = 16
 
 
 class TorchScorer:
-    """Scores a model of PyTorch with successive weights, on the same rows and draws.
-
-    Args:
-        model: the model, which has the weights of the whole model now.
-        task: its task.
-        rows: encoded rows with labels.
-        seed: seed of the draws.
-        log: receives the stages.
-    """
+    """Scores a model of PyTorch, which has the weights of the whole model now, with later weights on the same draws."""
 
     def __init__(self, model: PreTrainedModel, task: Task, rows: Dataset, seed: int, log: RunLog) -> None:
         self._model, self._task, self._rows, self._seed, self._log = model, task, rows, seed, log
@@ -49,11 +41,7 @@ class TorchScorer:
         return replace(self._resampled(values, divergence), constant=constant, order=order)
 
     def score(self, label: str) -> ResampledScore:
-        """The score of the model as it is.
-
-        Args:
-            label: what the stages call it.
-        """
+        """The score of the model as it is."""
         return self._resampled(*self._measure(self._model, label))
 
     def _measure(self, model: PreTrainedModel, label: str) -> tuple[np.ndarray, float]:
@@ -83,15 +71,7 @@ class TorchScorer:
 
 
 def metric_sums(model: PreTrainedModel, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
-    """The metric sums of a model of PyTorch on rows, `[rows, k]`; see `Task.measure`.
-
-    Args:
-        model: the model, as it is.
-        task: its task.
-        rows: encoded rows with labels.
-        label: what the stage calls the model.
-        log: receives the stage.
-    """
+    """The metric sums of a model of PyTorch on encoded rows, `[rows, k]`; see `Task.measure`."""
     model.eval()
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:

@@ -13,7 +13,7 @@ NOT_ADVICE: dict[str, str] = {
     "report.figures constant text #4": "a colour",
     "report.figures constant text #5": "a colour",
     "report.frontier Frontier._reached text": "part of a sentence of the report",
-    "report.verdict _drop text": "part of a sentence of the report",
+    "report.verdict verdict text": "part of a sentence of the report",
     "tasks.several_classes SeveralClasses.learn_labels text": "a fact",
     "run.ladder _climb text": "the name of a stage",
     "serving.kserve constant text": "a comment in a written file",

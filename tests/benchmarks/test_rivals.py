@@ -20,7 +20,7 @@ from benchmarks.rivals.measure import BACKENDS, BATCH, predict_padded
 from benchmarks.rivals.points import points_of
 from benchmarks.rivals.rows import RIVALS, folder_name, recipe_of, row_and_seed
 from benchmarks.text_sets import SETS
-from compressor.report.comparison_points import read_points
+from compressor.report.frontier import read_points
 
 LENGTH = 16
 NUMBERS = {

@@ -18,7 +18,7 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fresh_model, load
 from compressor.models.forward_changes import FirstOfEqual, configured_switches
 from compressor.results import NoteCode, Proof, ProofStage
-from compressor.run.beyond_served import prove_beyond
+from compressor.run.proof_lengths import prove_beyond
 from compressor.units import keep_all
 from compressor.units.find import find_units
 from tests import folders

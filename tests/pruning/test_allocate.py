@@ -22,7 +22,7 @@ from compressor.pruning.allocate import (
 from compressor.pruning.constraints import Budgets, Constraint, head_table, require_reachable
 from compressor.pruning.prune import budget_notes
 from compressor.results import NoteCode
-from compressor.run.budget_rows import budget_rows
+from compressor.run.prune_units import budget_rows
 from compressor.units import PrunableGroup
 from tests.faults import fails_with
 

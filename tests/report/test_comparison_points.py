@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from compressor.errors import ErrorCode, InputError
-from compressor.report.comparison_points import ComparisonPoint, read_points
-from compressor.report.frontier import Frontier, point_rows, rung_of
+from compressor.report.frontier import ComparisonPoint, Frontier, point_rows, read_points, rung_of
 from compressor.report.frontier_page import all_series, render
 from tests.faults import fails_with
 from tests.report import reports

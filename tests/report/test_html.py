@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compressor.report import figures
 from compressor.report.html import head_maps, render
 from compressor.results import AnsweredRow, MetricUnit, Note, Refusal, Report, TaskCode
 from graph_passes import Plan
@@ -147,6 +148,11 @@ def test_tooltips_of_the_map_name_site_head_and_scale() -> None:
         "layer.10.attn, head 1: kept, scale 0.5",
     ]
     assert label == "layer.10.attn"
+
+
+def test_equal_numbers_give_equal_figures() -> None:
+    draw = vars(figures.curve)["__wrapped__"]
+    assert draw([1, 2], [0.5, 0.25]) == draw([1, 2], [0.5, 0.25])
 
 
 def test_small_numbers_on_the_axes_are_not_rounded_away() -> None:

@@ -68,7 +68,7 @@ def _open(chromium: str, page: Path, folder: Path) -> tuple[str, list[str], list
     return process.stdout, [line for line in process.stderr.splitlines() if "CONSOLE" in line], requested
 
 
-@pytest.mark.parametrize("name", ["won", "not faster"])
+@pytest.mark.parametrize("name", ["won", pytest.param("not faster", marks=pytest.mark.zoo)])
 def test_chromium_shows_the_verdict(name: str, chromium: str, tmp_path: Path) -> None:
     report = examples.REPORTS[name]()
     dom, console, requested = _open(chromium, write(report, tmp_path), tmp_path)
@@ -84,7 +84,13 @@ def test_chromium_shows_the_verdict(name: str, chromium: str, tmp_path: Path) ->
 LONG_STAGE = {"timing_the_cost_of_units_" * 4: 1.0}
 
 
-@pytest.mark.parametrize("report", [examples.wide(), report_of(seconds=LONG_STAGE)], ids=["many heads", "many engines"])
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(examples.wide(), id="many heads", marks=pytest.mark.zoo),
+        pytest.param(report_of(seconds=LONG_STAGE), id="many engines"),
+    ],
+)
 def test_a_phone_cuts_nothing(report: Report, chromium: str, tmp_path: Path) -> None:
     write(report, tmp_path)
     (tmp_path / "phone.html").write_text(_PHONE)

@@ -120,6 +120,7 @@ def test_without_rows_the_plan_is_built_and_fields_without_effect_are_named(
     assert all(any(flag in text for text in unused) for flag in ("--keep", "--prune-rows"))
 
 
+@pytest.mark.zoo
 def test_the_whole_model_teaches_what_the_plan_keeps(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
     out, report = pruned
     by_plan = learn(following(inputs, tmp_path / "plan", out, **DISTILLED))

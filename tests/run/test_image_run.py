@@ -98,8 +98,17 @@ def test_an_engine_in_fp32_answers_as_the_pipeline_of_transformers(folder: Path,
         assert np.abs(softmax(row) - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
-@pytest.mark.parametrize("source", ["data", "eval_data", "test_data"])
+@pytest.mark.parametrize(
+    ("source", "image_format"),
+    [
+        ("data", "PNG"),
+        ("eval_data", "JPEG"),
+        *(
+            pytest.param(*case, marks=pytest.mark.zoo)
+            for case in (("data", "JPEG"), ("eval_data", "PNG"), ("test_data", "PNG"), ("test_data", "JPEG"))
+        ),
+    ],
+)
 def test_an_image_that_ends_early_ends_a_run_before_its_work(
     source: str, image_format: str, folder: Path, tmp_path: Path
 ) -> None:

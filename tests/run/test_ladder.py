@@ -89,7 +89,8 @@ def test_units_that_one_rung_removes_stay_removed(ladder: tuple[Path, Frontier])
         assert set(group.kept) <= set(mild[group.name].kept)
 
 
-@pytest.mark.parametrize("fields", [{}, pytest.param({"method": "ste", "training_steps": 4}, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("fields", [{}, {"method": "ste", "training_steps": 4}])
 def test_rungs_are_those_of_runs_one_by_one(fields: dict[str, Any], tmp_path: Path) -> None:
     """Also where the ladder is a list of steps. The teacher's outputs that rungs share are rounded."""
     outputs = str(tmp_path / "outputs")

@@ -19,11 +19,10 @@ from compressor.model_folder import ModelFolder, example_inputs, load, loading
 from compressor.model_folder.example_inputs import token_limit
 from compressor.models.tiny_model import tiny_model
 from compressor.results import NoteCode, ProofStage, Report
-from compressor.run import beyond_served
-from compressor.run.beyond_served import prove_beyond
-from compressor.run.proof_lengths import both_sides, switch_lengths
+from compressor.run import proof_lengths
+from compressor.run.proof_lengths import both_sides, prove_beyond, switch_lengths
 from compressor.run.rebuild import load_run
-from compressor.run.row_cases import row_cases
+from compressor.run.stages import row_cases
 from compressor.tasks import open_data
 from compressor.units import find_sites, keep_all
 from tests import folders
@@ -66,11 +65,13 @@ def dense_graph(folder: ModelFolder, path: Path) -> ExportedGraph:
     return export_graph("dense", folder, plan, ExportConfig(), cases, path)
 
 
-@pytest.mark.parametrize("is_large", [False, True], ids=["itself", "tiny"])
+@pytest.mark.parametrize(
+    "is_large", [pytest.param(False, id="itself", marks=pytest.mark.zoo), pytest.param(True, id="tiny")]
+)
 def test_beyond_what_is_served_the_model_or_a_tiny_one_of_its_configuration_is_proven(
     is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beyond_served, "_WORK", 0 if is_large else 1e12)
+    monkeypatch.setattr(proof_lengths, "_WORK", 0 if is_large else 1e12)
     folder = load(folders.save(text_model("dynamic"), tmp_path / "model"))
     exported = dense_graph(folder, tmp_path / "dense.onnx")
     switches = switch_lengths(folder, 10, token_limit(folder.model))
@@ -83,7 +84,7 @@ def test_beyond_what_is_served_the_model_or_a_tiny_one_of_its_configuration_is_p
 
 
 def test_a_length_that_nothing_can_prove_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beyond_served, "_LONGEST", 12)
+    monkeypatch.setattr(proof_lengths, "_LONGEST", 12)
     folder = load(folders.save(text_model("dynamic"), tmp_path / "model"))
     exported = dense_graph(folder, tmp_path / "dense.onnx")
     proven, notes = prove_beyond(folder, exported, (16,), ExportConfig(), 10)
@@ -120,7 +121,7 @@ def test_rows_of_the_user_are_cases_of_every_proof_of_a_run_and_of_a_build(tmp_p
     folder = load(inputs / "model")
     data = open_data(folders.rows_config(None, rows), folder)
     run = load_run(tmp_path / "out", {"seq": (8,)})
-    cases = run.with_rows(data).cases[len(run.cases) :]
+    cases = row_cases(data, run.inputs, longest=run.mask_reach)
     ids = {int(id) for case in cases for id in case.feeds["input_ids"].ravel()}
     texts = {int(id) for row in data.eval for id in row["input_ids"]}
     assert cases

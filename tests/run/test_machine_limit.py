@@ -15,20 +15,20 @@ from compressor.config.sections import EngineConfig
 from compressor.report import summary
 from compressor.report.html import render
 from compressor.results import Report
-from compressor.run import machine_limit
+from compressor.run import measure
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from tests.report import reports
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_limit, "SIDE", 32)
-    monkeypatch.setattr(machine_limit, "_SECONDS", 1e-6)
+    monkeypatch.setattr(measure, "SIDE", 32)
+    monkeypatch.setattr(measure, "_SECONDS", 1e-6)
 
 
 @pytest.mark.parametrize("is_quantized", [False, True])
 def test_the_product_is_that_of_its_factors(tmp_path: Path, is_quantized: bool) -> None:
-    onnx.save(machine_limit.product_graph(is_quantized=is_quantized), tmp_path / "product.onnx")
+    onnx.save(measure.product_graph(is_quantized=is_quantized), tmp_path / "product.onnx")
     factor = np.random.default_rng(0).uniform(-1, 1, (32, 32)).astype(np.float32)
     product = run_session(open_session(tmp_path / "product.onnx", session_settings("cpu", 1)), {"x": factor})["y"]
     weight = np.random.default_rng(1).uniform(-1, 1, (32, 32)).astype(np.float32)
@@ -39,7 +39,7 @@ def test_the_product_is_that_of_its_factors(tmp_path: Path, is_quantized: bool) 
 def test_engines_of_one_configuration_share_a_limit(tmp_path: Path, precision: str) -> None:
     report = reports.report()
     config = EngineConfig(target="ort", precision=precision)
-    facts = machine_limit.with_limits(
+    facts = measure.with_limits(
         {"dense": report.dense, "compressed": report.compressed}, {"dense": config, "compressed": config}, tmp_path
     )
     assert facts["dense"].machine_limit is not None
@@ -48,7 +48,7 @@ def test_engines_of_one_configuration_share_a_limit(tmp_path: Path, precision: s
 
 
 def test_a_target_that_is_missing_has_no_limit(tmp_path: Path) -> None:
-    assert machine_limit.machine_limit(EngineConfig(target="trt", precision="fp32"), tmp_path) is None
+    assert measure.machine_limit(EngineConfig(target="trt", precision="fp32"), tmp_path) is None
 
 
 def test_the_share_is_operations_per_second_over_the_limit() -> None:

@@ -211,11 +211,12 @@ def test_a_full_disk_leaves_no_files(stage: str, inputs: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize(
     "signals",
     [
         pytest.param([(signal.SIGINT, 130)], id="ctrl-c"),
-        pytest.param([(signal.SIGINT, 130), (signal.SIGKILL, -9)], id="ctrl-c, kill", marks=pytest.mark.zoo),
+        pytest.param([(signal.SIGINT, 130), (signal.SIGKILL, -9)], id="ctrl-c, kill"),
     ],
 )
 def test_ctrl_c_and_kill_leave_no_output(

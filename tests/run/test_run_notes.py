@@ -18,6 +18,7 @@ from compressor.pruning.constraints import Constraint
 from compressor.pruning.prune import budget_notes
 from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
+from compressor.run.plan_source import selection_notes
 from compressor.run.run_context import SelectedPlan
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
@@ -35,7 +36,7 @@ def test_weights_that_were_trained_or_adjusted_are_noted(method: str, codes: lis
     plan = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0,)),), method=method)
     folder: Any = SimpleNamespace(config=None, task="sequence-classification", kind="model folder")
     data: Any = SimpleNamespace(test=["a row"])
-    notes = run_notes.selection_notes(folder, SelectedPlan(plan, (), trained=True), data)
+    notes = selection_notes(folder, SelectedPlan(plan, (), trained=True), data)
     assert [note.code for note in notes] == codes
 
 
@@ -45,7 +46,7 @@ def test_units_are_not_said_to_be_selected_by_a_distillation(method: str | None,
     folder: Any = SimpleNamespace(config=None, task="sequence-classification", kind="model folder")
     data: Any = SimpleNamespace(test=["a row"])
     distilled = SelectedPlan(plan, (), trained=True, notes=(Note(code=NoteCode.DISTILLED, text="1 step"),))
-    notes = list(run_notes.selection_notes(folder, distilled, data))
+    notes = list(selection_notes(folder, distilled, data))
     assert [note.code for note in notes] == codes
     assert all("unchanged, and then distilled" in note.text for note in notes)
 
@@ -143,7 +144,7 @@ def test_norms_that_read_dropped_heads_are_noted() -> None:
     norm = Refusal(frozenset(("a",)), "ReduceMean", "node", "needs every unit")
     plan = Plan(sites=(SitePlan("a", "causal", 2, 2, 4, (0,)),))
     graph = ShrunkGraph("compressed", plan, Path("model.onnx"), (), shared=(norm,))
-    (note,) = run_notes.shared_norm_notes(graph)
+    (note,) = run_notes.graph_notes(graph)
     assert note.code is NoteCode.NORM_OVER_ALL_HEADS
     assert "ReduceMean" in note.text
-    assert not list(run_notes.shared_norm_notes(replace(graph, shared=())))
+    assert not list(run_notes.graph_notes(replace(graph, shared=())))

@@ -92,7 +92,8 @@ def assert_equal_to_the_pipeline(out: Path) -> None:
         assert np.array([token["score"] for token in answer]) == pytest.approx(scored.max(-1), abs=1e-4)
 
 
-@pytest.mark.parametrize("rows", [pytest.param("words.jsonl", marks=pytest.mark.zoo), "texts.txt"])
+@pytest.mark.zoo
+@pytest.mark.parametrize("rows", ["words.jsonl", "texts.txt"])
 def test_rows_without_tags_are_enough_to_prune_and_distill(rows: str, trained: Path, tmp_path: Path) -> None:
     sentences = [sentence(seed)["words"] for seed in range(100, 132)]
     as_text = rows == "texts.txt"

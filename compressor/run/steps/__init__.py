@@ -1,1 +1,1 @@
-"""The steps of a run, one module each; `compressor.run.walk` walks their list."""
+"""The steps of a run, one module each; `compressor.run.pipeline` walks their list."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -98,6 +99,12 @@ class StepFunctions:
     check_options: Callable[[Any], None] = _accept
     check: Callable[[Any, RunInputs, Sequence[Step]], None] = _accept
     rehearse: Callable[[Any, StepContext, Sequence[Step]], None] = _accept
+
+
+def functions_of(step: Step) -> StepFunctions:
+    """What carries a step out: `FUNCTIONS` of the module of its name."""
+    functions: StepFunctions = import_module(f"compressor.run.steps.{step.name}").FUNCTIONS
+    return functions
 
 
 @dataclass(frozen=True)

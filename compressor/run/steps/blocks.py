@@ -42,11 +42,8 @@ def _check(step: Blocks, inputs: RunInputs, earlier: Sequence[Step]) -> None:
 def _require_text(folder: ModelFolder) -> None:
     """Raise UsageError for a model without text: masks are learned for lengths in tokens."""
     if not takes_text(folder):
-        raise UsageError(
-            f"--drop-blocks: {folder.path} takes no text, and masks of attention maps are learned on texts; omit it",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            field="drop_blocks",
-        )
+        text = f"--drop-blocks: {folder.path} takes no text, and masks of attention maps are learned on texts; omit it"
+        raise UsageError(text, code=ErrorCode.UNSUPPORTED_MODEL, field="drop_blocks")
 
 
 def _require_heads_alone(followed: SelectedPlan, folder: ModelFolder) -> None:
@@ -86,23 +83,19 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
                 on_progress,
                 start=start,
             )
-        notes = () if run.followed is None else (_dropped_from(run.followed, folder),)
+        text = f"blocks are dropped from the heads that the plan in {folder.path} keeps"
+        note = Note(code=NoteCode.PLAN_FOLLOWED, text=f"{text}; its other units stay as they are")
         learned = replace(
             masked,
             curves=joined_curves(heads.curves, masked.curves),
             trained=heads.trained or masked.trained,
-            notes=(*heads.notes, *notes, *masked.notes),
+            notes=(*heads.notes, *([] if run.followed is None else [note]), *masked.notes),
         )
         return signed(learned, folder)
 
     selected = store.memo(PLAN, {}, drop, PlanFiles(folder.model))
     run.selector.recall(store)
     return with_plan(state, replace(selected, certificate=state.selected.certificate))
-
-
-def _dropped_from(followed: SelectedPlan, folder: ModelFolder) -> Note:
-    text = f"blocks are dropped from the heads that the plan in {folder.path} keeps; its other units stay as they are"
-    return Note(code=NoteCode.PLAN_FOLLOWED, text=text)
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -2,31 +2,401 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedModel
+
+from compressor.config.sections import AUTO, EngineConfig
 from compressor.config.steps import Distill, Step
-from compressor.run.distillation.distill import check_distillation, distill
+from compressor.environment import int8_instructions
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder import ModelFolder, example_inputs, fingerprint
+from compressor.model_folder.processor import image_settings
+from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.progress import ProgressCallback
+from compressor.results import Note, NoteCode
+from compressor.run.load import load_folder, load_named_folder
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, with_plan
-from compressor.store import Store, versioned
+from compressor.selection.options import ScheduleOptions
+from compressor.selection.plan_and_curves import joined_curves, training_curves
+from compressor.store import Json, Store, versioned
+from compressor.tasks import Data, Task, task_classes
+from compressor.tasks.augmentation import augmented
+from compressor.tasks.calibration import draw_rows
+from compressor.tasks.scoring import sample_of
+from compressor.training.arguments import EVALUATION_FACTOR
+from compressor.training.checkpoints import Checkpoints
+from compressor.training.distillation import Distillation
+from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
+from compressor.training.fit import fit
+from compressor.training.precision import native_precision
+from compressor.training.processes import process_count, process_state
+from compressor.units import compacted
+
+_COMPARED_ROWS = 512
+"""Number of evaluation rows on which student and teacher are compared, where there are more. Evaluations on all of many
+rows would take longer than the steps."""
+_TIMED_STEPS = 5
+_EVALUATIONS = ScheduleOptions().evaluations
+_EVALUATED_SHARE = 0.2
+"""Share of the minutes that evaluations take at most; where they would take more, fewer are made."""
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+"""Fields of configurations with the number of layers of a decoder."""
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")
+"""Keys of `tokenizer.json` that decide which tokens a text becomes."""
+_REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 
 def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
-    check_distillation(step, inputs)
+    """Raise unless the rows can be augmented as requested, and the teacher can teach the model."""
+    model, task = inputs.model.folder, inputs.rows.eval_task.chooser
+    if task.reads_streams:
+        raise InputError(
+            f"--distill: {model.family} reads a text segment by segment, and its memory differs from the"
+            " teacher's; omit --distill",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="distill",
+        )
+    if step.augment and task.special_ids is None:
+        able = (known.name for known in task_classes() if known.special_ids is not Task.special_ids)
+        tasks = tuple(dict.fromkeys(able))
+        raise UsageError(
+            f"--augment {step.augment:g}: not available for {task.name}, only for {' and '.join(tasks)}; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="augment",
+            value=step.augment,
+            task=task.name,
+            tasks=tasks,
+        )
+    if step.teacher is None:
+        plan = None if inputs.followed is None else inputs.followed.plan
+        # The model has the weights that an earlier run fitted to the plan.
+        if plan is not None and plan.weights and plan.model == model.fingerprint:
+            raise InputError(
+                f"--distill: the weights of {inputs.recipe.source.model} belong to its plan, and are not those of the"
+                " whole model; name the folder of the whole model (--teacher)",
+                code=ErrorCode.MISSING_VALUE,
+                field="teacher",
+            )
+        return
+    teacher = load_named_folder(inputs.recipe, "teacher", step.teacher)
+    require_same_interface(teacher, model, compares_hidden=step.hidden_weight > 0)
+    data = inputs.rows
+    rows = [data.train[row] for row in range(min(len(data.train), step.batch_size))]
+    # The export checks the model itself.
+    _loss(step, teacher, task).require_defined_teacher(task.model_inputs(task.collate(rows)))
 
 
-@versioned(1, "compressor.run.distillation", "compressor.training")
+def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
+    """The loss of the distillation."""
+    task.declare_answers(teacher.model.config)
+    return Distillation.of(
+        teacher.model,
+        task.loss_outputs,
+        temperature=step.temperature,
+        hidden_weight=step.hidden_weight,
+        teacher_precision=native_precision(),
+    )
+
+
+@versioned(1, "compressor.training")
 def _run(step: Distill, state: State, context: StepContext, store: Store) -> State:
     """The plan, whose units the model has with trained weights."""
     run = context.run
 
     def train(work: Path) -> SelectedPlan:
         with run.log.stage("training on the outputs of the whole model") as on_progress:
-            return distill(step, run, state.selected, store.within(work), on_progress)
+            return _train(step, run, state.selected, store.within(work), on_progress)
 
     return with_plan(state, store.memo(PLAN, {}, train, PlanFiles(run.model.folder.model)))
+
+
+def _train(
+    step: Distill, run: RunContext, selected: SelectedPlan, store: Store, on_progress: ProgressCallback
+) -> SelectedPlan:
+    """Train the units that a plan keeps; the model has the weights of least divergence, which may be those before.
+
+    The teacher is loaded afresh. In the last steps linears round to the precision of the engine, if any. Under
+    `accelerate launch` every process calls this.
+    """
+    network, whole = run.model.folder.model, run.rows.with_task(run.rows.eval_task.chooser)
+    precision = rounded_precision(step, run.recipe.engine, selected)
+    path = run.recipe.source.model if step.teacher is None else step.teacher
+    distillation = _loss(step, load_folder(run.recipe, path), whole.task)
+    with compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)):
+        for member in (network, distillation.teacher):  # what comes before the first step is computed there too
+            member.to(process_state().device)
+        compared = sample_of(whole.task, whole.eval, _COMPARED_ROWS, step.seed)
+        distillation = distillation.with_variance_of(whole.task, compared)
+        evaluate = partial(_mean_divergence, distillation, network, replace(whole, eval=compared), step, precision)
+        before = evaluate()
+        length = affordable_length(step, whole, distillation, network, store, evaluate)
+        steps = length.steps
+        drawn = draw_rows(whole, steps * step.batch_size * process_count(), step.seed)
+        # Lengths of training rows follow those of all evaluation rows.
+        data = replace(whole, train=_training_rows(step, whole, drawn), eval=compared)
+        distillation, refusal = _with_kept_outputs(step, data, steps, distillation, store)
+        rounding = None  # in the last steps linears round as they will in the engine of this machine
+        if precision:
+            rounding = Rounding(steps - max(1, round(step.quantized_share * steps)), weight_levels(precision))
+        start = copy.deepcopy(network.state_dict())
+        try:
+            log = fit(
+                network,
+                data,
+                ScheduleOptions(evaluations=length.evaluations).schedule(step, steps),
+                Checkpoints(store.path / "checkpoints", {"plan": selected.plan.model_dump_json()}),
+                distillation=distillation,
+                rounding=rounding,
+                on_progress=on_progress,
+                remedy=_REMEDY,
+            )
+        finally:
+            if distillation.kept is not None:
+                distillation.kept.close()
+        first = 0 if rounding is None else rounding.first_step
+        after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry and entry["step"] >= first)
+        if before <= after:
+            network.load_state_dict(start)
+    network.to("cpu")  # type: ignore[arg-type]
+    text = (
+        f"{steps} steps on the outputs of {step.teacher or 'the whole model'}, without labels (temperature"
+        f" {step.temperature:g}, hidden states with weight {step.hidden_weight:g}); mean divergence on"
+        f" {len(compared):,} evaluation rows {before:#.3g} before"
+    )
+    note = Note(code=NoteCode.DISTILLED, text=f"{text}, {after:#.3g} after")
+    if before <= after:
+        text += f" and at least {after:#.3g} after: the weights before stay"
+        note = Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
+    notes = [note]
+    if (reason := refusal if distillation.kept is None else distillation.kept.refusal) is not None:
+        text = f"the teacher's outputs were computed in every step, not kept: {reason}"
+        notes.append(Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text))
+    points = training_curves(log, whole.task.metric if whole.scores_eval else None)
+    return replace(
+        selected,
+        plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
+        curves=joined_curves(selected.curves, points),
+        trained=True,
+        notes=(*selected.notes, *notes),
+    )
+
+
+def _training_rows(step: Distill, data: Data, drawn: Sequence[int]) -> Dataset:
+    """The drawn rows, of which a share is cut and joined."""
+    rows, share, special_ids = data.train.select(sorted(drawn)), step.augment, data.task.special_ids
+    if not share or special_ids is None:
+        return rows
+    return augmented(rows, data.eval if len(data.eval) else rows, share, step.seed, special_ids)
+
+
+def _with_kept_outputs(
+    step: Distill, data: Data, steps: int, distillation: Distillation, store: Store
+) -> tuple[Distillation, str | None]:
+    """The distillation, which keeps the teacher's outputs where rows are read again, in this run or in others.
+
+    Beside it is why outputs that are read again cannot be kept.
+    """
+    folder = step.teacher_outputs
+    if folder is None and steps * step.batch_size < 2 * len(data.train):
+        return distillation, None
+    if process_count() > 1:
+        return distillation, f"{process_count()} processes train, and only one can write the file"
+    teacher = folder or store.path / "teacher"
+    return distillation.keep_outputs(teacher, *data.task.input_counts(data.train)), None
+
+
+def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:
+    """The precision to which linears round in the last steps: that of the engine that is delivered; empty: none.
+
+    Where the engine is chosen after the training, it is int8.
+    """
+    if not step.quantized_share:
+        return ""
+    precision: str = engine.precision
+    if precision == AUTO:
+        precision = selected.engine.split()[1] if selected.engine else "int8"
+    return precision if precision in ("int8", "bf16") else ""
+
+
+def weight_levels(precision: str) -> int | None:
+    """The levels to which weights round in the quantized graph of this machine; None: they round to bfloat16."""
+    if precision == "bf16":
+        return None
+    return FULL_RANGE if int8_instructions() else REDUCED_RANGE
+
+
+def _mean_divergence(
+    distillation: Distillation, network: PreTrainedModel, data: Data, step: Distill, precision: str
+) -> float:
+    """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training.
+
+    The ranges of rounded activations are those of a batch, so that batches are those of the evaluations in training.
+    """
+    with ExitStack() as undo:
+        if precision:
+            undo.enter_context(fake_quantized(network.eval(), lambda: True, weight_levels=weight_levels(precision)))
+        rows_at_once = EVALUATION_FACTOR * step.batch_size
+        return distillation.mean_divergence(network, data.task, data.eval, rows_at_once)
+
+
+@dataclass(frozen=True)
+class TrainingLength:
+    """The length of a training.
+
+    Attributes:
+        steps: number of steps.
+        evaluations: number of evaluations, each of which writes a checkpoint.
+    """
+
+    steps: int
+    evaluations: int = _EVALUATIONS
+
+
+def affordable_length(
+    step: Distill,
+    data: Data,
+    distillation: Distillation,
+    network: PreTrainedModel,
+    store: Store,
+    evaluate: Callable[[], object],
+) -> TrainingLength:
+    """The length of the distillation: as configured, or as many steps as its minutes allow beside the evaluations.
+
+    The times of an evaluation and of a step, with and without rounding, are measured once, and the length is stored,
+    so that an interrupted run makes as many.
+
+    Raises:
+        UsageError: the minutes do not suffice for one step and one evaluation.
+    """
+    minutes = step.minutes
+    if minutes is None:
+        return TrainingLength(step.training_steps)
+
+    def measure(_: Path) -> TrainingLength:
+        available, seconds = 60 * minutes, _step_seconds(step, data, distillation, network)
+        start = time.perf_counter()
+        evaluate()
+        evaluation_seconds = time.perf_counter() - start
+        # At least one, and no more than leave time for a step.
+        times = (_EVALUATED_SHARE * available, available - seconds)
+        evaluations = max(1, min(_EVALUATIONS, *(int(time_left / evaluation_seconds) for time_left in times)))
+        affordable = int((available - evaluations * evaluation_seconds) / seconds)
+        if affordable < 1:
+            raise UsageError(
+                f"--minutes {minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
+                f" {evaluation_seconds:.2g} s; allow more time, or fewer rows a step (--batch-size)",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="minutes",
+                value=minutes,
+            )
+        return TrainingLength(min(step.training_steps, affordable), evaluations)
+
+    return store.memo("length", {}, measure, Json(TrainingLength), by_main=True)
+
+
+def _step_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
+    """Mean seconds of a step over a training, in whose last steps linears round to 8 bits."""
+    share = step.quantized_share
+    seconds = 0.0
+    for rounds, part in ((False, 1 - share), (True, share)):
+        if part:
+            with fake_quantized(network, partial(bool, rounds)):
+                seconds += part * _timed_seconds(step, data, distillation, network)
+    return seconds
+
+
+def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
+    """Mean seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
+    rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
+    trained = [weight for weight in network.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.0)
+    times = []
+    # Steps of a training are of full batches, of repeated rows where there are few.
+    for batch in np.resize(rows, (_TIMED_STEPS, step.batch_size)):
+        start = time.perf_counter()
+        inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
+        loss = distillation.loss(network, inputs)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(trained, math.inf)
+        if torch.isfinite(norm):  # else a step makes weights NaN, even at a rate of zero
+            optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # a GPU computes on after the call
+        times.append(time.perf_counter() - start)
+    return float(np.mean(times[1:] or times))
+
+
+def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
+    """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
+
+    def refuse(difference: str, code: ErrorCode = ErrorCode.FILE_MISMATCH, **details: Any) -> InputError:
+        return InputError(
+            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
+            " itself",
+            code=code,
+            field="teacher",
+            path=teacher.path,
+            **details,
+        )
+
+    def differs(read: Callable[[ModelFolder], object]) -> bool:
+        return read(teacher) != read(student)
+
+    if differs(_vocabulary):
+        raise refuse("its tokenizer has another vocabulary than that of the model")
+    if (part := differing_tokenizer_part(teacher.processor, student.processor)) is not None:
+        text = f"its tokenizer splits texts otherwise than that of the model (the {part} of tokenizer.json differs)"
+        raise refuse(text, part=part)
+    if differs(lambda folder: None if folder.image_size is None else image_settings(folder.processor)):
+        raise refuse("its image processor makes other pixels than that of the model")
+    if differs(lambda folder: (folder.config.num_labels, folder.task)):
+        raise refuse("its task or its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
+    if differs(lambda folder: getattr(folder.config, "id2label", None)):
+        raise refuse("its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
+    widths = [folder.model.width for folder in (teacher, student) if isinstance(folder.model, SentenceEncoder)]
+    if len(set(widths)) > 1:
+        raise refuse(f"its embeddings have the width {widths[0]}, those of the model {widths[1]}")
+    names = ("num_hidden_layers", "hidden_size", *_DECODER_LAYERS)
+    first, second = ([getattr(folder.config, name, None) for name in names] for folder in (teacher, student))
+    if compares_hidden and first != second:
+        raise refuse(
+            f"it has {first[0]} layers of width {first[1]}, the model {second[0]} of {second[1]}, or their decoders"
+            " differ, so hidden states cannot be compared (--hidden-weight 0 learns the outputs alone)"
+        )
+
+
+def _vocabulary(folder: ModelFolder) -> object:
+    """The tokens and their ids; None for a model without a tokenizer."""
+    vocabulary = getattr(folder.processor, "get_vocab", None)
+    return None if vocabulary is None else vocabulary()
+
+
+def differing_tokenizer_part(first: Any, second: Any) -> str | None:
+    """The first part of two fast tokenizers by which equal texts become different tokens; None: there is none.
+
+    Truncation and padding are not compared: they change whenever texts are encoded. Slow tokenizers have no parts.
+    """
+    processors = (first, second)
+    if not all(hasattr(processor, "backend_tokenizer") for processor in processors):
+        return None
+    parts = [json.loads(processor.backend_tokenizer.to_str()) for processor in processors]
+    return next((name for name in _TOKENIZER_PARTS if parts[0].get(name) != parts[1].get(name)), None)
 
 
 FUNCTIONS = StepFunctions(_run, check=_check)

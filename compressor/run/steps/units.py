@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from compressor.config.fields import flag_of
 from compressor.config.sections import EngineConfig
@@ -20,19 +21,28 @@ from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.generation.workload import Workload
+from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
+from compressor.pruning.allocate import Allocation
+from compressor.pruning.constraints import Constraint, unreachable
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
-from compressor.pruning.prune import PlanCosts
+from compressor.pruning.prune import PlanCosts, budget_notes
 from compressor.pruning.request_costs import RequestEngines
 from compressor.results import Note, NoteCode
 from compressor.run.generation import is_engine_of_caches
-from compressor.run.learn_units import learn_pool, make_pool, with_costs
+from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles, check_start
-from compressor.run.prunable_groups import prunable_groups
-from compressor.run.prune_units import BudgetRun, check_reachable, prune_units, share_left, timed_sizes
+from compressor.run.prune_units import (
+    budget_rows,
+    budgets_of,
+    check_reachable,
+    cost_shares,
+    prune_units,
+    share_left,
+    timed_sizes,
+)
 from compressor.run.run_context import RunInputs, SelectedPlan
-from compressor.run.stages import stages_of
 from compressor.run.steps.base import (
     DELIVERED,
     LABEL,
@@ -46,12 +56,17 @@ from compressor.run.steps.base import (
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep
+from compressor.selection.train_gate import train_pool
+from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
-from compressor.tasks.calibration import calibration_rows
+from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens
+from compressor.training.accelerator import on_accelerator
 from compressor.training.processes import by_main
+from compressor.units import Bundles
 from graph_passes import GraphPassError, Plan
 
+_POOL, _POOL_FILES = "pool", Json[dict[str, Any]](dict[str, Any])
 _FEWEST_ROWS = 4
 """Fewest training rows that units are chosen by, of which a quarter is held out."""
 
@@ -69,12 +84,8 @@ def _check(step: Units, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     if step.learns:
         check_task_options(step, data.task.name)
     elif len(data.train) < _FEWEST_ROWS:
-        raise InputError(
-            f"{len(data.train)} training rows: too few to choose units by; give at least {_FEWEST_ROWS} (--data)",
-            code=ErrorCode.TOO_FEW_ROWS,
-            field="data",
-            rows=len(data.train),
-        )
+        text = f"{len(data.train)} training rows: too few to choose units by; give at least {_FEWEST_ROWS} (--data)"
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, field="data", rows=len(data.train))
     if step.max_drop is not None:
         check_max_drop(step.max_drop, data.eval_task)
         check_certificate(step, data)
@@ -110,12 +121,12 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
         timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
     if any(before.follows is None for before in earlier):  # which may learn for hours
-        check_reachable(budget_run(step, context, Store(run.work.learning / step.name)))
+        check_reachable(step, context, cost_source(step, context))
 
 
 @versioned(
     1,
-    *("compressor.pruning", "compressor.run.learn_units", "compressor.run.prune_units"),
+    *("compressor.pruning", "compressor.run.prune_units"),
     *("compressor.selection.allocation", "compressor.selection.gates", "compressor.selection.train_gate"),
     *("compressor.selection.pruners", "compressor.training.fit"),
 )
@@ -133,13 +144,6 @@ def remove_units(
 ) -> State:
     """The units that meet the budget, without training; the model has their weights.
 
-    Args:
-        step: the budget.
-        state: the state before.
-        context: the run.
-        store: the store of the step.
-        measured: what plans cost, where that is known; None: it is measured.
-
     Raises:
         BudgetError: no plan meets the budget.
     """
@@ -148,53 +152,126 @@ def remove_units(
     earlier = None if plan.method is None and not plan.drops_any else state.selected
 
     def remove(work: Path) -> SelectedPlan:
-        run = budget_run(step, context, store.within(work), engine, earlier)
-        return prune_units(replace(run, measured=measured))
+        source = cost_source(step, context, engine)
+        return prune_units(step, context, source, store.within(work), earlier, measured)
 
     selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.model))
     return with_last_engine(State(selected, engine, scorer), context, store)
 
 
 def with_last_engine(state: State, context: StepContext, store: Store) -> State:
-    """The state with the engine to deliver: that for which units were removed, or its runner-up if it is faster."""
-    engine = state.engine
+    """The state with the engine to deliver: that for which units were removed, or its runner-up if that is faster.
+
+    Weights do not matter to times, so that this is known before they are trained for it.
+    """
+    run, engine, scorer, plan = context.run, state.engine, state.scorer, state.selected.plan
     assert engine is not None
-    assert state.scorer is not None
-    if engine.runner_up is not None:
-        engine = _choose_last(context, state.scorer, engine, state.selected.plan, store)
-    return State(replace(state.selected, engine=engine.choice.label), engine, state.scorer)
+    assert scorer is not None
+    # The engine that is not delivered need not stay in memory during the training.
+    both = filter(None, (engine, engine.runner_up))
+    nearest = {each.choice.label: replace(each, runner_up=None) for each in both}
+
+    def compare(_: Path) -> str:
+        scratch = run.work.scratch / "nearest"
+        trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
+        built: dict[str, Engine] = {}
+        with run.log.stage("building the two fastest engines with the plan"):
+            for label, chosen in nearest.items():
+                folder = scratch / str(len(built))
+                with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
+                    built[label] = _build_plan(context, chosen, folder, plan)
+        labels = list(built) or [engine.choice.label]
+        if len(built) > 1:
+            stage = "timing the two fastest engines with the plan"
+            labels = [labels[fastest_of(trials, list(built.values()), stage)]]
+        if labels[0] != engine.choice.label:
+            text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
+            run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
+        return labels[0]
+
+    if engine.runner_up is None:
+        return State(replace(state.selected, engine=engine.choice.label), engine, scorer)
+    delivered = nearest[store.memo(DELIVERED, {"engines": list(nearest)}, compare, LABEL)]
+    return State(replace(state.selected, engine=delivered.choice.label), delivered, scorer)
 
 
 def with_engine(step: Units, state: State, context: StepContext, store: Store) -> tuple[EvaluationScorer, ChosenEngine]:
     """The engine to remove units for, with what scored it: that of an earlier step, or it is chosen now."""
     if state.engine is not None and state.scorer is not None:
         return state.scorer, state.engine
-    scorer = stages_of(context.run).scorer(context.graphs.dense)
+    scorer = context.run.stages.scorer(context.graphs.dense)
     return scorer, _choose_first(step, context, scorer, store)
 
 
 def _learn(step: Units, state: State, context: StepContext, store: Store) -> State:
-    """The units that a gate keeps; the main process writes the pool of those that compete."""
+    """The units that a gate keeps, which trains the model; the main process writes the pool of those that compete."""
     run, folder = context.run, context.run.model.folder
-    budgets = None if context.whole is None else budget_run(step, context, store)
-    tables = by_main(run.state, lambda: [] if budgets is None else make_pool(budgets))
+    tables = by_main(run.state, lambda: [] if context.whole is None else _make_pool(step, context, store))
 
     def learn(work: Path) -> SelectedPlan:
+        stored = store.load(_POOL, _POOL_FILES)
+        assert stored is not None
+        pool = UnitPool.from_json(stored, run.model.groups)
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
-            return signed(learn_pool(step, run.model, run.rows, store, work, on_progress), folder)
+            groups, checkpoints = run.model.groups, work / "checkpoints"
+            learned = train_pool(folder.model, groups, pool, run.rows, step, checkpoints, on_progress)
+            return signed(learned, folder)
 
     selected = store.memo(PLAN, {}, learn, PlanFiles(folder.model))
-    return with_plan(state, selected if budgets is None else with_costs(budgets, selected, tables))
+    if context.whole is None:
+        return with_plan(state, selected)
+    constraints, counts = budgets_of(step).constraints(tables), selected.plan.counts
+    reached = tuple(constraint.table.cost(counts) for constraint in constraints)
+    allocation = Allocation(counts, reached, reached)
+    run.log.add_notes(budget_notes(constraints, allocation))
+    costs = cost_shares([table for table in tables if table.unit == "macs"], selected.plan)
+    return with_plan(state, replace(selected, budget=budget_rows(constraints, allocation), costs=costs))
 
 
-def budget_run(
-    step: Units,
-    context: StepContext,
-    store: Store,
-    engine: ChosenEngine | None = None,
-    selected: SelectedPlan | None = None,
-) -> BudgetRun:
-    """What pruning reads; without an engine, costs are those of the engine of the whole model."""
+def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTable]:
+    """Store the units that compete within the budgets, unless an interrupted run did; the tables of what units cost."""
+    run, data, model = context.run, context.run.rows, context.run.model.folder.model
+    groups, notes = prunable_groups(step, run.model, context.graphs.refused)
+    run.log.add_notes(notes)
+    tables = cost_source(step, context).count_tables()
+    constraints = budgets_of(step).constraints(tables)
+
+    def order(_: Path) -> dict[str, Any]:
+        with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
+            rows = draw_rows(data, step.prune_rows, step.seed)
+            batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
+            bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
+        return pool_within(bundles, constraints).to_json()
+
+    # Workers wait until the main process has carried out what the step does before learning.
+    replace(store, processes=None).memo(_POOL, {}, order, _POOL_FILES)
+    return tables
+
+
+def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -> UnitPool:
+    """Bundles with their costs by the tables of constraints.
+
+    Units that belong to no bundle cost nothing of their own: the bundles of their group share what they cost, so that
+    no plan costs more than its bundles.
+
+    Raises:
+        BudgetError: a budget is below the cost of everything outside the bundles.
+    """
+    costs, rests = [], []
+    for constraint in constraints:
+        savings = [constraint.table.saving(member.name, 0) for member in bundles]
+        shares = [(saving / member.count, member.count) for saving, member in zip(savings, bundles, strict=True)]
+        costs.append(tuple(share for share, count in shares for _ in range(count)))
+        rests.append(constraint.table.whole - sum(savings))
+    limits = tuple(constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True))
+    if min(limits) < 0:
+        budgets, tables = zip(*((constraint.budget, constraint.table) for constraint in constraints), strict=True)
+        raise unreachable(budgets, tables, rests, {member.name for member in bundles})
+    return UnitPool(tuple(bundles), tuple(costs), limits)
+
+
+def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None = None) -> CostSource:
+    """What gives the costs of plans; without an engine, costs are those of the engine of the whole model."""
     run, dense = context.run, context.graphs.dense
     choice = Choice(run.built.engine.reference) if engine is None else engine.choice
     engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
@@ -202,15 +279,10 @@ def budget_run(
     cached, workload = context.graphs.cached, _requests(step, context, choice.config)
     if cached is not None and workload is not None:
         requests = RequestEngines.of(engines, cached, workload)
-        texts = list(run.timed_inputs)
-        costs = requests.source(structure, groups, texts, run.log, counts_cache=step.cache is not None)
-    else:
-        sizes = timed_sizes(step, run.recipe.measure, run.sizes.lengths)
-        inputs = example_feeds_by_size(run.model.folder, sizes)
-        costs = CostSource(structure, groups, engines, dense.engine, inputs, run.log)
-    statistics = step.statistics or run.work.learning / STATISTICS
-    refused = context.graphs.refused
-    return BudgetRun(step, run.recipe, run.model, run.rows, selected, costs, refused, store, statistics, run.log)
+        return requests.source(structure, groups, list(run.timed_inputs), run.log, counts_cache=step.cache is not None)
+    sizes = timed_sizes(step, run.recipe.measure, run.sizes.lengths)
+    inputs = example_feeds_by_size(run.model.folder, sizes)
+    return CostSource(structure, groups, engines, dense.engine, inputs, run.log)
 
 
 def _requests(step: Units, context: StepContext, config: EngineConfig) -> Workload | None:
@@ -284,39 +356,6 @@ def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: P
     if candidate.choice.config.definite_precision in QUANTIZED and engine.precision not in QUANTIZED:
         raise InputError("no product is faster in int8 with these numbers of units", code=ErrorCode.UNSUPPORTED)
     return engine
-
-
-def _choose_last(
-    context: StepContext, scorer: EvaluationScorer, engine: ChosenEngine, plan: Plan, store: Store
-) -> ChosenEngine:
-    """The engine to deliver: that for which units were removed, or its runner-up if it is faster with this plan.
-
-    Weights do not matter to times, so that this is known before they are trained for it.
-    """
-    assert engine.runner_up is not None
-    run = context.run
-    # The engine that is not delivered need not stay in memory during the training.
-    nearest = {chosen.choice.label: replace(chosen, runner_up=None) for chosen in (engine, engine.runner_up)}
-
-    def compare(_: Path) -> str:
-        scratch = run.work.scratch / "nearest"
-        trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
-        built: dict[str, Engine] = {}
-        with run.log.stage("building the two fastest engines with the plan"):
-            for label, chosen in nearest.items():
-                folder = scratch / str(len(built))
-                with contextlib.suppress(CompressorError, GraphPassError):  # the remaining one is delivered
-                    built[label] = _build_plan(context, chosen, folder, plan)
-        labels = list(built) or [engine.choice.label]
-        if len(built) > 1:
-            stage = "timing the two fastest engines with the plan"
-            labels = [labels[fastest_of(trials, list(built.values()), stage)]]
-        if labels[0] != engine.choice.label:
-            text = f"{labels[0]} is faster with the plan than {engine.choice.label}, for which units were removed"
-            run.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])
-        return labels[0]
-
-    return nearest[store.memo(DELIVERED, {"engines": list(nearest)}, compare, LABEL)]
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check, _rehearse)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
+from transformers import PreTrainedModel
 
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError
@@ -31,10 +33,10 @@ from compressor.pruning.bisect import (
 )
 from compressor.pruning.constraints import Budgets
 from compressor.pruning.measure import KeptTimes
-from compressor.pruning.prune import RANKING_STAGES, PlanCosts, plan_costs
+from compressor.pruning.prune import RANKING_STAGES, plan_costs
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
+from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
-from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import fold_gates
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps import distill, units
@@ -43,10 +45,11 @@ from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.store import Store, versioned
+from compressor.tasks import Task
 from compressor.training.accelerator import on_accelerator
-from compressor.units import PrunableGroup
 from compressor.workdir import ATTEMPTS, write_json
 
+T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
 """Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
 _SHORTEST = 1.5
@@ -107,70 +110,54 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
 
     Every process of a distributed run calls this; the main process alone decides, and the others read its decisions.
     """
-    network, main_store = context.run.model.folder.model, replace(store, processes=None)
-    base = state
+    network, main_store, base = context.run.model.folder.model, replace(store, processes=None), state
     if context.run.state.is_main_process:
         scorer, engine = units.with_engine(step.units, state, context, main_store)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
-    selected = store.memo(PLAN, {}, lambda _: _attempt(step, base, context, store), PlanFiles(network))
+    attempts = _Attempts(step, base, context, store)
+    selected = store.memo(PLAN, {}, lambda _: _attempt(attempts), PlanFiles(network))
     if base.engine is None:
         return stored_state(store, network)
     state = State(selected, base.engine, base.scorer)
-    state = _with_stored_engine(state, base) if step.trains else units.with_last_engine(state, context, main_store)
-    return replace(state, rungs=_rungs(step, base, context, main_store))
+    state = attempts.with_engine(state) if step.trains else units.with_last_engine(state, context, main_store)
+    return replace(state, rungs=_rungs(attempts))
 
 
-def _rungs(step: Within, base: State, context: StepContext, store: Store) -> Rungs | None:
+def _rungs(attempts: _Attempts) -> Rungs | None:
     """The attempts that hold the metric besides the fastest; None: there are none."""
-    network, start = context.run.model.folder.model, context.run.log.start
-
-    def load(number: int) -> State:
-        return _with_stored_engine(stored_state(_stores(step, store, number)[-1], network), base)
-
-    holding = [(attempt.speedup, number) for number, attempt in enumerate(_stored(store)) if attempt.holds]
-    *milder, fastest = [(f"{speedup:.3g}x", number) for speedup, number in sorted(holding)] or [("", 0)]
+    holding = sorted((each.speedup, number) for number, each in enumerate(_stored(attempts.store)) if each.holds)
+    *milder, fastest = [(f"{speedup:.3g}x", number) for speedup, number in holding] or [("", 0)]
     if not milder:
         return None
-    deadline = math.inf if step.minutes is None else start + 60 * step.minutes
-    return Rungs(fastest[0], {name: partial(load, number) for name, number in milder}, deadline)
+    minutes = attempts.step.minutes
+    deadline = math.inf if minutes is None else attempts.context.run.log.start + 60 * minutes
+    return Rungs(fastest[0], {name: partial(attempts.state, number) for name, number in milder}, deadline)
 
 
-def _attempt(step: Within, base: State, context: StepContext, store: Store) -> SelectedPlan:
+def _attempt(attempts: _Attempts) -> SelectedPlan:
     """The plan of the fastest attempt that holds the metric, whose weights the model of the main process has."""
-    run, network = context.run, context.run.model.folder.model
+    run, base, network = attempts.context.run, attempts.base, attempts.network
     weights, noted = copy.deepcopy(network.state_dict()), len(run.log.notes)
-    search = _Search.begin(step, base, context, store) if run.state.is_main_process else None
-    quiet = replace(context, run=run.without_notes())
-    number = 0
-    while True:
+    if run.state.is_main_process:
+        attempts = _Search(attempts.step, base, attempts.context, attempts.store)
+    quiet = replace(attempts.context, run=replace(run, log=run.log.without_notes()))
+    for number in itertools.count():
         network.load_state_dict(weights)
-        if search is not None:
-            search.plan(number)
+        attempts.plan(number)
         run.state.wait_for_everyone()
-        if len(attempts := _stored(store)) == number:
+        if len(stored := _stored(attempts.store)) == number:
             break
         start = base
-        if (earlier := attempts[number].start) is not None:
-            state = stored_state(_stores(step, store, earlier)[-1], network)
-            notes = base.selected.notes
-            start = _with_stored_engine(replace(state, selected=replace(state.selected, notes=notes)), base)
-        _carry_out(step, number, start, quiet, store, search)
-        number += 1
-    if search is None:
+        if (earlier := stored[number].start) is not None:
+            start = attempts.state(earlier)
+            start = replace(start, selected=replace(start.selected, notes=base.selected.notes))
+        attempts.carry_out(number, start, quiet)
+    if not isinstance(attempts, _Search):
         return base.selected
     shutil.rmtree(run.work.learning / STATISTICS, ignore_errors=True)
-    selected = search.result()
+    selected = attempts.result()
     # A run that resumes after this has the notes of the plan alone.
     return replace(selected, notes=(*selected.notes, *run.log.notes[noted:]))
-
-
-def _stores(step: Within, store: Store, number: int) -> tuple[Store, Store]:
-    """The store of the units of an attempt, which the main process alone removes; and that of its result."""
-    path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
-    pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
-    if step.distill is None or _stored(store)[number].minutes == 0:
-        return pruned, pruned
-    return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
 
 def _stored(store: Store) -> tuple[_Attempt, ...]:
@@ -179,68 +166,89 @@ def _stored(store: Store) -> tuple[_Attempt, ...]:
     return _ATTEMPTS.validate_json(file.read_bytes()) if file.is_file() else ()
 
 
-def _scores(attempts: Sequence[_Attempt]) -> dict[int, ResampledScore]:
-    """Number of each attempt that has a score -> the score."""
-    return {number: attempt.score for number, attempt in enumerate(attempts) if attempt.score is not None}
+class _Attempts:
+    """The attempts of a step. Every process carries them out; in the main process `_Search` decides on them.
 
+    Args:
+        step: the loss allowed, the number of attempts and their time.
+        base: the state before the first attempt, with the engine that units are removed for.
+        context: the run.
+        store: holds the attempts.
+    """
 
-def _with_stored_engine(state: State, base: State) -> State:
-    """The state with the engine that its units were removed for, of which stores have the label."""
-    if base.engine is None:
-        return state
-    candidates = filter(None, (base.engine, base.engine.runner_up))
-    engine = next((chosen for chosen in candidates if chosen.choice.label == state.selected.engine), base.engine)
-    return State(state.selected, replace(engine, runner_up=None), base.scorer)
+    def __init__(self, step: Within, base: State, context: StepContext, store: Store) -> None:
+        self.step, self.base, self.context, self.store = step, base, context, store
 
+    @property
+    def network(self) -> PreTrainedModel:
+        """The model."""
+        return self.context.run.model.folder.model
 
-def _carry_out(
-    step: Within, number: int, start: State, context: StepContext, store: Store, search: _Search | None
-) -> None:
-    """Remove the units of an attempt, train what is left and score it, as far as no interrupted run did."""
-    run, network = context.run, context.run.model.folder.model
-    pruned, final = _stores(step, store, number)
-    attempt, began = _stored(store)[number], time.perf_counter()
-    if attempt.failure or attempt.score is not None:
-        return
-    if final.has(PLAN):
-        state = stored_state(final, network)
-    else:
-        state = start
-        if search is not None:
-            state = search.remove_units(number, start, context, pruned)
-        run.state.wait_for_everyone()
-        if _stored(store)[number].failure:
+    def stores(self, number: int) -> tuple[Store, Store]:
+        """The store of the units of an attempt, which the main process alone removes; and that of its result."""
+        step, store = self.step, self.store
+        path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
+        pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
+        if step.distill is None or _stored(store)[number].minutes == 0:
+            return pruned, pruned
+        return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
+
+    def state(self, number: int) -> State:
+        """The state after an attempt, whose weights the model gets."""
+        return self.with_engine(stored_state(self.stores(number)[-1], self.network))
+
+    def with_engine(self, state: State) -> State:
+        """The state with the engine that its units were removed for, of which stores have the label."""
+        engine = self.base.engine
+        if engine is None:
+            return state
+        candidates = (each for each in (engine, engine.runner_up) if each is not None)
+        chosen = next((each for each in candidates if each.choice.label == state.selected.engine), engine)
+        return State(state.selected, replace(chosen, runner_up=None), self.base.scorer)
+
+    def carry_out(self, number: int, start: State, context: StepContext) -> None:
+        """Remove the units of an attempt, train what is left and score it, as far as no interrupted run did."""
+        attempt, began = _stored(self.store)[number], time.perf_counter()
+        if attempt.failure or attempt.score is not None:
             return
-        if search is None:
-            state = stored_state(pruned, network)
-        if _stores(step, store, number)[-1] != pruned:
-            _train(step, number, state, context, store)
-            run.state.wait_for_everyone()
-            if search is not None:
-                shutil.rmtree(pruned.path)  # the weights before the training are as large
-    if search is not None:
-        search.score(number, state.selected.plan.counts, began)
+        pruned, final = self.stores(number)
+        if final.has(PLAN):
+            state = stored_state(final, self.network)
+        else:
+            removed = self.remove_units(number, start, context, pruned)
+            context.run.state.wait_for_everyone()
+            if _stored(self.store)[number].failure:
+                return
+            state = stored_state(pruned, self.network) if removed is None else removed
+            if self.stores(number)[-1] != pruned:
+                self._train(number, state, context)
+                context.run.state.wait_for_everyone()
+                if context.run.state.is_main_process:
+                    shutil.rmtree(pruned.path)  # the weights before the training are as large
+        self.score(number, state.selected.plan.counts, began)
+
+    def _train(self, number: int, state: State, context: StepContext) -> None:
+        """Train what is left, for as long as the attempt allows."""
+        step, minutes = self.step.distill, _stored(self.store)[number].minutes
+        assert step is not None
+        outputs = step.teacher_outputs or self.store.path / "teacher"
+        limits = {"minutes": step.minutes if minutes is None else minutes, "teacher_outputs": outputs}
+        distill.FUNCTIONS.run(step.model_copy(update=limits), state, context, self.stores(number)[-1])
+
+    def plan(self, number: int) -> None:
+        """Store the next attempt, in the main process."""
+
+    def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State | None:
+        """The state without the units of an attempt, in the main process."""
+
+    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
+        """Score an attempt, in the main process."""
 
 
-def _train(step: Within, number: int, state: State, context: StepContext, store: Store) -> None:
-    """Train what is left, for as long as the attempt allows."""
-    assert step.distill is not None
-    minutes = _stored(store)[number].minutes
-    outputs = step.distill.teacher_outputs or store.path / "teacher"
-    limits = {"minutes": step.distill.minutes if minutes is None else minutes, "teacher_outputs": outputs}
-    training = step.distill.model_copy(update=limits)
-    distill.FUNCTIONS.run(training, state, context, _stores(step, store, number)[-1])
-
-
-@dataclass
-class _Search:
+class _Search(_Attempts):
     """Decides on the attempts, in the main process.
 
     Attributes:
-        step: the loss allowed, the number of attempts and their time.
-        context: the run.
-        store: holds the attempts.
-        base: the state before the first attempt, with the engine that units are removed for.
         groups: the groups whose units may be removed.
         costs: what plans cost; its tables decide which units an attempt removes.
         scorer: scores models on the evaluation rows, or on some of them if a certificate needs the others.
@@ -248,58 +256,45 @@ class _Search:
         unseen: the rows of the certificate; None: none is requested.
         whole: the score of the model before the first attempt.
         deadline: when the last attempt has to end, by `time.perf_counter`; infinite without a limit.
+
+    Raises:
+        UsageError: the metric cannot be certified.
+        InputError: the model is no better than the same answer for every row, so that no loss would show, or there are
+            too few rows for a certificate.
     """
 
-    step: Within
-    context: StepContext
-    store: Store
-    base: State
-    groups: Sequence[PrunableGroup]
-    costs: PlanCosts
-    scorer: TorchScorer
-    searched: int
-    unseen: Dataset | None
-    whole: ResampledScore
-    deadline: float
-    _score_seconds: float
-    _pruning_seconds: float = 0.0
-
-    @classmethod
-    def begin(cls, step: Within, base: State, context: StepContext, store: Store) -> _Search:
-        """Measure the times of units, and score the model as it is.
-
-        Raises:
-            UsageError: the metric cannot be certified.
-            InputError: the model is no better than the same answer for every row, so that no loss would show, or there
-                are too few rows for a certificate.
-        """
-        run, store, engine = context.run, replace(store, processes=None), base.engine
-        deadline = math.inf
+    def __init__(self, step: Within, base: State, context: StepContext, store: Store) -> None:
+        super().__init__(step, base, context, store)
+        run, self.deadline, self._pruning_seconds = context.run, math.inf, 0.0
         if step.minutes is not None:
             # The last stages of the run export and build once more, for smaller models: the fastest, and others.
             first = time.perf_counter() - run.log.start
             last = first + min(first, _RUNGS_SHARE * 60 * step.minutes)
             spent = sum(attempt.seconds or 0.0 for attempt in _stored(store))
-            deadline = run.log.start + 60 * step.minutes - last - spent
-        if engine is not None and not step.trains:  # the runner-up is compared by the delivered plan alone
-            base = replace(base, engine=replace(engine, runner_up=None))
-        groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
-        seconds = _COSTS_SHARE * max(0.0, deadline - time.perf_counter())
-        times = KeptTimes(replace(units.budget_run(step.units, context, store, engine).costs, seconds=seconds), store)
-        costs = plan_costs(times, groups, Budgets(), is_timed=True)
-        costs = replace(costs, deciding=costs.timed if step.trains else [mean_table(costs.timed)])
-        searched, unseen, confidence = run.rows.eval, None, step.units.certify
+            self.deadline = run.log.start + 60 * step.minutes - last - spent
+        self.groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
+        seconds = _COSTS_SHARE * max(0.0, self.deadline - time.perf_counter())
+        source = replace(units.cost_source(step.units, context, base.engine), seconds=seconds)
+        times = KeptTimes(source, replace(store, processes=None))
+        costs = plan_costs(times, self.groups, Budgets(), is_timed=True)
+        self.costs = replace(costs, deciding=costs.timed if step.trains else [mean_table(costs.timed)])
+        rows, confidence = run.rows.eval, step.units.certify
+        self.unseen: Dataset | None = None
         if confidence is not None:
-            searched, unseen = split_rows(searched, run.rows.eval_task, step.max_drop, confidence, step.units.seed)
-        model, began = run.model.folder.model, time.perf_counter()
+            rows, self.unseen = split_rows(rows, self.task, step.max_drop, confidence, step.units.seed)
+        self.searched, began = len(rows), time.perf_counter()
         if base.selected.plan.method is not None:
-            fold_gates(model, run.model.groups, base.selected.plan)
-        with on_accelerator(model, copies=3):
-            scorer = TorchScorer(model, run.rows.eval_task, searched, step.units.seed, run.log)
-            whole = scorer.score_whole()
-        require_informed(whole, run.rows.eval_task.metric)
-        parts = (scorer, len(searched), unseen, whole, deadline, time.perf_counter() - began)
-        return cls(step, context, store, base, groups, costs, *parts)
+            fold_gates(self.network, run.model.groups, base.selected.plan)
+        with on_accelerator(self.network, copies=3):
+            self.scorer = TorchScorer(self.network, self.task, rows, step.units.seed, run.log)
+            self.whole = self.scorer.score_whole()
+        require_informed(self.whole, self.task.metric)
+        self._score_seconds = time.perf_counter() - began
+
+    @property
+    def task(self) -> Task:
+        """The task whose metric is bounded."""
+        return self.context.run.rows.eval_task
 
     def plan(self, number: int) -> None:
         """Store the next attempt, unless it is stored or none is worth its time."""
@@ -309,28 +304,25 @@ class _Search:
 
     def _next(self, attempts: Sequence[_Attempt]) -> _Attempt | None:
         """The attempt between the fastest that holds and the slowest above it that does not; None: there is none."""
-        untrained = self._pruning_seconds + self._score_seconds
-        is_late = bool(attempts) and self.deadline - time.perf_counter() < _SHORTEST * untrained
+        left, untrained = self.deadline - time.perf_counter(), self._pruning_seconds + self._score_seconds
+        is_late = bool(attempts) and left < _SHORTEST * untrained
         if sum(not attempt.failure for attempt in attempts) >= self.step.attempts or is_late:
             return None
+        if attempts:
+            minutes = attempts[0].minutes
+        else:  # no more than that is known before its units are removed
+            is_short = self.step.minutes is not None and left < _TRAINED_SHARE * 60 * self.step.minutes
+            minutes = 0.0 if self.step.trains and is_short else None
         holding = self._holding(attempts)
         failed = [attempt.speedup for number, attempt in enumerate(attempts) if number not in holding]
         whole, highest = speed_bounds(self.costs.deciding, [group.name for group in self.groups])
-        minutes = attempts[0].minutes if attempts else self._minutes_at_first
         bounds = (whole, min(highest, _MOST_UNTRAINED * whole) if minutes == 0 else highest)
         speeds = [self._speed(attempts[number]) for number in holding]
         speed = next_speed(speeds, failed, bounds, _CLOSE_TRAINED if self._trains(attempts) else _CLOSE)
         start = holding[-1] if holding and self._trains(attempts) else None
-        return (
-            None if speed is None else _Attempt(speedup=speed, start=start, minutes=minutes if minutes == 0 else None)
-        )
-
-    @property
-    def _minutes_at_first(self) -> float | None:
-        """The minutes of the first training as far as they are known before its units are removed: 0, or unknown."""
-        left = self.deadline - time.perf_counter()
-        is_late = self.step.minutes is not None and left < _TRAINED_SHARE * 60 * self.step.minutes
-        return 0.0 if self.step.trains and is_late else None
+        if speed is None:
+            return None
+        return _Attempt(speedup=speed, start=start, minutes=minutes if minutes == 0 else None)
 
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
@@ -384,7 +376,7 @@ class _Search:
 
     def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
         """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
-        with on_accelerator(self.context.run.model.folder.model, copies=3):
+        with on_accelerator(self.network, copies=3):
             score = self.scorer.score(f"attempt {number + 1}")
         self.update(number, counts=counts, score=score, seconds=time.perf_counter() - began)
 
@@ -402,61 +394,50 @@ class _Search:
             self.update(number, holds=True)
         if not holding:
             return replace(base, notes=(*base.notes, *notes), certificate=certificate)
-        selected = self._load(holding[-1])
+        selected = self.state(holding[-1]).selected
         return replace(selected, notes=(*notes, *selected.notes), certificate=certificate)
-
-    def _load(self, number: int) -> SelectedPlan:
-        """The plan of an attempt, whose weights the model gets."""
-        return stored_state(_stores(self.step, self.store, number)[-1], self.context.run.model.folder.model).selected
 
     def _note(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Note:
         """How fast the fastest attempt is that holds and what it is expected to lose, or which came closest."""
-        losses, count = self._losses(attempts), sum(not attempt.failure for attempt in attempts)
+        losses, task = self._losses(attempts), self.task
+        count = sum(not attempt.failure for attempt in attempts)
+        points = " points" if task.metric_unit is MetricUnit.POINTS else ""
+
+        def speed(number: int) -> str:
+            return f"{speed_of(self.costs.deciding, attempts[number].counts):.3g} times as fast as the whole model"
+
+        def expected(number: int) -> str:
+            loss, error = (f"{task.metric_unit.scale * value:.2g}" for value in losses[number])
+            return f"expected loss of {task.metric}: {loss}{points}, standard error {error}"
+
         bound = f"is expected to keep the metric within a loss of {self.step.max_drop:g}, with a margin"
         if holding:
-            best = holding[-1]
-            speed = self._as_fast(attempts[best])
-            text = f"of {count} attempts, the fastest that {bound}, is {speed} by the cost table"
-            return Note(code=NoteCode.BUDGET_MET, text=f"{text}; expected loss of {self._shown(losses[best])}")
-        code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
-        text = f"no unit is removed: none of {count} attempts {bound}"
-        advice = "allow more loss (--max-drop)"
+            text = f"of {count} attempts, the fastest that {bound}, is {speed(holding[-1])} by the cost table"
+            return Note(code=NoteCode.BUDGET_MET, text=f"{text}; {expected(holding[-1])}")
+        text, advice = f"no unit is removed: none of {count} attempts {bound}", "allow more loss (--max-drop)"
         if losses:
             closest = min(losses, key=lambda number: losses[number].loss)
             loss, error = losses[closest]
-            text += (
-                f"; the closest is {self._as_fast(attempts[closest])}: expected loss of {self._shown(losses[closest])}"
-            )
+            text += f"; the closest is {speed(closest)}: {expected(closest)}"
             if loss < self._allowed and math.isfinite(error):
                 rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2
                 advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
+        code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         return Note(code=code, text=f"{text}; {advice}")
-
-    def _as_fast(self, attempt: _Attempt) -> str:
-        return f"{speed_of(self.costs.deciding, attempt.counts):.3g} times as fast as the whole model"
-
-    def _shown(self, estimate: LossEstimate) -> str:
-        """An expected loss for readers: `accuracy: 0.4 points, standard error 0.2`."""
-        task = self.context.run.rows.eval_task
-        loss, error = (f"{task.metric_unit.scale * value:.2g}" for value in estimate)
-        return (
-            f"{task.metric}: {loss}{' points' if task.metric_unit is MetricUnit.POINTS else ''}, standard error {error}"
-        )
 
     def _certify(
         self, attempts: Sequence[_Attempt], holding: list[int], rows: Dataset
     ) -> tuple[CertifiedLoss, list[int]]:
         """The certificate of the loss on rows kept from the attempts, and the attempts that it covers."""
-        run, units_step = self.context.run, self.step.units
-        network, confidence = run.model.folder.model, units_step.certify
+        run, network, confidence = self.context.run, self.network, self.step.units.certify
         assert confidence is not None
 
         def losses(number: int | None) -> np.ndarray:
             if number is None:
                 network.load_state_dict(self.scorer.whole_weights)
             else:
-                self._load(number)
-            predicted, labels = metric_sums(network, run.rows.eval_task, rows, "a plan for the certificate", run.log).T
+                self.state(number)
+            predicted, labels = metric_sums(network, self.task, rows, "a plan for the certificate", run.log).T
             return (predicted != labels).astype(np.float64)
 
         before = {name: weight.clone() for name, weight in network.state_dict().items()}
@@ -464,7 +445,7 @@ class _Search:
             certificate = certify([None, *holding], losses, self.step.max_drop, confidence, self.searched)
         network.load_state_dict(before)
         earlier = record_certificate(run.rows.eval, {"run": self.store.inputs.get("step", "")})
-        scope = CertificateScope(rows=run.rows.eval_hash or "", seed=units_step.seed, earlier=earlier)
+        scope = CertificateScope(rows=run.rows.eval_hash or "", seed=self.step.units.seed, earlier=earlier)
         whole = sum(group.counts[-1] for group in self.groups)
         kept = [whole, *(sum(attempts[number].counts[group.name] for group in self.groups) for number in holding)]
         types = " and ".join(sorted({group.type for group in self.groups}))
@@ -473,24 +454,24 @@ class _Search:
 
     def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
         """Number of each attempt that has a score -> its expected loss."""
-        scores = _scores(attempts)
-        higher = self.context.run.rows.eval_task.higher_is_better
-        return dict(
-            zip(scores, estimate_losses(self.whole, list(scores.values()), higher_is_better=higher), strict=True)
-        )
+        return self._estimated(attempts, estimate_losses)
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
-        scores = _scores(attempts)
-        higher = self.context.run.rows.eval_task.higher_is_better
-        upper = upper_losses(self.whole, list(scores.values()), higher_is_better=higher)
-        holding = [number for number, loss in zip(scores, upper, strict=True) if is_within(loss, self._allowed)]
+        upper = self._estimated(attempts, upper_losses)
+        holding = [number for number, loss in upper.items() if is_within(loss, self._allowed)]
         return sorted(holding, key=lambda number: self._speed(attempts[number]))
+
+    def _estimated(self, attempts: Sequence[_Attempt], estimate: Callable[..., list[T]]) -> dict[int, T]:
+        """Number of each attempt that has a score -> what is estimated of it."""
+        scores = {number: attempt.score for number, attempt in enumerate(attempts) if attempt.score is not None}
+        higher = self.task.higher_is_better
+        return dict(zip(scores, estimate(self.whole, list(scores.values()), higher_is_better=higher), strict=True))
 
     @property
     def _allowed(self) -> float:
         """What the model may lose, beside what the precision of the engine costs."""
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.context.run.rows.eval_task)
+        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:

@@ -59,7 +59,7 @@ def _(w: World) -> None:
 @advice("cli.sites _output_file invalid-value")
 def _(w: World) -> None:
     costs = ("costs", "model", "--seq", "8", "--batch", "1")
-    w.patch.setattr("compressor.run.model_costs.measure_costs", w.stop)
+    w.patch.setattr("compressor.run.model_units.measure_costs", w.stop)
     w.fails(*costs, "--out", "costs.txt")
     w.right(*costs, "--out", "costs.html")
 

@@ -200,7 +200,7 @@ def _(w: World) -> None:
     w.right(*w.run("--plan", "plan.json", "--precision", "fp16", "--target", "trt"))
 
 
-@advice("report.comparison_points read_points code")
+@advice("report.frontier read_points code")
 def _(w: World) -> None:
     w.rows("points.json", "[]")
     command = w.run("--macs", "80%,60%", "--compare-points")
@@ -208,7 +208,7 @@ def _(w: World) -> None:
     w.right(*command, "points.json")
 
 
-@advice("report.files load file-unreadable", zoo=True)
+@advice("report.files load text", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     (run / "report.json").write_text("{}")

@@ -16,7 +16,7 @@ from tests import folders
 from tests.advice.world import SHORT, World, advice
 
 
-@advice("run.distillation.affordable_steps affordable_length.measure out-of-range", zoo=True)
+@advice("run.steps.distill affordable_length.measure out-of-range", zoo=True)
 def _(w: World) -> None:
     w.learns()
     distill = w.run("--plan", "plan.json", "--distill", "--distill-steps", "2", "--batch-size", "8")
@@ -25,18 +25,18 @@ def _(w: World) -> None:
     w.right(*distill, "--minutes", "0.05", "--batch-size", "2")
 
 
-@advice("run.distillation.distill check_distillation unsupported-model")
+@advice("run.steps.distill _check unsupported-model")
 def _(w: World) -> None:
-    from compressor.run.distillation import distill
+    from compressor.run.steps import distill
 
     model: Any = SimpleNamespace(folder=SimpleNamespace(family="transfo-xl"))
     rows: Any = SimpleNamespace(eval_task=SimpleNamespace(chooser=SimpleNamespace(reads_streams=True)))
     inputs: Any = SimpleNamespace(model=model, rows=rows)
-    w.fails(distill.check_distillation, Distill(), inputs)
+    w.fails(distill._check, Distill(), inputs, ())
     w.right(*w.keep_one())
 
 
-@advice("run.distillation.distill check_distillation contradiction")
+@advice("run.steps.distill _check contradiction")
 def _(w: World) -> None:
     from tests.tasks.pictures import save_classifier, write_folder
 
@@ -47,7 +47,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("run.distillation.distill check_distillation missing-value", zoo=True)
+@advice("run.steps.distill _check missing-value", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     command = (run, "--data", "rows.tsv", "--plan", run / "plan.json", "--distill", "--max-length", "8", "-o", "out")
@@ -55,7 +55,7 @@ def _(w: World) -> None:
     w.right(*command, "--teacher", "model")
 
 
-@advice("run.distillation.teacher require_same_interface.refuse code")
+@advice("run.steps.distill require_same_interface.refuse code")
 def _(w: World) -> None:
     from tests.cli.bad_inputs import teacher_of_another_vocabulary
 
@@ -65,7 +65,7 @@ def _(w: World) -> None:
     w.right(*command[:-2], "-o", "out")
 
 
-@advice("run.distillation.teacher require_same_interface text")
+@advice("run.steps.distill require_same_interface text")
 def _(w: World) -> None:
     folders.save(_deeper(), w.file("teacher"))
     command = w.run("--plan", "plan.json", "--distill", "--teacher", "teacher", "--hidden-weight")
@@ -79,16 +79,16 @@ def _deeper() -> Any:
     return hf.BertForSequenceClassification(hf.BertConfig(**{**folders.SIZES, "num_hidden_layers": 2}))
 
 
-@advice("run.embeddings rank_documents contradiction")
+@advice("run.evaluate rank_documents contradiction")
 def _(w: World) -> None:
     w.fails(*w.run("--macs", "70%", "--match-dense"))
     w.right(*w.run("--macs", "70%"))
 
 
-@advice("run.embeddings rank_documents text")
+@advice("run.evaluate rank_documents text")
 def _(w: World) -> None:
     from compressor.model_folder import load
-    from compressor.run.embeddings import rank_documents
+    from compressor.run.evaluate import rank_documents
 
     folders.save_sentence_encoder(w.file("encoder"))
     w.rows("pairs.tsv", "text_a\ttext_b", *(f"the good film\tthe {word} film" for word in folders.WORDS))
@@ -148,7 +148,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "70%", "--statistics", "folder"))
 
 
-@advice("run.steps.blocks _require_text unsupported-model")
+@advice("run.steps.blocks _require_text text")
 def _(w: World) -> None:
     from compressor.run.steps import blocks
     from tests.tasks.pictures import save_classifier, write_folder
@@ -167,7 +167,7 @@ def _(w: World) -> None:
     w.right("model", "--plan", "plan.json", "--precision", "int8", "-o", "out", "--data", "rows.tsv")
 
 
-@advice("run.steps.units _check too-few-rows")
+@advice("run.steps.units _check text")
 def _(w: World) -> None:
     w.rows("few.tsv", "label\ttext", "0\tbad", "1\tgood", "0\tbad film")
     w.rows("enough.tsv", "label\ttext", "0\tbad", "1\tgood", "0\tbad film", "1\tgood film")
@@ -216,7 +216,7 @@ def _(w: World) -> None:
     w.right(*command, "another")
 
 
-@advice("run.plan_source check_start file-missing")
+@advice("run.plan_source check_start text")
 def _(w: World) -> None:
     w.fails(*w.run("--macs", "50%", "--start-from", "model"))
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
@@ -360,9 +360,9 @@ def informed(w: World, order: str | None) -> None:
     w.right(require_informed, SimpleNamespace(metric=0.9, constant=0.5, order=None), "accuracy")
 
 
-@advice("run.prunable_groups prunable_groups site-refused")
+@advice("run.model_units prunable_groups site-refused")
 def _(w: World) -> None:
-    from compressor.run.prunable_groups import prunable_groups
+    from compressor.run.model_units import prunable_groups
     from tests.run.budgets import test_prunable_groups as cases
 
     model: Any = SimpleNamespace(**{**vars(cases.MODEL), "sites": (SimpleNamespace(batch_axis=1),)})
@@ -370,9 +370,9 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
-@advice("run.prunable_groups prunable_groups site-refused #2")
+@advice("run.model_units prunable_groups site-refused #2")
 def _(w: World) -> None:
-    from compressor.run.prunable_groups import prunable_groups
+    from compressor.run.model_units import prunable_groups
     from tests.run.budgets import test_prunable_groups as cases
 
     w.fails(prunable_groups, cases.units(), cases.MODEL, [cases.refusal(cases.HEADS[1])])
@@ -381,9 +381,9 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--opset", "23"))
 
 
-@advice("run.prunable_groups prunable_groups site-refused #3")
+@advice("run.model_units prunable_groups site-refused #3")
 def _(w: World) -> None:
-    from compressor.run.prunable_groups import prunable_groups
+    from compressor.run.model_units import prunable_groups
     from tests.run.budgets import test_prunable_groups as cases
 
     refused = [cases.refusal(*cases.HEADS)]
@@ -417,10 +417,10 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "70%"))
 
 
-@advice("run.run_notes selection_notes no-metric")
+@advice("run.plan_source selection_notes text")
 def _(w: World) -> None:
+    from compressor.run.plan_source import selection_notes
     from compressor.run.run_context import SelectedPlan
-    from compressor.run.run_notes import selection_notes
     from graph_passes import Plan
 
     folder: Any = SimpleNamespace(config=None, task="text-classification")
@@ -429,7 +429,7 @@ def _(w: World) -> None:
     w.right(lambda: list(selection_notes(folder, selected, SimpleNamespace(test=[1]))))  # type: ignore[arg-type]
 
 
-@advice("run.run_notes thinned_product_notes positions-dropped", zoo=True)
+@advice("run.run_notes graph_notes positions-dropped", zoo=True)
 def _(w: World) -> None:
     w.whole()
     w.notes(*w.run("--plan", "plan.json"))
@@ -467,7 +467,7 @@ def _(w: World) -> None:
     w.right(*command, "--max-length", "8")
 
 
-@advice("run.sizes timed_lengths contradiction")
+@advice("run.sizes timed_lengths text")
 def _(w: World) -> None:
     from tests.tasks.pictures import save_classifier, write_folder
 
@@ -587,7 +587,7 @@ def _(w: World) -> None:
     w.right(lambda: note(kernel="kernel.so"))
 
 
-@advice("run.rebuild _check_quantized file-missing", zoo=True)
+@advice("run.rebuild load_run file-missing", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     w.whole()
@@ -597,7 +597,7 @@ def _(w: World) -> None:
     w.right("build", w.out, *build, "--allow-float-products")
 
 
-@advice("run.fitted_weights _missing text", zoo=True)
+@advice("run.plan_source _fitted_weights.missing text", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     plan = json.loads((run / "plan.json").read_text())
@@ -606,7 +606,7 @@ def _(w: World) -> None:
     w.right(run, *w.run("--plan", run / "plan.json", "--distill", "--teacher", "model")[1:])
 
 
-@advice("run.distillation.distill constant text", zoo=True)
+@advice("run.steps.distill constant text", zoo=True)
 def _(w: World) -> None:
     w.learns()
     command = w.run("--plan", "plan.json", "--distill", "--distill-steps", "4", "--batch-size", "8")
@@ -685,18 +685,18 @@ def _(w: World) -> None:
     w.notes(rebuild._note_what_to_expect, run, RunLog(NullListener()))
 
 
-@advice("run.beyond_served _unproven_note lengths-unproven")
+@advice("run.proof_lengths _unproven_note text")
 def _(w: World) -> None:
-    from compressor.run.beyond_served import _unproven_note
+    from compressor.run.proof_lengths import _unproven_note
 
     w.notes(_unproven_note, [8])
     w.right(*w.run("--plan", "plan.json", "--seq", "9"))
     w.right(_unproven_note, [])
 
 
-@advice("run.beyond_served _tied_note lengths-unproven")
+@advice("run.proof_lengths _tied_note lengths-unproven")
 def _(w: World) -> None:
-    from compressor.run.beyond_served import _tied_note
+    from compressor.run.proof_lengths import _tied_note
 
     def note(*numbers: int) -> list[Note]:
         return [_tied_note(number) for number in numbers]

@@ -10,8 +10,8 @@ from compressor.measure.costs import CostTable, GroupCosts
 from compressor.pruning.allocate import Allocation
 from compressor.pruning.constraints import Constraint
 from compressor.results import BudgetRow, CostShare, Latency, NoteCode, Speed
-from compressor.run.budget_rows import budget_rows, cost_shares, delivered_rows, predicted_rows
 from compressor.run.plan_source import PlanFiles
+from compressor.run.prune_units import budget_rows, cost_shares, delivered_rows, predicted_rows
 from compressor.run.run_context import SelectedPlan
 from compressor.run.steps.base import PLAN
 from compressor.store import Store

@@ -60,7 +60,8 @@ def test_a_start_by_another_grouping_of_heads_is_refused(inputs: Path, tmp_path:
         run(inputs, tmp_path / "out", macs="70%", group_by=second, start_from=tmp_path / "start", **fields)
 
 
-@pytest.mark.parametrize("fields", [{}, pytest.param({"distill": True, "distill_steps": 2}, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("fields", [{}, {"distill": True, "distill_steps": 2}])
 def test_a_resumed_run_has_the_notes_of_its_plan(fields: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
     fields = {"macs": "60%", **fields}
     listener = RecordingListener("compressed: exporting", interrupt)

@@ -29,6 +29,7 @@ def assert_removes_more(out: Path, report: Report, earlier: Path) -> None:
     assert {NoteCode.PLAN_FOLLOWED, NoteCode.DENSE_CHOSEN, NoteCode.BUDGET_MET} <= codes(report)
 
 
+@pytest.mark.zoo
 def test_the_result_is_compared_with_the_model_that_the_first_run_began_with(
     inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]
 ) -> None:

@@ -9,8 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from compressor.config.run import Recipe
 from compressor.results import NoteCode
-from compressor.run.model_costs import measure_costs
-from compressor.run.model_units import list_units
+from compressor.run.model_units import list_units, measure_costs
 from tests import folders
 from tests.run.listeners import RecordingListener, interrupt
 

@@ -15,7 +15,7 @@ from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.results import NoteCode
-from compressor.run.prunable_groups import prunable_groups
+from compressor.run.model_units import prunable_groups
 from compressor.units import PrunableGroup, Site
 from graph_passes import Refusal
 from tests import folders

@@ -152,7 +152,9 @@ def fixed_attention_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("times_by_macs", "fixed_attention_times")
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(
+    "name", ["units", *(pytest.param(name, marks=pytest.mark.zoo) for name in LISTS if name != "units")]
+)
 @pytest.mark.parametrize(
     ("seed", "edits"), [(0, 1), *(pytest.param(seed, 6, marks=pytest.mark.zoo) for seed in range(1, 9))]
 )

@@ -12,7 +12,7 @@ from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
 from compressor.pruning import measure
 from compressor.results import NoteCode
-from compressor.run.model_costs import measure_costs
+from compressor.run.model_units import measure_costs
 from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe
 from tests.run.listeners import RecordingListener
@@ -21,12 +21,17 @@ from tests.run.runs import refuse_drops
 HEADS = "bert.encoder.layer.0.attention.self"
 
 
-def test_a_refused_group_keeps_its_units(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_group_ends_the_run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_drops(monkeypatch, HEADS)
     listener = RecordingListener()
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, refused=(HEADS,)):
         compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="90%"), listener)
     assert not any(stage.startswith("gathering statistics") for stage in listener.stages)
+
+
+@pytest.mark.zoo
+def test_a_group_is_skipped_on_request(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_drops(monkeypatch, HEADS)
     report = compressor.compress(budget_recipe(inputs, tmp_path / "out", macs="90%", skip_refused=True))
     (note,) = [note for note in report.notes if note.code is NoteCode.GROUPS_SKIPPED]
     assert HEADS in note.text
@@ -38,6 +43,7 @@ def test_a_refused_group_keeps_its_units(inputs: Path, tmp_path: Path, monkeypat
     assert all(row.met for row in report.budget)
 
 
+@pytest.mark.zoo
 def test_costs_name_what_cannot_be_removed(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def proportional(engines: object, groups: object, macs: CostTable, *args: Any) -> list[CostTable]:
         return [macs.scaled(1e-3).model_copy(update={"unit": "ms", "dense": 1e-3 * macs.dense})]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
-from compressor.progress import NullListener, RunLog
 from compressor.run import prune_units
 from compressor.run.load import load_model, read_rows
-from compressor.run.prune_units import BudgetRun
-from compressor.store import Store
 from tests.run.runs import learning_recipe
 
 
@@ -21,14 +17,11 @@ def test_statistics_of_other_rows_are_not_read(inputs: Path, tmp_path: Path) -> 
     (step,) = steps = steps_of(recipe)
     assert isinstance(step, Units)
     model = load_model(recipe, steps)
-    costs: Any = None
-    store = Store(tmp_path / "learning" / "units")
     data = read_rows(recipe, steps, model)
-    log = RunLog(NullListener())
-    run = BudgetRun(step, recipe, model, data, None, costs, (), store, tmp_path / "statistics", log)
 
     def folder(**fields: Any) -> Path:
-        return prune_units.statistics_folder(replace(run, step=step.model_copy(update=fields)), model.groups)
+        changed = step.model_copy(update=fields)
+        return prune_units.statistics_folder(changed, model, data, model.groups, tmp_path / "statistics")
 
     assert folder().parent == tmp_path / "statistics"
     assert len({folder(), folder(prune_rows=9), folder(seed=1)}) == 3

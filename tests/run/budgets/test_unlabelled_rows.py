@@ -27,6 +27,7 @@ def unlabelled(inputs: Path, tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.zoo
 def test_a_budget_needs_no_labels(inputs: Path, tmp_path: Path, unlabelled: str) -> None:
     report = run(inputs, tmp_path / "out", macs="60%", data=unlabelled)
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.NO_METRIC, NoteCode.BUDGET_MET} <= codes(report)
@@ -36,6 +37,7 @@ def test_a_budget_needs_no_labels(inputs: Path, tmp_path: Path, unlabelled: str)
     assert all(proof.holds for proof in report.proofs)
 
 
+@pytest.mark.zoo
 def test_a_distillation_needs_no_labels(inputs: Path, tmp_path: Path, unlabelled: str) -> None:
     learned = learn(budget_recipe(inputs, tmp_path / "out", macs="60%", data=unlabelled, distill=True, distill_steps=4))
     assert NoteCode.ROWS_UNLABELLED in learned.codes
@@ -44,6 +46,7 @@ def test_a_distillation_needs_no_labels(inputs: Path, tmp_path: Path, unlabelled
     assert "eval_accuracy" not in names
 
 
+@pytest.mark.zoo
 def test_an_engine_is_chosen_without_labels(inputs: Path, tmp_path: Path, unlabelled: str) -> None:
     fields = {"target": "auto", "precision": "fp32", "macs": "60%", "data": unlabelled}
     listener = RecordingListener("gathering statistics", interrupt)

@@ -64,7 +64,9 @@ def finish(recipe: Recipe, stage: str = "") -> tuple[Plan, dict[str, torch.Tenso
     return Plan.load(out / "plan.json"), dict(load(out).model.state_dict()), listener
 
 
-@pytest.mark.parametrize("held", [(0,), (0, 1), (1,)])
+@pytest.mark.parametrize(
+    "held", [pytest.param((0,), marks=pytest.mark.zoo), (0, 1), pytest.param((1,), marks=pytest.mark.zoo)]
+)
 def test_an_attempt_goes_on_from_the_fastest_that_holds(
     held: tuple[int, ...], answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +95,10 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
         assert all(attempt.speedup < speed for speed in failed if speed > max(faster, default=0))
 
 
-@pytest.mark.parametrize(("fields", "stage"), [({}, "training on the outputs"), (UNTRAINED, "certificate")])
+@pytest.mark.parametrize(
+    ("fields", "stage"),
+    [({}, "training on the outputs"), pytest.param(UNTRAINED, "certificate", marks=pytest.mark.zoo)],
+)
 def test_an_interrupted_run_learns_the_same(
     fields: dict[str, Any], stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +181,8 @@ def test_slower_attempts_that_hold_are_rungs(
     assert Plan.load(ladder / slower.name / "plan.json").groups == run.report.plan.groups
 
 
-@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("fails", [True, False])
 def test_rungs_that_cannot_be_built_in_time_are_named(
     fails: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +230,7 @@ def test_where_no_attempt_holds_every_unit_stays(
     assert not (out / "model.safetensors").exists()  # the weights are those of the model folder
 
 
+@pytest.mark.zoo
 def test_a_loss_on_the_test_rows_alone_ends_with_its_exit_code(
     answered: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +277,11 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
     assert search._holding(attempts) == expected
 
 
-@pytest.mark.parametrize("stage", ["", "refitting", "scoring attempt 1", "compressed: exporting"])
+@pytest.mark.zoo
+@pytest.mark.parametrize(
+    "stage",
+    ["", "refitting", "scoring attempt 1", "compressed: exporting"],
+)
 def test_units_are_removed_without_training_where_none_fits(
     stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +294,7 @@ def test_units_are_removed_without_training_where_none_fits(
     assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
 
 
+@pytest.mark.zoo
 def test_minutes_bound_the_training_of_every_attempt(
     answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,10 @@ def test_a_budget_removes_neurons(mixer: Path, tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert not any(text in page for text in ("0 of 0", "every head", "one column per head"))
 
+
+@pytest.mark.zoo
+def test_a_plan_without_heads_is_followed(mixer: Path, tmp_path: Path) -> None:
+    report = compressor.compress(learning_recipe(mixer, tmp_path / "out", keep=None, training_steps=None, macs="80%"))
     out, plan = tmp_path / "out", tmp_path / "out" / "plan.json"
     again = learning_recipe(mixer, tmp_path / "again", model=out, plan=plan, keep=None, training_steps=None)
     assert compressor.compress(again).plan.neurons_kept == report.plan.neurons_kept

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
-from compressor.run.distillation import affordable_steps
+from compressor.run.steps import distill
 from compressor.store import Store
 from tests import folders
 from tests.faults import fails_with
@@ -41,7 +41,7 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
     """The training itself ends where a gradient is not finite, and names the cause."""
     network = folders.bert()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    monkeypatch.setattr(affordable_steps, "draw_rows", lambda data, count, seed: np.arange(4))
+    monkeypatch.setattr(distill, "draw_rows", lambda data, count, seed: np.arange(4))
 
     sizes = []
 
@@ -49,10 +49,10 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
         sizes.append(len(inputs))
         return torch.stack([weight.mul(gradient).sum() for weight in model.parameters()]).sum()
 
-    distill = Distill(batch_size=6)
+    options = Distill(batch_size=6)
     data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
     distillation: Any = SimpleNamespace(loss=loss)
-    assert affordable_steps._timed_seconds(distill, data, distillation, network) > 0
+    assert distill._timed_seconds(options, data, distillation, network) > 0
     assert set(sizes) == {6}, "the rows of a step are repeated where there are fewer"
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(weight.grad is None for weight in network.parameters())
@@ -71,18 +71,18 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
     assume(abs(step + evaluation - 60 * minutes) > 1e-6)
     clock, network = Clock(), torch.nn.Linear(1, 1)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(affordable_steps.time, "perf_counter", clock)
-        patch.setattr(affordable_steps, "draw_rows", lambda data, count, seed: np.arange(4))
+        patch.setattr(distill.time, "perf_counter", clock)
+        patch.setattr(distill, "draw_rows", lambda data, count, seed: np.arange(4))
 
         def loss(model: torch.nn.Module, inputs: object) -> torch.Tensor:
             clock.seconds += step
             return model(torch.ones(1, 1)).sum()
 
-        def length() -> affordable_steps.TrainingLength:
-            distill = Distill(minutes=minutes, training_steps=steps, batch_size=2)
+        def length() -> distill.TrainingLength:
+            options = Distill(minutes=minutes, training_steps=steps, batch_size=2)
             data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
-            work: Any = (distill, data, SimpleNamespace(loss=loss), network, Store(Path(folder), version=1))
-            limit: Any = affordable_steps.affordable_length
+            work: Any = (options, data, SimpleNamespace(loss=loss), network, Store(Path(folder), version=1))
+            limit: Any = distill.affordable_length
             return limit(*work, lambda: clock.sleep(evaluation))
 
         if step + evaluation > 60 * minutes:

@@ -20,8 +20,8 @@ from compressor.config.steps import Distill
 from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
-from compressor.run.distillation import distill
-from compressor.run.distillation.distill import rounded_precision
+from compressor.run.steps import distill
+from compressor.run.steps.distill import rounded_precision
 from compressor.tasks import Data
 from compressor.units.layers import is_linear
 from graph_passes import Plan
@@ -88,7 +88,8 @@ def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
 
 
-@pytest.mark.parametrize("field", [pytest.param("data", marks=pytest.mark.zoo), "unlabelled_data"])
+@pytest.mark.zoo
+@pytest.mark.parametrize("field", ["data", "unlabelled_data"])
 def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path, field: str) -> None:
     lines = (inputs / "rows.tsv").read_text().splitlines()[1:]
     (tmp_path / "train.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
@@ -124,6 +125,7 @@ def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path, distilled: tuple[
     assert caught.value.details["field"] == "minutes"
 
 
+@pytest.mark.zoo
 def test_the_time_of_a_step_is_that_of_its_update_too(
     inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +141,8 @@ def test_the_time_of_a_step_is_that_of_its_update_too(
     assert 0 < max(point.step for point in learned.selected.curves) <= 5
 
 
-@pytest.mark.parametrize("share", [0.5, pytest.param(1.0, marks=pytest.mark.zoo)])
+@pytest.mark.zoo
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_the_time_of_a_step_is_that_of_its_rounding_too(
     share: float, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:

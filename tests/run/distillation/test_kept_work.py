@@ -18,7 +18,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
-from compressor.run.distillation import distill
+from compressor.run.steps import distill
 from compressor.units import find_sites
 from tests.faults import fails_with
 from tests.run.distillation.distilled_runs import distilled_recipe, have_same_weights, run
@@ -96,7 +96,10 @@ def test_outputs_that_do_not_fit_on_the_disk_are_noted(
     assert not list(folder.rglob("outputs.*"))
 
 
-@pytest.mark.parametrize(("steps", "shared", "noted"), [(2, True, True), (2, False, False), (60, False, True)])
+@pytest.mark.parametrize(
+    ("steps", "shared", "noted"),
+    [(2, True, True), (2, False, False), pytest.param(60, False, True, marks=pytest.mark.zoo)],
+)
 def test_several_processes_keep_no_outputs_and_say_so(
     steps: int,
     shared: bool,

@@ -12,7 +12,7 @@ import torch
 import compressor
 from compressor.errors import ErrorCode
 from compressor.model_folder import load
-from compressor.run.distillation.teacher import differing_tokenizer_part, require_same_interface
+from compressor.run.steps.distill import differing_tokenizer_part, require_same_interface
 from tests import folders
 from tests.faults import fails_with
 from tests.run.distillation.distilled_runs import distilled_recipe

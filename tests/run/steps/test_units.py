@@ -14,8 +14,9 @@ from compressor.engines.choices import Choice
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import ErrorCode, InputError
 from compressor.results import NoteCode
+from compressor.run.run_context import SelectedPlan
 from compressor.run.steps import units
-from compressor.run.steps.base import DELIVERED, LABEL
+from compressor.run.steps.base import DELIVERED, LABEL, State
 from compressor.store import Store
 
 CHOICES = [Choice(EngineConfig(precision=precision)) for precision in ("fp32", "int8")]
@@ -46,7 +47,11 @@ class Chosen:
 
     def label(self) -> str:
         plan: Any = None
-        return units._choose_last(self.context, self.scorer, self.engine, plan, self.store).choice.label
+        state = State(SelectedPlan(plan), self.engine, self.scorer)
+        delivered = units.with_last_engine(state, self.context, self.store)
+        assert delivered.engine is not None
+        assert delivered.selected.engine == delivered.engine.choice.label
+        return delivered.engine.choice.label
 
 
 @pytest.mark.parametrize(
