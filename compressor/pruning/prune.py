@@ -4,47 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from compressor.measure.costs import CostTable
-from compressor.progress import ProgressCallback, RunLog
+from compressor.progress import RunLog
 from compressor.pruning.allocate import (
     MAX_BUDGET_RATIO,
     MIN_BUDGET_RATIO,
     Allocation,
+    Budgets,
+    Constraint,
     allocate_until_met,
     keep_all_within,
+    macs_of,
+    require_reachable,
 )
-from compressor.pruning.constraints import Budgets, Constraint, macs_of, require_reachable
 from compressor.pruning.measure import KeptTimes
 from compressor.report.budgets import cost, quantity
 from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve
 from compressor.units import PrunableGroup
 
+if TYPE_CHECKING:  # tables and budgets are read where PyTorch is missing
+    from compressor.selection.pruners.base import Pruner
+
 RANKING_STAGES = ("gathering statistics of the rows", "measuring what each group contributes")
 """Stages whose results are kept for further plans of a model with the same weights."""
-
-
-class Method(Protocol):
-    """What a method does with its model, its rows and the groups whose units it may remove, in order."""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """Facts about the weights of the last `finish`."""
-        ...
-
-    def rank(self, on_progress: ProgressCallback) -> None:
-        """Rank the units of every group."""
-        ...
-
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
-        """The loss of each group alone: name of the group -> number of units -> loss, zero for all units."""
-        ...
-
-    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> None:
-        """Give the model the weights of the plan that keeps these numbers of units."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,12 +68,6 @@ class Pruned:
 def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budgets, *, is_timed: bool) -> PlanCosts:
     """What plans cost, counted, and measured where that is needed.
 
-    Args:
-        times: gives cost tables.
-        groups: the groups whose units may be removed.
-        budgets: the budgets.
-        is_timed: whether times are measured.
-
     Raises:
         BudgetError: a budget is below the cost of a plan that keeps nothing of the groups. This is known before the
             rows are read, which takes longer.
@@ -103,15 +82,13 @@ def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budge
     return PlanCosts(times, counted, timed)
 
 
-def prune(method: Method, groups: Sequence[PrunableGroup], costs: PlanCosts, budgets: Budgets, log: RunLog) -> Pruned:
+def prune(
+    pruner: Pruner[Any], groups: Sequence[PrunableGroup], costs: PlanCosts, budgets: Budgets, log: RunLog
+) -> Pruned:
     """Remove units, and give the model the remaining weights.
 
     Args:
-        method: the method, whose model has the weights of the whole model.
-        groups: the groups whose units it may remove.
-        costs: what plans cost.
-        budgets: the budgets that the plan meets.
-        log: receives stages and notes.
+        pruner: the method, whose model has the weights of the whole model.
 
     Raises:
         InputError: a loss or a measured cost is not finite.
@@ -121,9 +98,9 @@ def prune(method: Method, groups: Sequence[PrunableGroup], costs: PlanCosts, bud
     def losses() -> dict[str, Curve]:
         ranking, measuring = RANKING_STAGES
         with log.stage(ranking) as on_progress:
-            method.rank(on_progress)
+            pruner.rank(on_progress)
         with log.stage(measuring) as on_progress:
-            return method.losses(on_progress)
+            return pruner.losses(on_progress)
 
     constraints = budgets.constraints([*costs.counted, *(costs.deciding or costs.timed)])
 
@@ -143,8 +120,8 @@ def prune(method: Method, groups: Sequence[PrunableGroup], costs: PlanCosts, bud
         log.add_notes(budget_notes(constraints, allocation))
     if removes_any(groups, allocation):
         with log.stage("refitting the remaining weights") as on_progress:
-            method.finish(allocation.counts, on_progress)
-        allocation = replace(allocation, notes=method.notes)
+            pruner.finish(allocation.counts, on_progress)
+        allocation = replace(allocation, notes=pruner.notes)
     shown = (*costs.timed, *(table for table in costs.counted if table.unit == "macs"))
     return Pruned(allocation, shown, tuple(constraints))
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compressor.measure.costs import CostTable
-from compressor.pruning.allocate import MAX_BUDGET_RATIO, Allocation
-from compressor.pruning.constraints import Constraint
+from compressor.pruning.allocate import MAX_BUDGET_RATIO, Allocation, Constraint
 from compressor.report.formatting import ms
 from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
 from graph_passes import Plan

@@ -10,16 +10,14 @@ from typing import Any
 from compressor.config.steps import Units
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback
-from compressor.pruning.allocate import Allocation
-from compressor.pruning.constraints import Constraint, unreachable
+from compressor.pruning.allocate import Allocation, Constraint, unreachable
 from compressor.pruning.prune import budget_notes
 from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import BudgetRun
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.selection.train_gate import train_pool
-from compressor.selection.unit_pool import UnitPool, make_bundles
+from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.store import Json, Store
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens

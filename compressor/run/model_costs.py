@@ -15,7 +15,7 @@ from compressor.engines.export import export_graph, rehearse
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
 from compressor.progress import Listener, NullListener, RunLog
-from compressor.pruning.constraints import macs_of
+from compressor.pruning.allocate import macs_of
 from compressor.pruning.costs import PlanEngines
 from compressor.pruning.measure import CostSource, structure_of
 from compressor.quantization import require_nncf

@@ -19,7 +19,7 @@ from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.model_folder import fingerprint
 from compressor.progress import RunLog
-from compressor.pruning.constraints import Budgets, require_reachable
+from compressor.pruning.allocate import Budgets, require_reachable
 from compressor.pruning.costs import Size
 from compressor.pruning.measure import CostSource, KeptTimes
 from compressor.pruning.prune import PlanCosts, Pruned, plan_costs, prune, removes_any
@@ -28,8 +28,7 @@ from compressor.run.budget_rows import budget_rows, cost_shares, predicted_rows
 from compressor.run.plan_source import check_bundles, load_start
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.run_context import LoadedModel, SelectedPlan
-from compressor.selection.options import read_options
-from compressor.selection.pool import heads_to_keep
+from compressor.selection.options import heads_to_keep, read_options
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.store import Store, digest
 from compressor.targets.base import parse_shape

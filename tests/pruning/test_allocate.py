@@ -15,11 +15,14 @@ from compressor.pruning.allocate import (
     MAX_ATTEMPTS,
     MAX_BUDGET_RATIO,
     MIN_BUDGET_RATIO,
+    Budgets,
+    Constraint,
     allocate_until_met,
     choose_counts,
+    head_table,
     keep_all_within,
+    require_reachable,
 )
-from compressor.pruning.constraints import Budgets, Constraint, head_table, require_reachable
 from compressor.pruning.prune import budget_notes
 from compressor.results import NoteCode
 from compressor.run.budget_rows import budget_rows

@@ -59,7 +59,7 @@ def plan_engines(reference: ExportedGraph, form: str, scratch: Path) -> PlanEngi
     return PlanEngines(reference, Choice(CHOICES[form], form), BuildOptions(), row, True, scratch)
 
 
-@pytest.mark.parametrize("form", CHOICES)
+@pytest.mark.parametrize("form", ["", PORTABLE, pytest.param(SYMMETRIC, marks=pytest.mark.zoo)])
 def test_the_graph_of_a_plan_holds_its_units(
     reference: ExportedGraph, groups: list[PrunableGroup], form: str, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ def test_counts_are_linear_in_the_number_of_units(
     assert all([group] in classes for group in last)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.zoo) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.zoo) for seed in (1, 2, 3))])
 def test_what_a_group_saves_does_not_depend_on_the_others(
     reference: ExportedGraph,
     groups: list[PrunableGroup],

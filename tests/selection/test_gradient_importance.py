@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from transformers import PreTrainedModel
 
-from compressor.selection.gradient_importance import sensitivity
+from compressor.selection.subset_evaluator import sensitivity
 from compressor.units import find_sites
 
 SIZES: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.selection.options import heads_to_keep, pool_of
 from compressor.units import Site
 from tests.faults import fails_with
 

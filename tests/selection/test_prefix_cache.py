@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
+from compressor.selection.measure_subsets import ActivationCache, NotRowsError, PartialForward
 from compressor.units import Site, find_sites, hooked
 from compressor.units.layers import outermost_layers
 from tests.selection import tiny

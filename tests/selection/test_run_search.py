@@ -10,8 +10,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
-from compressor.selection.learn import learn
-from compressor.selection.run_search import run_search
+from compressor.selection.learn import learn, run_search
 from compressor.tasks.data import Data
 from tests.faults import fails_with
 from tests.selection import tiny
@@ -104,11 +103,11 @@ def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp
 def test_each_certificate_counts_the_others_of_its_rows(many_rows: Data, tmp_path: Path) -> None:
     """The same run again is the same certificate; another seed, and rows of which some were used, make others."""
     config = selection(method="random", keep=None, max_drop=0.9, certify=0.5, batch_size=64, options={"trials": 1})
-    half, model = replace(many_rows, eval=many_rows.eval.select(range(300))), tiny.classifier()
-    known = {tuple(ids) for ids in many_rows.eval["input_ids"]}
-    other = replace(many_rows, eval=tiny.new_rows(300, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
+    whole, model = replace(many_rows, eval=many_rows.eval.select(range(80))), tiny.classifier()
+    half, known = replace(whole, eval=whole.eval.select(range(40))), {tuple(ids) for ids in whole.eval["input_ids"]}
+    other = replace(whole, eval=tiny.new_rows(40, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
     earlier = []
-    for number, (data, seed) in enumerate([(many_rows, 0), (many_rows, 0), (many_rows, 1), (half, 0), (other, 0)]):
+    for number, (data, seed) in enumerate([(whole, 0), (whole, 0), (whole, 1), (half, 0), (other, 0)]):
         seeded = config.model_copy(update={"seed": seed})
         learned = learn(model, tiny.sites_of(model), data, seeded, tmp_path / str(number))
         assert learned.certificate is not None

@@ -40,7 +40,7 @@ from compressor.run.steps.base import (
     with_plan,
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
-from compressor.selection.pool import heads_to_keep
+from compressor.selection.options import heads_to_keep
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_rows

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compressor.selection.pool import check_count
+from compressor.selection.options import check_count
 
 _ROUNDING = 1e-11
 """Relative excess over a budget that counts as rounding of the sum of costs."""
@@ -44,7 +44,6 @@ class FixedCount(Capacity):
     """Exactly K units, whatever they cost.
 
     Args:
-        units: number of units.
         keep: K, from none to all.
 
     Raises:
@@ -156,7 +155,6 @@ def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
     Args:
         weights: weights with Gumbel noise, finite, `[units]`.
         keep: K, at most the number of units.
-        temperature: the temperature, above zero.
     """
     gates = torch.zeros_like(weights)
     for _ in range(keep):

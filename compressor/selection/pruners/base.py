@@ -66,10 +66,6 @@ class PruningInputs:
 class Pruner(ABC, Generic[OptionsT]):
     """Chooses the units that each group keeps at every number of units, and gives the model its weights.
 
-    Args:
-        inputs: the model and its rows.
-        options: an instance of `options_class`; None: its defaults.
-
     Attributes:
         options_class: class of the options; `MethodOptions` itself if there are none.
         reads_rows: whether the method reads the batches.
@@ -109,11 +105,7 @@ class Pruner(ABC, Generic[OptionsT]):
         return Store(inputs.store / key[:16], {"pruning": key}, is_shared=True)
 
     def require_counts(self, counts: Mapping[str, int]) -> None:
-        """Check that there is a number of units for each group, and for no other name.
-
-        Raises:
-            InputError: a group has none, or a name is no group's.
-        """
+        """Raise InputError unless there is a number of units for each group, and for no other name."""
         names = {group.name for group in self.inputs.groups}
         for name in sorted(names ^ set(counts)):
             reason = "is missing; give a number of units for each group" if name in names else "is no group; remove it"
@@ -155,7 +147,6 @@ class Pruner(ABC, Generic[OptionsT]):
 
         Args:
             counts: name of the group -> number of units that are kept.
-            on_progress: called with (groups, all groups).
 
         Raises:
             InputError: see `require_counts`.

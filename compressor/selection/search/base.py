@@ -52,7 +52,7 @@ class SubsetEvaluator(Protocol):
     def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
         """Mean over at most `rows` training rows of |dL/dgate| of each head, with the heads outside `kept` at zero.
 
-        See `gradient_importance`.
+        See `sensitivity` in `subset_evaluator.py`.
         """
         ...
 
@@ -78,11 +78,7 @@ class Decision:
 
 
 class Search(ABC):
-    """A method that selects heads by evaluating subsets, without training.
-
-    Args:
-        options: an instance of `options_class`; None: its defaults.
-    """
+    """A method that selects heads by evaluating subsets, without training."""
 
     options_class: ClassVar[type[MethodOptions]] = MethodOptions
     options: MethodOptions
@@ -97,7 +93,6 @@ class Search(ABC):
         The first decision keeps all heads. Each later one keeps a subset of what the one before it keeps.
 
         Args:
-            evaluator: evaluates subsets of the model's heads.
             keep: exact number of heads to keep; None: as few as the budget permits.
             budget: maximum drop of the metric from that of all heads, as computed; ignored if `keep` is set.
 
@@ -128,11 +123,6 @@ def metric_drop(before: float, after: float) -> float:
 
 def require_end(method: str, keep: int | None, budget: float | None) -> float:
     """The budget of a search; infinity if the number of heads is fixed.
-
-    Args:
-        method: name of the search, for the message.
-        keep: number of heads to keep, or None.
-        budget: maximum drop of the metric, or None.
 
     Raises:
         UsageError: neither `keep` nor `budget` is set, or the budget is negative.

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import base
-from compressor.selection.gates.bin_concrete import BinConcreteGate, BinConcreteOptions, scale_groups
-from compressor.selection.gates.hard_concrete import HardConcreteGate
+from compressor.selection.gates.concrete import BinConcreteGate, BinConcreteOptions, HardConcreteGate, scale_groups
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import (

@@ -13,7 +13,7 @@ from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import RankedGate
 from compressor.selection.gates.capacity import top
-from compressor.selection.gates.ste import StraightThroughGate
+from compressor.selection.gates.dsp import StraightThroughGate
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import HEADS, LAYERS, gradient, make_gate

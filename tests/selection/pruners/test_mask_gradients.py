@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.mask_gradients import answer_loss, mask_gradients
+from compressor.selection.pruners.fisher import answer_loss, mask_gradients
 from compressor.tasks.forwards import SPAN_ENDS
 from compressor.units import PrunableGroup, find_groups
 from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans

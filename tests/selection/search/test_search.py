@@ -16,8 +16,7 @@ from compressor.results import NoteCode
 from compressor.selection.options import read_options
 from compressor.selection.search import Search
 from compressor.selection.search.astar import AStarOptions, AStarSearch
-from compressor.selection.search.greedy import GreedySearch
-from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
+from compressor.selection.search.greedy import GreedyByIndexSearch, GreedySearch
 from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
 from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
 from tests.faults import fails_with

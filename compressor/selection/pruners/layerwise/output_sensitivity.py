@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.layerwise.linear_inputs import entries_per_row, token_mask
+from compressor.selection.pruners.layerwise.forwards import entries_per_row, token_mask
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
@@ -99,10 +99,6 @@ def sensitivity_of(
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
         batches: inputs `[batch, ...]`, with or without `labels`.
-        linears: module paths.
-        names: the outputs that the task scores, see `Task.outputs`.
-        seed: seed of the draws.
-        on_progress: called with (batches, all batches).
 
     Raises:
         InputError: an output from whose distribution classes or positions are drawn is not finite.
@@ -130,11 +126,9 @@ def sensitivity_of(
 def _parts(batch: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
     """A batch in parts of few rows; the whole batch where its tensors have different numbers of rows."""
     rows = {len(value) for value in batch.values()}
-    if len(rows) > 1:
-        yield batch
-        return
-    for start in range(0, rows.pop(), _ROWS):
-        yield {name: value[start : start + _ROWS] for name, value in batch.items()}
+    size = _ROWS if len(rows) == 1 else max(rows)
+    for start in range(0, max(rows), size):
+        yield {name: value[start : start + size] for name, value in batch.items()}
 
 
 def _fisher(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.selection.pruners.layerwise.curves import TEMPERATURE, PartialKL, with_weight
+from compressor.selection.pruners.layerwise.torch_network import TEMPERATURE, PartialKL, with_weight
 from compressor.tasks.divergence import divergence
 from compressor.tasks.forwards import IGNORED
 from tests.selection.pruners.reconstruct.shared import CASES, bert, bert_spans, linears_in_layers

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.layerwise.feeders import feeders_of
-from compressor.selection.pruners.layerwise.linear_inputs import token_mask
+from compressor.selection.pruners.layerwise.forwards import token_mask
+from compressor.selection.pruners.layerwise.torch_network import feeders_of
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.units import find_groups
 from tests.selection.pruners.pruning import family_inputs, random_counts, ranked

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from compressor.selection.pruners.layerwise.gram import Gram, StoredGrams, write_grams
+from compressor.selection.pruners.layerwise.refit import Gram, StoredGrams, write_grams
 
 
 def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
-from compressor.selection.pruners.layerwise.residual_sum import find_sum
+from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun, find_sum
 from tests.selection.pruners.reconstruct.shared import CASES, linears_in_layers
 from tests.unchanged import unchanged
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.selection.pruners.layerwise.residual_sum import SumReader, find_sum
+from compressor.selection.pruners.layerwise.layer_run import SumReader, find_sum
 from tests.selection.pruners.reconstruct.shared import CASES
 from tests.unchanged import unchanged
 
