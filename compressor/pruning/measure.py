@@ -353,10 +353,6 @@ class CostSource:
             self.engines.discard(engine)
         return times
 
-    def release(self) -> None:
-        """Free the memory of the engine of the whole model, which is built again when it is needed."""
-        self.engines.release()
-
     def _rescaled(self, tables: Sequence[CostTable]) -> list[CostTable]:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""
         rescaled = []

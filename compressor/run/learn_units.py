@@ -10,8 +10,7 @@ from typing import Any
 from compressor.config.steps import Units
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback
-from compressor.pruning.allocate import Allocation, Constraint, unreachable
-from compressor.pruning.prune import budget_notes
+from compressor.pruning.allocate import Allocation, Constraint, budget_notes, unreachable
 from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.prunable_groups import prunable_groups
 from compressor.run.prune_units import BudgetRun
@@ -97,8 +96,7 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
         rests.append(constraint.table.whole - sum(savings))
     limits = tuple(constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True))
     if min(limits) < 0:
-        budgets, tables = zip(*((constraint.budget, constraint.table) for constraint in constraints), strict=True)
-        raise unreachable(budgets, tables, rests, {member.name for member in bundles})
+        raise unreachable(constraints, rests, {member.name for member in bundles})
     return UnitPool(tuple(bundles), tuple(costs), limits)
 
 

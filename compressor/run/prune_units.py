@@ -19,10 +19,9 @@ from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.model_folder import fingerprint
 from compressor.progress import RunLog
-from compressor.pruning.allocate import Budgets, require_reachable
+from compressor.pruning.allocate import Budgets, PlanCosts, Pruned, plan_costs, prune, removes_any, require_reachable
 from compressor.pruning.costs import Size
 from compressor.pruning.measure import CostSource, KeptTimes
-from compressor.pruning.prune import PlanCosts, Pruned, plan_costs, prune, removes_any
 from compressor.results import Candidate, size_label
 from compressor.run.budget_rows import budget_rows, cost_shares, predicted_rows
 from compressor.run.plan_source import check_bundles, load_start

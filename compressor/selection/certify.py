@@ -26,7 +26,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -251,21 +250,15 @@ def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
     digests, folder = np.unique(_digests(rows)), user_cache() / "certificates"
     key = json.dumps(request, sort_keys=True, default=str).encode() + digests.tobytes()
     path = folder / f"{hashlib.sha256(key).hexdigest()[:16]}.npy"
-    stored = (_stored_digests(file) for file in folder.glob("*.npy") if file.name != path.name)
-    earlier = sum(bool(np.isin(digests, certified).any()) for certified in stored)
+    earlier = 0
+    for file in folder.glob("*.npy"):
+        with contextlib.suppress(OSError, EOFError, ValueError):  # a file that cannot be read
+            earlier += file.name != path.name and bool(np.isin(digests, np.load(file)).any())
     with contextlib.suppress(OSError):  # a cache that cannot be written must not cost a finished search
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary, temporary.open("wb") as file:
             np.save(file, digests)
     return earlier
-
-
-def _stored_digests(file: Path) -> np.ndarray:
-    """The digests in a file; none where it cannot be read."""
-    with contextlib.suppress(OSError, EOFError, ValueError):
-        digests: np.ndarray = np.load(file)
-        return digests
-    return np.array([], np.uint64)
 
 
 def _digests(rows: Dataset) -> np.ndarray:

@@ -62,7 +62,6 @@ class Measurer(Protocol):
             base: a subset whose activations are recorded first, so that `subsets` run from their first difference from
                 it; None: they run from their first difference from the subset that was recorded last.
         """
-        ...
 
 
 class _Batch(NamedTuple):

@@ -214,14 +214,12 @@ class Option:
 
 def list_options(*models: type[MethodOptions]) -> tuple[Option, ...]:
     """The options of some models, in order; `list_options(*option_models(method))` lists all options of a method."""
-    return tuple(
-        Option(name, field.default, _described(model, name), choices_of(field))
-        for model in models
-        for name, field in model.model_fields.items()
-    )
-
-
-def _described(model: type[MethodOptions], name: str) -> str:
-    """The description of a field, with its defaults for single tasks."""
-    defaults = (f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values)
-    return "".join([model.model_fields[name].description or "", *defaults])
+    options = []
+    for model in models:
+        for name, field in model.model_fields.items():
+            of_tasks = (
+                f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values
+            )
+            description = "".join([field.description or "", *of_tasks])
+            options.append(Option(name, field.default, description, choices_of(field)))
+    return tuple(options)

@@ -18,12 +18,12 @@ from compressor.pruning.allocate import (
     Budgets,
     Constraint,
     allocate_until_met,
+    budget_notes,
     choose_counts,
     head_table,
     keep_all_within,
     require_reachable,
 )
-from compressor.pruning.prune import budget_notes
 from compressor.results import NoteCode
 from compressor.run.budget_rows import budget_rows
 from compressor.units import PrunableGroup

@@ -18,9 +18,9 @@ from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder import example_feeds_by_size
+from compressor.pruning.allocate import PlanCosts
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
-from compressor.pruning.prune import PlanCosts
 from compressor.results import Note, NoteCode
 from compressor.run.learn_units import learn_pool, make_pool, with_costs
 from compressor.run.plan_source import PlanFiles, check_start

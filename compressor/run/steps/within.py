@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError
-from compressor.pruning.allocate import Budgets
+from compressor.pruning.allocate import RANKING_STAGES, Budgets, PlanCosts, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
     LossEstimate,
@@ -31,7 +31,6 @@ from compressor.pruning.bisect import (
     upper_losses,
 )
 from compressor.pruning.measure import KeptTimes
-from compressor.pruning.prune import RANKING_STAGES, PlanCosts, plan_costs
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prunable_groups import prunable_groups

@@ -241,17 +241,12 @@ def _output_loss(logits: Tensor, name: str, batch: Batch, kind: AnswerKind | Non
     if are_classes(logits, name, kind):  # case 5
         answers = (logits.detach() > 0).to(logits.dtype)
         return binary_cross_entropy_with_logits(logits, answers, reduction="none").sum(-1)
-    losses = _cross_entropy(logits)
+    flat = logits.flatten(0, -2)
+    losses = cross_entropy(flat, flat.detach().argmax(-1), reduction="none").reshape(logits.shape[:-1])
     if losses.dim() == 1:  # cases 1 and 3
         return losses
     mask = scored_mask(batch, *losses.shape).to(losses.device)  # case 4
     return (losses * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
-def _cross_entropy(logits: Tensor) -> Tensor:
-    """The cross entropy of distributions `[..., classes]` against their most likely classes, `[...]`."""
-    flat = logits.flatten(0, -2)
-    return cross_entropy(flat, flat.detach().argmax(-1), reduction="none").reshape(logits.shape[:-1])
 
 
 def _mask_hooks(

@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,8 +29,8 @@ import psutil
 
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 
-_CONNECT_SECONDS = 5
-"""Time limit for a connection to an address."""
+_CONNECT_SECONDS, _START_SECONDS = 5, 300
+"""Time limits for a connection to an address, and for workers to start."""
 _SHUTDOWN_SECONDS, _INTERRUPT_SECONDS, _EXIT_SECONDS = 20, 5, 2
 """Time limits for Ray to shut down, for an interrupted driver to do so, and for Ray's processes to end afterwards."""
 _MIN_STORE = 80 * 2**20
@@ -41,23 +40,6 @@ _THREADS = 1
 _QUIET: dict[str, Any] = {"logging_level": "critical", "configure_logging": False, "log_to_driver": False}
 """Arguments of `ray.init` that silence its logs."""
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RaySettings:
-    """Settings of workers and time limits of Ray.
-
-    Attributes:
-        cores: number of cores that a worker reserves.
-        restarts: number of times that a worker that ended is restarted before the run fails.
-        start_seconds: time limit for workers to start.
-        answer_seconds: time limit for a cluster to answer.
-    """
-
-    cores: float = 1
-    restarts: int = 3
-    start_seconds: float = 300
-    answer_seconds: float = 20
 
 
 def is_installed() -> bool:
@@ -83,29 +65,23 @@ def check_reachable(where: str) -> None:
 
 
 class RayPool:
-    """Ray workers, which run in a process of their own from the first `start` until the context ends.
-
-    The process, those of Ray and their files are removed then.
+    """Ray workers, which run in a process of their own from the first `start` until `close`.
 
     Args:
         where: `local`: as many workers as this machine has cores; `local:4`: four workers; `HOST:PORT`: one per core of
             the cluster at this address, of which this machine is a node. If the model is on a GPU: one per GPU instead.
+        restarts: number of times that a worker that ended is restarted before the run fails.
+        answer_seconds: time limit for a cluster to answer.
     """
 
-    def __init__(self, where: str, settings: RaySettings) -> None:
-        self._where, self._settings = where, settings
+    def __init__(self, where: str, *, restarts: int = 3, answer_seconds: float = 20) -> None:
+        self._where, self._restarts, self._answer_seconds = where, restarts, answer_seconds
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_connected = self._is_waiting = False
         self._workers = 0
         self._handles = itertools.count()
         self._released: list[int] = []
-
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def start(self, shared_bytes: int, maximum: int, *, on_gpu: bool) -> int:
         """Start workers at the first call; return their number, at most `maximum`.
@@ -116,11 +92,11 @@ class RayPool:
         Raises:
             TargetMissingError: Ray or its workers do not start, or no cluster answers.
         """
-        maximum, settings = max(1, maximum), self._settings
+        maximum = max(1, maximum)
         if self._process is None:
             try:
                 self._connect(shared_bytes)
-                limits = (settings.cores, settings.restarts, settings.start_seconds)
+                limits = (self._restarts, _START_SECONDS)
                 self._workers = self._request("start_workers", maximum, *limits, on_gpu=on_gpu)
             except BaseException:
                 self.close()
@@ -199,7 +175,7 @@ class RayPool:
             }
         self._send("connect", arguments)
         # Ray itself may wait much longer for a cluster that does not answer.
-        seconds = self._settings.answer_seconds if workers is None else self._settings.start_seconds
+        seconds = self._answer_seconds if workers is None else _START_SECONDS
         if not self._connection.poll(seconds):
             raise _unavailable(self._where, f"no answer for {seconds:g} s")
         succeeded, result = self._receive()
@@ -380,7 +356,7 @@ class Driver:
         # Ray's handler ends the process at once and leaves its files behind.
         signal.signal(signal.SIGTERM, _exit)
 
-    def start_workers(self, maximum: int, cores: float, restarts: int, seconds: float, *, on_gpu: bool) -> int:
+    def start_workers(self, maximum: int, restarts: int, seconds: float, *, on_gpu: bool) -> int:
         """Start a worker on every free core or GPU, but at most `maximum`.
 
         Args:
@@ -406,7 +382,7 @@ class Driver:
         self._restarts = restarts
         worker_class: Any = ray.remote(RayWorker)
         worker_class = worker_class.options(
-            num_cpus=cores, num_gpus=int(on_gpu), max_restarts=restarts, max_task_retries=restarts
+            num_cpus=1, num_gpus=int(on_gpu), max_restarts=restarts, max_task_retries=restarts
         )
         self._actors = [worker_class.remote() for _ in range(min(free, maximum))]
         try:

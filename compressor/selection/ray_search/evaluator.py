@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.measure_subsets import Measurement, SubsetMeasurer
-from compressor.selection.ray_search.cluster import RayPool, RaySettings, check_reachable
+from compressor.selection.ray_search.cluster import RayPool, check_reachable
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks.data import Data
@@ -31,11 +31,11 @@ from compressor.units import Site
 
 
 @contextmanager
-def evaluator_factory(where: str | None, settings: RaySettings | None = None) -> Iterator[EvaluatorFactory]:
+def evaluator_factory(where: str | None, *, restarts: int = 3) -> Iterator[EvaluatorFactory]:
     """A factory of evaluators that measure in this process, or on workers that end with the context.
 
     Args:
-        where: None: no workers; else see `RayPool`.
+        where: None: no workers; else see `RayPool`, as for `restarts`.
 
     Raises:
         UsageError: several processes of `accelerate launch` are running.
@@ -52,7 +52,7 @@ def evaluator_factory(where: str | None, settings: RaySettings | None = None) ->
             field="ray",
             value=where,
         )
-    with RayPool(where, settings or RaySettings()) as pool:
+    with closing(RayPool(where, restarts=restarts)) as pool:
         yield factory_of(pool)
 
 

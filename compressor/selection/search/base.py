@@ -30,31 +30,22 @@ class SubsetEvaluator(Protocol):
     @property
     def count(self) -> int:
         """Number of different subsets that were evaluated."""
-        ...
 
     @property
     def forwards(self) -> float:
         """Cost of these evaluations, in forwards of the whole model over all evaluation rows."""
-        ...
 
     def evaluate(self, kept: frozenset[Head]) -> float:
         """The metric on the evaluation rows with the heads `kept`, negated if lower is better."""
-        ...
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
         """`evaluate` of `kept` without each of `heads`, in their order; cheaper than separate calls."""
-        ...
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
         """`evaluate` of each subset, in their order."""
-        ...
 
     def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
-        """Mean over at most `rows` training rows of |dL/dgate| of each head, with the heads outside `kept` at zero.
-
-        See `sensitivity` in `subset_evaluator.py`.
-        """
-        ...
+        """Mean over at most `rows` training rows of |dL/dgate| of each head, with the heads outside `kept` at zero."""
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def _(w: World) -> None:
     w.learns()
     w.patch.setattr("compressor.selection.ray_search.evaluator.check_reachable", lambda where: None)
 
-    def refuse(where: str, settings: object) -> None:
+    def refuse(where: str, restarts: int) -> None:
         raise cluster._unavailable(where, "no memory")
 
     w.patch.setattr("compressor.selection.ray_search.evaluator.RayPool", refuse)
@@ -284,13 +284,13 @@ def driver(w: World, error: Exception | None, cores: int = 2) -> Any:
 
 @advice("selection.ray_search.cluster Driver.start_workers device-missing")
 def _(w: World) -> None:
-    w.fails(lambda: driver(w, None, 0).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
-    w.right(lambda: driver(w, None, 2).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+    w.fails(lambda: driver(w, None, 0).start_workers(2, 1, 1.0, on_gpu=False))
+    w.right(lambda: driver(w, None, 2).start_workers(2, 1, 1.0, on_gpu=False))
 
 
 @advice("selection.ray_search.cluster Driver.start_workers runtime-failed", unfollowed=RAY)
 def _(w: World) -> None:
-    w.fails(lambda: driver(w, OSError("no such module")).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+    w.fails(lambda: driver(w, OSError("no such module")).start_workers(2, 1, 1.0, on_gpu=False))
 
 
 @advice("selection.ray_search.cluster Driver.measure process-ended")

@@ -23,7 +23,7 @@ weights_ = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0]), min_size
 
 
 @pytest.mark.parametrize("method", GATE_METHODS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(weights=weights_, keep=st.integers(0, HEADS))
 def test_hardens_to_exactly_k(method: str, weights: list[float], keep: int) -> None:
     gate = make_gate(method, keep)

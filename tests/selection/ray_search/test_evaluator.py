@@ -15,7 +15,7 @@ import pytest
 from compressor.errors import CompressorError, ErrorCode, InputError, TargetMissingError
 from compressor.selection.learn import run_search
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.selection.ray_search.cluster import RayPool, RaySettings, ShareWorker, is_installed
+from compressor.selection.ray_search.cluster import RayPool, ShareWorker, is_installed
 from compressor.selection.ray_search.evaluator import evaluator_factory, factory_of
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from tests.faults import fails_with
@@ -124,7 +124,7 @@ def test_the_plan_equals_that_of_one_process(workers: int, method: str, options:
 @pytest.fixture(scope="module")
 def make() -> Iterator[EvaluatorFactory]:
     """Evaluators on two workers of Ray, each of which is restarted once at most."""
-    with evaluator_factory("local:2", RaySettings(restarts=1)) as factory:
+    with evaluator_factory("local:2", restarts=1) as factory:
         yield factory
 
 

@@ -36,7 +36,7 @@ SEARCHES: dict[str, Callable[[], Search]] = {
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(costs=costs, pair_costs=pairs, keep=st.integers(0, len(HEADS)))
 def test_ends_with_exactly_k(
     name: str, costs: list[float], pair_costs: dict[tuple[int, int], float], keep: int
@@ -50,7 +50,7 @@ def test_ends_with_exactly_k(
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(costs=costs, pair_costs=pairs, budget=st.integers(0, 60))
 def test_stays_within_the_budget(
     name: str, costs: list[float], pair_costs: dict[tuple[int, int], float], budget: int

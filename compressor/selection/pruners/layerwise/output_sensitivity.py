@@ -157,7 +157,9 @@ def _fisher(
             if gradient is None:
                 continue
             squares = gradient.float().square().sum(-1)
-            scale = _per_token(name, row_weights, squares)
+            # The first axis of tokens is rows, windows of rows, or tokens flattened row by row.
+            scale = row_weights.repeat_interleave(entries_per_row(name, len(squares), len(row_weights)))
+            scale = scale.reshape(-1, *(1,) * (squares.dim() - 1))
             total += (squares * scale).cpu()
             mask = token_mask(model, name, batch, squares.shape)
             rows = (gradient.float() * scale.sqrt()[..., None])[mask]
@@ -240,12 +242,6 @@ def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:
         )
     drawn = torch.multinomial(p, 1, generator=generator).reshape(*log.shape[:-1], 1)
     return log.gather(-1, drawn).squeeze(-1)
-
-
-def _per_token(linear: str, row_weights: Tensor, squares: Tensor) -> Tensor:
-    """Weights `[rows]` for tokens whose first axis is rows, windows of rows, or tokens flattened row by row."""
-    weights = row_weights.repeat_interleave(entries_per_row(linear, len(squares), len(row_weights)))
-    return weights.reshape(-1, *(1,) * (squares.dim() - 1))
 
 
 def _normalise(batches: Sequence[tuple[list[Tensor], Tensor]]) -> None:

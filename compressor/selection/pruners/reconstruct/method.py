@@ -60,24 +60,19 @@ class Network(Protocol):
     @property
     def rows(self) -> int:
         """Number of calibration examples."""
-        ...
 
     @property
     def calls_once(self) -> bool:
         """Whether a forward calls the linear of each group once; known after `weigh`."""
-        ...
 
     def linear(self, path: str) -> LinearWeights:
         """A copy of the present weights of a linear."""
-        ...
 
     def set_linear(self, path: str, weights: LinearWeights) -> None:
         """Give a linear other weights, and another bias where it has one."""
-        ...
 
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
         """About the number of tokens that each linear reads on the calibration examples."""
-        ...
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         """Weigh tokens and errors of outputs by how much the answers of the network depend on them.
@@ -88,22 +83,18 @@ class Network(Protocol):
             Path of each linear -> weights of errors of its outputs `[outputs, outputs]`, whose mean eigenvalue is one;
             zeros where the network knows none.
         """
-        ...
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
         """Path of each linear -> Gram matrix of its inputs; InputError if an activation is not finite."""
-        ...
 
     def divergence(self) -> Divergence:
         """Measures losses of the whole network on the held-out examples, whose activations it holds.
 
         The network must not change while the returned function is in use.
         """
-        ...
 
     def feeders(self, linear: str) -> tuple[str, ...]:
         """Paths of the linears that compute what the units of a linear are made of; possibly none."""
-        ...
 
     def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
         """For each set of linears, in the order of their calls, the sums for its refit (see `refit_in_order`).
@@ -114,7 +105,6 @@ class Network(Protocol):
         Raises:
             InputError: an activation is not finite.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,8 +66,10 @@ def removal_order(
         InputError: the Gram matrix is not finite.
     """
     weight = np.array(weight, np.float64)
-    if metric is not None:
-        weight = _root(metric) @ weight
+    if metric is not None:  # R with R'R = D, without the directions that D does not see
+        values, vectors = np.linalg.eigh(metric)
+        seen = values > values.max(initial=0.0) * 1e-12
+        weight = (vectors[:, seen] * np.sqrt(values[seen])).T @ weight
     factor, damp = factorize(gram.matrix, gram.damping, damp)
     elimination = _Elimination(weight, gram, factor, gram.inputs // units, parts)
     order: list[int] = []
@@ -98,13 +100,6 @@ def reconstruct(dense: LinearWeights, gram: Gram, columns: np.ndarray, *, damp: 
     change = cho_solve((factor, True), gram.matrix[np.ix_(kept, removed)] @ extended[:, removed].T)
     reconstructed[:, kept] = extended[:, kept] + change.T
     return LinearWeights.of(reconstructed, damp, has_ones=gram.has_ones)
-
-
-def _root(metric: np.ndarray) -> np.ndarray:
-    """R with R'R = D, without the directions that D does not see."""
-    values, vectors = np.linalg.eigh(metric)
-    seen = values > values.max(initial=0.0) * 1e-12
-    return (vectors[:, seen] * np.sqrt(values[seen])).T
 
 
 class _Elimination:
