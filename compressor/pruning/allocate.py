@@ -83,9 +83,6 @@ class Constraint:
 
         Costs that are counted need none. The closest plans that cost less and more than the budget are interpolated, in
         logarithms; where all cost less or all more, costs are corrected in proportion to those of the closest.
-
-        Args:
-            points: predicted and measured cost of each plan that was measured.
         """
         if self.table.unit != "ms":
             return self
@@ -127,11 +124,7 @@ class Budgets:
         return self.speedup is not None or self.milliseconds is not None
 
     def constraints(self, tables: Sequence[CostTable]) -> list[Constraint]:
-        """The budgets on the costs of some tables, and on the number of heads.
-
-        Args:
-            tables: tables of every unit, at the sizes at which budgets hold.
-        """
+        """The budgets on the costs of some tables, and on the number of heads."""
         counted = [head_table(self.groups)] if self.heads is not None else []
         bounds = [(table.with_fixed(self.fixed), self._bound(table)) for table in (*tables, *counted)]
         return [Constraint(table, bound) for table, bound in bounds if bound is not None]
@@ -413,9 +406,6 @@ def prune(
     pruner: Pruner[Any], groups: Sequence[PrunableGroup], costs: PlanCosts, budgets: Budgets, log: RunLog
 ) -> Pruned:
     """Remove units, and give the model the remaining weights.
-
-    Args:
-        pruner: the method, whose model has the weights of the whole model.
 
     Raises:
         InputError: a loss or a measured cost is not finite.

@@ -99,11 +99,7 @@ def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[fl
 
 
 def speed_of(tables: Sequence[CostTable], counts: Mapping[str, int]) -> float:
-    """How many times as fast as dense a plan is by cost tables, at the size where that is least.
-
-    Args:
-        counts: name of the group -> number of units that the plan keeps; others keep all.
-    """
+    """How many times as fast as dense a plan is by cost tables, at the size where that is least."""
     return min(table.dense / table.cost(counts) for table in tables)
 
 

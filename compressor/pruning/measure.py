@@ -82,11 +82,7 @@ def equal_groups(groups: Sequence[PrunableGroup], table: CostTable) -> list[list
 
 
 def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
-    """Numbers of units of a group at which engines are timed, ascending, without all of them.
-
-    Args:
-        share: its share of the multiply-accumulates of the model.
-    """
+    """Numbers of units of a group at which engines are timed, ascending, without all of them."""
     grid = group.counts[:-1]
     shares = _TIMED_SHARES if share >= _SMALL_SHARE else _SHARES_OF_FEW
     nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
@@ -153,11 +149,8 @@ def measure_times(
     disturbances of the machine affect both.
 
     Args:
-        macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         unpruned: engines of the whole model: as plans are built, and the runtime's own.
-        inputs: one batch of inputs for each size.
         store: keeps what is measured, from which an interrupted measurement goes on.
-        seconds: time that the measurement may take.
 
     Raises:
         OutOfTimeError: it would take longer.
@@ -339,9 +332,6 @@ class CostSource:
         The engine takes turns with that of the whole model and with dense, as in the last measurement of a run: which
         engines it follows can change the time of a small one. Its time is given relative to the whole model in the same
         precision, which a disturbance of the machine slows down more alike than dense.
-
-        Args:
-            counts: name of the group -> number of units that the plan keeps; the others keep all.
         """
         with self.log.stage(f"timing the plan, attempt {next(self._attempts)}"):
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))

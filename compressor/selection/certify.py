@@ -163,9 +163,6 @@ def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> in
 def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed: int) -> tuple[Dataset, Dataset]:
     """Divide rows at random into one half for the search and one, in random order, for the certificate.
 
-    Args:
-        task: the task, whose metric must be the accuracy of a text classifier.
-
     Raises:
         UsageError: the metric is not accuracy, or the budget is not between 0 and 1.
         InputError: there are too few rows to certify even a search that loses nothing.
@@ -211,7 +208,6 @@ def certify(
         decisions: each keeps fewer units than the one before; the first keeps all.
         losses: of a decision: 1.0 for each unseen row that the model with its units misclassifies, else 0.0, `[rows]`,
             in random order.
-        searched_rows: number of rows that the search saw, for the certificate.
     """
     dense = losses(decisions[0])
     drops, p_values, needed, passed = [0.0], [0.0], None, 1

@@ -101,9 +101,7 @@ def run_search(
 
     Args:
         model: the model, whose weights are not changed; it is moved to a GPU if there is one.
-        data: encoded rows, with the task by which heads are selected.
         keep: number of heads to keep; None: as few as the allowed loss permits.
-        checkpoint_dir: folder of stored evaluations, from which an interrupted search resumes.
 
     Raises:
         UsageError: an option does not exist or is out of range, or no head can be removed within the allowed loss.

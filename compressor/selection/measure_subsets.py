@@ -78,8 +78,7 @@ class SubsetMeasurer:
     A subset to be recorded also runs from its first difference from the one that was recorded before.
 
     Args:
-        model: the model, which is not changed.
-        reuse: reuse activations. False: run the whole model for every subset, one at a time, with rows in their order.
+        reuse: False: run the whole model for every subset, one at a time, with rows in their order.
         memory_share: share of the free memory that activations may use; those that do not fit are computed again.
     """
 
@@ -230,11 +229,7 @@ class ActivationCache:
 
 
 class PartialForward:
-    """Runs forwards of one model without dropout, which may start at any layer.
-
-    Args:
-        model: the model, which is not changed.
-    """
+    """Runs forwards of one model without dropout, which may start at any layer."""
 
     def __init__(self, model: PreTrainedModel, sites: Sequence[Site], mixed_precision: MixedPrecision = "no") -> None:
         self._model, self._sites, self._is_half = model, sites, mixed_precision == "bf16"

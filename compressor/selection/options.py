@@ -114,8 +114,6 @@ def read_options(subject: str, options: Mapping[str, Any], model: type[_M], task
     """The options of one model among `options`, which may hold those of other models too.
 
     Args:
-        subject: what the options belong to, for the message.
-        options: option values by name, as in a recipe.
         task: name of the task, whose defaults apply to fields that `options` lacks; None: the usual defaults.
 
     Raises:

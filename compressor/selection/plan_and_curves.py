@@ -32,12 +32,7 @@ class LearningResult:
 
 
 def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], data: Data) -> Plan:
-    """The plan with a record of how its units were selected.
-
-    Args:
-        options: every option of the method, defaults included.
-        data: the rows from which units were learned.
-    """
+    """The plan with a record of how its units were selected."""
     record = {"method": selection.method, "options": dict(options), "seed": selection.seed, "data": data.train_hash}
     return plan.model_copy(update=record)
 
@@ -48,7 +43,6 @@ def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tup
     `overlap` at a point is the share of the heads that are kept there, of those that are kept at the last point.
 
     Args:
-        log: its entries, each with its step.
         metric: the metric of the evaluation rows; None: they have no labels.
     """
     names = ("loss", "learning_rate", *(() if metric is None else (f"eval_{metric}",)), "eval_divergence")

@@ -57,7 +57,6 @@ class ModelSubsetEvaluator:
     run from their first difference.
 
     Args:
-        model: the model, which is not changed.
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
         mixed_precision: precision of matmuls in evaluations; sensitivity is measured in float32.
         measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
@@ -167,8 +166,6 @@ class EvaluationStore:
     """Evaluations in an `.npz` file, which is written at intervals, longer ones if a write takes long.
 
     Args:
-        path: the file; it need not exist.
-        seconds: minimum time between two writes.
         write_share: minimum time between two writes, as a multiple of the time that a write takes.
     """
 
@@ -226,7 +223,6 @@ def sensitivity(
     times. One gate per example and head lets autograd compute the sum.
 
     Args:
-        model: the model, which is not changed and runs without dropout.
         mask: `[heads]`, bool: the heads that are kept; the others are zero in the forward.
         batches: collated batches with the model's labels (`Task.loss_inputs`). A batch without `labels` has one label
             per row under another name.

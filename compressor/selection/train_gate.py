@@ -86,7 +86,6 @@ def make_bundles(
     Args:
         model: the model; it runs in evaluation mode, and is restored afterwards.
         batches: rows, whose labels are not read.
-        outputs: names of the model's outputs that the task scores.
     """
     neurons = [group for group in groups if group.type == "neurons"]
     gradients = mask_gradients(model, neurons, batches, outputs, on_progress) if neurons else {}
@@ -109,7 +108,6 @@ def train_gate(
     """Train the gate of `selection.method` and keep the heads that it selects, at their scales; see `learn`.
 
     Args:
-        data: encoded rows, with the task by which heads are selected.
         keep: number of heads to keep; None: as many as the penalty leaves open.
 
     Raises:
@@ -144,11 +142,7 @@ def train_pool(
     with the same `checkpoint_dir`.
 
     Args:
-        model: a float32 model, trained in place, unless the method is pipelined.
         groups: every group of the plan; those that are not in the pool keep all units.
-        pool: the units that compete, and their budgets.
-        data: encoded rows; units are selected by `Task.chooser`.
-        checkpoint_dir: folder of the checkpoints, from which an interrupted run resumes.
 
     Raises:
         UsageError: an option does not exist or is out of range.

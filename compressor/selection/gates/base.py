@@ -34,7 +34,6 @@ class RankedGate(Gate):
     A registered gate derives from this class and sets `options_class`.
 
     Args:
-        layers: units of each group, in order.
         keep: number of units to keep, from none to all, or budgets of their costs. Where every unit or none can be
             kept, there is no choice to learn, and gates are constant. None: those that a penalty leaves open.
         seed: seed of the initial weights, and of the noise of every step.

@@ -81,7 +81,6 @@ def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
     Of equal bundles the first comes first. With one part, all bundles are in the order of their importances.
 
     Args:
-        importance: importance of each bundle, `[bundles]`.
         parts: number of consecutive parts of equal size.
     """
     order = np.argsort(importance.reshape(parts, -1), axis=1, kind="stable")

@@ -86,9 +86,6 @@ class RayPool:
     def start(self, shared_bytes: int, maximum: int, *, on_gpu: bool) -> int:
         """Start workers at the first call; return their number, at most `maximum`.
 
-        Args:
-            shared_bytes: bytes of the objects that workers share.
-
         Raises:
             TargetMissingError: Ray or its workers do not start, or no cluster answers.
         """
@@ -325,7 +322,6 @@ class RayWorker:
                 reference.
             share: reference to the pickled rows of this worker, in a list.
             base: the subset that the workers recorded last; None: they have recorded none.
-            record: record `base` first.
         """
         if self._worker is None or self._share != share:
             import ray
@@ -358,10 +354,6 @@ class Driver:
 
     def start_workers(self, maximum: int, restarts: int, seconds: float, *, on_gpu: bool) -> int:
         """Start a worker on every free core or GPU, but at most `maximum`.
-
-        Args:
-            restarts: number of times that a worker that ended is restarted.
-            seconds: time limit for all workers to start.
 
         Returns:
             The number of workers.

@@ -99,7 +99,6 @@ def collect_inputs(
     Args:
         model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
         batch: inputs `[batch, ...]`, with or without `labels`.
-        weights: the weights of the batch, see `Sensitivity`; None: one for each token.
     """
     counts = dict.fromkeys(linears, 0)
 

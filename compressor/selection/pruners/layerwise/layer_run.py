@@ -94,7 +94,6 @@ class LayerwiseRun:
     Args:
         model: a transformers model. Weights and hooks may change between calls; changes of a layer before `start` have
             no effect any more.
-        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
 
     Attributes:
         start: the layer call that the next forward starts at, from 0.
@@ -257,9 +256,6 @@ def find_sum(model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str) -
     It is found by experiment: the input has the shape of the output y, differs from it, and shifts by delta when y is
     shifted by a random delta.
 
-    Args:
-        batch: inputs `[batch, ...]`; a few rows suffice.
-
     Returns:
         None if a call of the linear has no such module call.
     """
@@ -357,9 +353,7 @@ class DenseSums:
     weights of these linears alone; it shares all other parameters and buffers with the model, which must not change.
 
     Args:
-        model: the model, which is dense now.
         linears: module paths of the linears, in the order in which the model calls them.
-        batches: calibration inputs `[batch, ...]`.
         unsummed: those of the linears for which no sum is searched.
     """
 
@@ -461,11 +455,9 @@ def calls_in_order(
     The calls of a set may be left unread, but cannot be read after the next set is requested.
 
     Args:
-        model: the model; it is dense at the start.
         linear_sets: module paths of linears, in the order in which the model calls them; those of one set are called in
             the same layer and do not depend on each other.
         batches: inputs `[batch, ...]`.
-        sums: the sums y' + R' of the dense model.
 
     Raises:
         KeyError: a linear has no sums.

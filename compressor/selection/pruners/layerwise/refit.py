@@ -128,9 +128,6 @@ class StoredGrams(Mapping[str, Gram]):
     """Module path of a linear -> Gram matrix of its inputs, read from the file at each access.
 
     Together they may take more memory than the model.
-
-    Args:
-        path: the file; it must exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,10 +163,8 @@ class RefitSums:
     for float64 activations and else in float32; the sums are float64 on the device of the first ones.
 
     Args:
-        inputs: number of inputs of the linear.
         outputs: number of its outputs; None: there are no targets and only `gram` is needed.
         has_ones: see `Gram`; whether the linear has a bias.
-        name: name of the linear in error messages.
     """
 
     def __init__(self, inputs: int, outputs: int | None = None, *, has_ones: bool, name: str = "a linear") -> None:
@@ -233,7 +228,6 @@ class RefitSums:
         Args:
             start: the weights W_0 before the refit. Their bias only says that there is one: the refitted bias is not
                 held near it.
-            columns: indices of the columns that are kept.
             ridge: lambda as a share of the mean diagonal of A'A over the kept columns; it is raised tenfold until the
                 matrix has a Cholesky factor.
 

@@ -53,9 +53,7 @@ class SessionNetwork:
         graph: a graph in float32, each of whose linears is called once.
         ends: path of the linear of each group -> name of the initializer of its weight.
         statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
-        held_out: the examples on which losses are measured, in the same form.
         comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
-        weigh: see `Weigh`; None: weights are equal.
         write: called with the name of an initializer and its values after each refit.
     """
 

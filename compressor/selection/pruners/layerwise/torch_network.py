@@ -184,7 +184,6 @@ class PartialKL:
 
     Args:
         model: a transformers model; its present outputs are the dense ones.
-        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
         recorded_bytes: memory for outputs of layers; the batch that exceeds it is the last that is recorded.
     """
 
@@ -310,7 +309,6 @@ def feeders_of(
         3. Linears that read the output of an encoder, e.g. keys and values of a cross-attention.
 
     Args:
-        linears: module paths of the linears that groups end in.
         batch: inputs of one forward `[batch, ...]`; a few rows are used.
     """
     example = {name: value[:_ROWS] for name, value in batch.items()}

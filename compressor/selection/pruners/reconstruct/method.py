@@ -243,9 +243,7 @@ def refit_in_order(
     the queries of all tokens, so that all tokens of heads have equal weights in the refit of feeders.
 
     Args:
-        network: the network, whose linears are changed.
         choices: the units of each group, in the order in which the network calls them.
-        counts: name of the group -> number of units that are kept.
         ridge: lambda, as a share of the mean diagonal of the sums over x x'.
 
     Returns:

@@ -58,7 +58,6 @@ def removal_order(
         weight: weight of the linear that reads the units, `[out, in]`; a unit is `in / units` consecutive columns.
         together: number of units that are eliminated at a time: more are faster where a unit is a single column.
         parts: number of consecutive parts of equal size: no part loses a unit while another has lost fewer.
-        damp: share of the mean diagonal that is added to the diagonal.
         metric: positive semidefinite matrix D `[out, out]` that weights output errors: a unit costs
             trace(D W_S (G_SS)^-1 W_S'); None: the identity.
 
@@ -87,8 +86,6 @@ def reconstruct(dense: LinearWeights, gram: Gram, columns: np.ndarray, *, damp: 
 
     Args:
         dense: weights of the linear, with a bias exactly if the Gram matrix has a column of ones.
-        columns: indices of the columns K that are kept.
-        damp: share of the mean diagonal that is added to the diagonal.
 
     Raises:
         InputError: the Gram matrix is not finite.
