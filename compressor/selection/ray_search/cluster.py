@@ -170,48 +170,39 @@ class RayPool:
                 "object_store_memory": max(_MIN_STORE, 3 * shared_bytes),
                 "_temp_dir": self._folder.name,
             }
-        self._send("connect", arguments)
         # Ray itself may wait much longer for a cluster that does not answer.
         seconds = self._answer_seconds if workers is None else _START_SECONDS
-        if not self._connection.poll(seconds):
-            raise _unavailable(self._where, f"no answer for {seconds:g} s")
-        succeeded, result = self._receive()
-        if not succeeded:
-            raise _unavailable(self._where, str(_unpickled(result)))
+        try:
+            self._request("connect", arguments, seconds=seconds)
+        except TargetMissingError:
+            raise
+        except Exception as error:
+            raise _unavailable(self._where, str(error)) from error
         self._is_connected = True
         logger.debug("--ray %s: connected", self._where)
 
-    def _request(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of `Driver` in the process and return its result, or raise what it raised."""
-        self._send(name, *arguments, **options)
-        succeeded, result = self._receive()
-        if not succeeded:
-            raise _unpickled(result)
-        return result
+    def _request(self, name: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
+        """Call a method of `Driver` in the process and return its result, or raise what it raised.
 
-    def _send(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Send a request: the name of a method of `Driver` and its arguments."""
+        Raises:
+            TargetMissingError: the process ended, or does not answer within `seconds`.
+        """
         self._is_waiting = True
-        with suppress(BrokenPipeError):  # the process ended, which `_receive` reports
+        with suppress(BrokenPipeError):  # the process ended, which is reported below
             self._connection.send((name, arguments, options))
-
-    def _receive(self) -> tuple[bool, Any]:
-        """Whether the request succeeded, and its result or the pickled error."""
+        if not self._connection.poll(seconds):
+            raise _unavailable(self._where, f"no answer for {seconds:g} s")
         try:
             succeeded, result = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             log = self._log_path.read_text(errors="replace")
             raise _unavailable(self._where, last_line(log, "its process ended")) from error
         self._is_waiting = False
-        return succeeded, result
+        if not succeeded:
+            from ray import cloudpickle
 
-
-def _unpickled(error: bytes) -> Exception:
-    """The exception that the driver pickled."""
-    from ray import cloudpickle
-
-    unpickled: Exception = cloudpickle.loads(error)
-    return unpickled
+            raise cloudpickle.loads(result)
+        return result
 
 
 def _environment(where: str) -> dict[str, str]:

@@ -51,18 +51,9 @@ _PROCESS_BYTES = 13 << 28
 """Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
 
 
-@dataclass(frozen=True)
-class SumReader:
-    """The module calls whose first tensor argument is `s = y + R`, where y is the output of a linear.
-
-    Attributes:
-        linear: module path of the linear.
-        calls: for each call of the linear in a forward, the path of the module that reads the sum, and which of the
-            calls of that module after the call of the linear it is (1: the first one).
-    """
-
-    linear: str
-    calls: tuple[tuple[str, int], ...]
+SumReader = tuple[tuple[str, int], ...]
+"""For each call of a linear with the output y, the path of the module whose first tensor argument is `s = y + R`, and
+which of the calls of that module after the call of the linear it is (1: the first one)."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +208,7 @@ class _Observation:
                 yield linear.register_forward_pre_hook(partial(self._on_linear, name))
             else:
                 yield linear.register_forward_hook(partial(self._on_linear, name), prepend=True)
-        for name in {name for reader in self.readers.values() if reader is not None for name, _ in reader.calls}:
+        for name in {name for reader in self.readers.values() for name, _ in reader or ()}:
             module = model.get_submodule(name)
             yield module.register_forward_pre_hook(partial(self._on_reader, name), with_kwargs=True)
 
@@ -231,7 +222,7 @@ class _Observation:
         if reader is None:
             self._complete(call)
         else:
-            self.pending.append(_PendingCall(call, *reader.calls[number]))
+            self.pending.append(_PendingCall(call, *reader[number]))
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for pending in self.pending:
@@ -266,7 +257,7 @@ def find_sum(model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str) -
         if reader is None:
             return None
         calls.append(reader)
-    return SumReader(linear, tuple(calls)) if calls else None
+    return tuple(calls) or None
 
 
 @dataclass
@@ -423,9 +414,8 @@ class TargetedCall:
     """One call of a linear on one batch, in the model as it is pruned so far.
 
     Attributes:
-        linear: module path.
+        linear, number: see `LinearCall`.
         batch: number of the batch.
-        number: which of the calls of the linear in the forward it is, from 0.
         mask: the tokens of its input that are not padding, usually `[batch, position]`.
         inputs: its inputs without padding, `[tokens, in]`.
         targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.

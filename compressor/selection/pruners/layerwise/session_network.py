@@ -28,14 +28,7 @@ Compare = Callable[[int, Arrays, Arrays], np.ndarray]
 
 
 class _Call(NamedTuple):
-    """A call of a linear.
-
-    Attributes:
-        layer: number of the layer.
-        linear: the linear.
-        residual: the residual stream that its output is added to; None: there is none.
-        total: the sum; without one, the output.
-    """
+    """A call of a linear in a layer; the residual stream that its output is added to, if there is one; and the sum."""
 
     layer: int
     linear: GraphLinear

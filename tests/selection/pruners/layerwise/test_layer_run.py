@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun, SumReader, find_sum
+from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun, find_sum
 from tests.selection.pruners.reconstruct.shared import CASES, linears_in_layers
 from tests.unchanged import unchanged
 
@@ -240,7 +240,7 @@ READERS = [
 def test_reader_of_each_family(family: str, linear: str, reader: str) -> None:
     model, inputs = CASES[family]()
     with unchanged(model):
-        assert find_sum(model, inputs, linear) == SumReader(linear, ((reader, 1),))
+        assert find_sum(model, inputs, linear) == ((reader, 1),)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_each_call_of_a_shared_layer_has_a_reader() -> None:
     model, inputs = CASES["shared_llama"]()
     linear = "model.layers.0.mlp.down_proj"
     calls = (("model.layers.0", 1), ("model.layers.0", 1), ("model.norm", 1))
-    assert find_sum(model, inputs, linear) == SumReader(linear, calls)
+    assert find_sum(model, inputs, linear) == calls
 
 
 def test_a_scaled_residual_branch_has_no_sum() -> None:
@@ -282,6 +282,6 @@ def test_any_precision(dtype: torch.dtype) -> None:
     model, inputs = CASES["llama"]()
     model.to(dtype)  # type: ignore[arg-type]
     linear = "model.layers.1.self_attn.o_proj"
-    reader = SumReader(linear, (("model.layers.1.post_attention_layernorm", 1),))
+    reader = (("model.layers.1.post_attention_layernorm", 1),)
     assert find_sum(model, inputs, linear) == reader
     assert find_sum(model, inputs, "model.layers.1.mlp.gate_proj") is None
