@@ -372,13 +372,7 @@ class PlanCosts:
 
 @dataclass(frozen=True)
 class Pruned:
-    """How many units each group keeps, and what that costs.
-
-    Attributes:
-        allocation: the numbers of units.
-        tables: tables of the whole model that show where the cost goes.
-        constraints: the budgets.
-    """
+    """How many units each group keeps, the tables of the whole model that show where cost goes, and the budgets."""
 
     allocation: Allocation
     tables: tuple[CostTable, ...]

@@ -56,12 +56,7 @@ class ResampledScore:
 
 
 class LossEstimate(NamedTuple):
-    """How much of the metric a plan loses, in its unit; negative where it gains.
-
-    Attributes:
-        loss: the estimate.
-        error: its standard error.
-    """
+    """How much of the metric a plan loses, in its unit, negative where it gains; and the standard error of that."""
 
     loss: float
     error: float

@@ -249,8 +249,6 @@ class CostSource:
 
     Attributes:
         structure: what times depend on of the model (`structure_of`).
-        groups: the groups.
-        engines: builds the engine of a plan.
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
         log: receives stages and notes.
@@ -421,9 +419,7 @@ def _differences(stored: Stored, key: Mapping[str, str]) -> str:
 class KeptTimes:
     """Cost tables and times of plans, measured once in a run: with other times another plan would fit the budget.
 
-    Attributes:
-        costs: measures them.
-        store: keeps them until the run has its plan.
+    The store keeps them until the run has its plan.
     """
 
     costs: CostSource

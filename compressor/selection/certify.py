@@ -55,10 +55,7 @@ class Certificate:
         certified: number of certified decisions, including the first, which keeps all units and needs no proof.
         drops: drop of accuracy on the unseen rows, of every tested decision including the first.
         p_values: p-value of every tested decision including the first.
-        confidence: confidence of the certificate.
         budget: permitted drop of accuracy.
-        searched_rows: number of rows that the search saw.
-        unseen_rows: number of rows of the test.
         needed_rows: number of unseen rows with which the first decision that failed would pass, if more rows continued
             like these; None: none failed, or no number of rows suffices.
     """

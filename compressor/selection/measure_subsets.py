@@ -41,12 +41,8 @@ _Base = tuple[frozenset[Head], "ActivationCache"]
 
 
 class Measurement(NamedTuple):
-    """The result of measuring some subsets.
-
-    Attributes:
-        statistics: `Task.per_example` of every evaluation row for each subset, `[subsets, examples, k]`.
-        forwards: cost, in forwards of the whole model over all evaluation rows.
-    """
+    """`Task.per_example` of every evaluation row for each of some subsets, `[subsets, examples, k]`; and its cost, in
+    forwards of the whole model over all evaluation rows."""
 
     statistics: np.ndarray
     forwards: float

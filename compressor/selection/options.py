@@ -190,9 +190,7 @@ class Option:
     """One option, as the documentation lists it.
 
     Attributes:
-        name: its name in `--options`.
         default: its default; None if it depends on other options.
-        description: what it does.
         choices: the values that it permits; empty if it permits any value of its type.
     """
 

@@ -34,13 +34,8 @@ _MEASURED_AT_ONCE = 16
 
 
 class Evaluation(NamedTuple):
-    """The evaluation of one subset of heads.
-
-    Attributes:
-        statistics: `Task.per_example` of every evaluation row, `[examples, k]`.
-        forwards: cost, in forwards of the whole model over all evaluation rows; subsets that were measured together
-            share their cost equally.
-    """
+    """`Task.per_example` of every evaluation row with some heads, `[examples, k]`, and what that cost (`Measurement`);
+    subsets that were measured together share their cost equally."""
 
     statistics: np.ndarray
     forwards: float

@@ -41,13 +41,7 @@ Term = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """How functions of the outputs are drawn.
-
-    Attributes:
-        generator: draws classes and signs.
-        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
-        deviations: see `number_deviations`.
-    """
+    """How functions of the outputs are drawn: see `several_answers` for the kind, and `number_deviations`."""
 
     generator: torch.Generator
     kind: AnswerKind | None = None

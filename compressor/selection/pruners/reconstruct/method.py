@@ -208,12 +208,8 @@ def loss_curve(choice: GroupChoice, divergence: Divergence) -> dict[int, float]:
 
 
 class Damping(NamedTuple):
-    """What is added to the diagonal of Gram matrices, as shares of their mean diagonals.
-
-    Attributes:
-        damp: share in the choice of units and the reconstruction of weights.
-        ridge: share in refits.
-    """
+    """What is added to the diagonal of Gram matrices, as shares of their mean diagonals: `damp` in the choice of units
+    and the reconstruction of weights, `ridge` in refits."""
 
     damp: float
     ridge: float
