@@ -81,11 +81,7 @@ def next_speed(
 
 
 def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[float, float]:
-    """How many times as fast as dense the whole model is, and the highest such speed that is tried.
-
-    Args:
-        tables: times at each size, of which the one of the slowest counts.
-    """
+    """How many times as fast as dense the whole model is at the slowest size, and the highest speed that is tried."""
     whole = speed_of(tables, {})
     least = [(table.dense, table.cost(dict.fromkeys(groups, 0))) for table in tables]
     return whole, min(

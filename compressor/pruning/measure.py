@@ -190,11 +190,7 @@ def measure_times(
 def _proportional_rows(
     classes: Sequence[Sequence[PrunableGroup]], whole: float, costs: Sequence[float]
 ) -> tuple[GroupCosts, ...]:
-    """Rows in which costs are in proportion to the multiply-accumulates, with the numbers of units that are timed.
-
-    Args:
-        costs: share of the multiply-accumulates of the model that a group of each class accounts for.
-    """
+    """Rows in which costs are in proportion to the share of the multiply-accumulates that a group of each class has."""
     rows = []
     for members, cost in zip(classes, costs, strict=True):
         counts = (*measured_counts(members[0], len(members) * cost), members[0].units)

@@ -70,11 +70,7 @@ class Certificate:
     needed_rows: int | None
 
     def result(self, kept_units: Sequence[int], scope: CertificateScope, units: str = "heads") -> CertifiedLoss:
-        """The certified loss, for the report.
-
-        Args:
-            kept_units: number of units that each decision keeps that was passed to `certify`.
-        """
+        """The certified loss, for the report, by the number of units that each decision keeps that `certify` had."""
         last = self.certified - 1
         return CertifiedLoss(
             max_drop=self.budget,

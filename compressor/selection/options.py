@@ -146,11 +146,7 @@ def _usage_error(subject: str, error: pydantic.ValidationError, model: type[Meth
 
 
 def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
-    """The sites whose heads compete under a method's options: those that the option `pool` names.
-
-    Raises:
-        UsageError: the model has no attention of this kind.
-    """
+    """The sites whose heads compete: those that the option `pool` names; UsageError if there are none of the kind."""
     pool = options.get("pool", "model")
     if pool not in get_args(Kind):
         return list(sites)
@@ -165,8 +161,7 @@ def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
 def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
     """The number of heads that `keep` describes: a count (36, "36"), or a share ("50%", rounded to the nearest head).
 
-    Raises:
-        UsageError: `keep` is neither, or out of range; the message names the flag that set it.
+    UsageError, which names the flag that set it, if it is neither or out of range.
     """
     text = str(keep).strip()
     try:

@@ -38,12 +38,9 @@ def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], d
 
 
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:
-    """The log of `fit` as points.
+    """The log of `fit` as points; without a metric, the evaluation rows have no labels.
 
     `overlap` at a point is the share of the heads that are kept there, of those that are kept at the last point.
-
-    Args:
-        metric: the metric of the evaluation rows; None: they have no labels.
     """
     names = ("loss", "learning_rate", *(() if metric is None else (f"eval_{metric}",)), "eval_divergence")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))

@@ -107,8 +107,7 @@ def train_gate(
 ) -> LearningResult:
     """Train the gate of `selection.method` and keep the heads that it selects, at their scales; see `learn`.
 
-    Args:
-        keep: number of heads to keep; None: as many as the penalty leaves open.
+    Without a number of heads, as many are kept as the penalty leaves open.
 
     Raises:
         UsageError: an option does not exist or is out of range.
@@ -139,10 +138,7 @@ def train_pool(
     """Train the gate of `selection.method` on the units of a pool and keep those that it selects within the budgets.
 
     The same seed on the same machine gives the same plan, and so does a run that was interrupted and started again
-    with the same `checkpoint_dir`.
-
-    Args:
-        groups: every group of the plan; those that are not in the pool keep all units.
+    with the same `checkpoint_dir`. Groups that are not in the pool keep all units.
 
     Raises:
         UsageError: an option does not exist or is out of range.

@@ -41,14 +41,7 @@ class Capacity(ABC):
 
 
 class FixedCount(Capacity):
-    """Exactly K units, whatever they cost.
-
-    Args:
-        keep: K, from none to all.
-
-    Raises:
-        UsageError: `keep` is out of range.
-    """
+    """Exactly K units, whatever they cost; UsageError if K is not from none to all."""
 
     def __init__(self, units: int, keep: int) -> None:
         check_count(keep, units, f"keep {keep}", keep)

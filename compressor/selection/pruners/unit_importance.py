@@ -79,9 +79,6 @@ def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
     """Bundles, one of each part in turn, from the least important of its part to the most important.
 
     Of equal bundles the first comes first. With one part, all bundles are in the order of their importances.
-
-    Args:
-        parts: number of consecutive parts of equal size.
     """
     order = np.argsort(importance.reshape(parts, -1), axis=1, kind="stable")
     starts = np.arange(parts)[:, None] * order.shape[1]

@@ -48,11 +48,7 @@ def is_installed() -> bool:
 
 
 def check_reachable(where: str) -> None:
-    """Check that Ray is installed, and that the address of a cluster accepts connections; `where`: see `RayPool`.
-
-    Raises:
-        TargetMissingError: Ray is not installed, or nothing listens at the address.
-    """
+    """Raise TargetMissingError unless Ray is installed, and an address of a cluster accepts connections."""
     if not is_installed():
         text = f"--ray {where}: Ray is not installed"
         raise TargetMissingError.of_package("ray", "distributed", text, field="ray", value=where)
@@ -86,8 +82,7 @@ class RayPool:
     def start(self, shared_bytes: int, maximum: int, *, on_gpu: bool) -> int:
         """Start workers at the first call; return their number, at most `maximum`.
 
-        Raises:
-            TargetMissingError: Ray or its workers do not start, or no cluster answers.
+        TargetMissingError if Ray or its workers do not start, or no cluster answers.
         """
         maximum = max(1, maximum)
         if self._process is None:
@@ -113,14 +108,11 @@ class RayPool:
         self._released.append(handle)
 
     def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[tuple[Any, float]]:
-        """The statistics and the cost that each worker measures.
+        """The statistics and the cost that each worker measures; TargetMissingError if workers end repeatedly.
 
         Args:
             requests: for each worker the handles of what makes a measurer and of its rows, and the other arguments of
                 `RayWorker.measure`.
-
-        Raises:
-            TargetMissingError: workers end repeatedly.
         """
         released, self._released = self._released, []
         measured: list[tuple[Any, float]] = self._request("measure", released, requests)
@@ -184,8 +176,7 @@ class RayPool:
     def _request(self, name: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
         """Call a method of `Driver` in the process and return its result, or raise what it raised.
 
-        Raises:
-            TargetMissingError: the process ended, or does not answer within `seconds`.
+        TargetMissingError if the process ended, or does not answer within `seconds`.
         """
         self._is_waiting = True
         with suppress(BrokenPipeError):  # the process ended, which is reported below
@@ -344,13 +335,10 @@ class Driver:
         signal.signal(signal.SIGTERM, _exit)
 
     def start_workers(self, maximum: int, restarts: int, seconds: float, *, on_gpu: bool) -> int:
-        """Start a worker on every free core or GPU, but at most `maximum`.
-
-        Returns:
-            The number of workers.
+        """Start a worker on every free core or GPU, but at most `maximum`; return their number.
 
         Raises:
-            TargetMissingError: no core or GPU is free, or not all workers start.
+            TargetMissingError: no core or GPU is free, or not all workers start in time.
         """
         import ray
 

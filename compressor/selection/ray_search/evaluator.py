@@ -32,10 +32,7 @@ from compressor.units import Site
 
 @contextmanager
 def evaluator_factory(where: str | None, *, restarts: int = 3) -> Iterator[EvaluatorFactory]:
-    """A factory of evaluators that measure in this process, or on workers that end with the context.
-
-    Args:
-        where: None: no workers; else see `RayPool`, as for `restarts`.
+    """A factory of evaluators that measure in this process, or on workers (see `RayPool`) that end with the context.
 
     Raises:
         UsageError: several processes of `accelerate launch` are running.

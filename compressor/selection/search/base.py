@@ -113,11 +113,7 @@ def metric_drop(before: float, after: float) -> float:
 
 
 def require_end(method: str, keep: int | None, budget: float | None) -> float:
-    """The budget of a search; infinity if the number of heads is fixed.
-
-    Raises:
-        UsageError: neither `keep` nor `budget` is set, or the budget is negative.
-    """
+    """The budget of a search; infinity if the number of heads is fixed. UsageError if it is missing or negative."""
     if keep is not None:
         return float("inf")
     if budget is None:

@@ -49,10 +49,7 @@ def run_layers(
 
 
 class CallOrder:
-    """When a forward calls its layers and its other modules.
-
-    Args:
-        batch: inputs of one forward `[batch, ...]`; a few rows suffice.
+    """When a forward of a few rows calls its layers and its other modules.
 
     Attributes:
         layer_calls: number of layer calls.
@@ -75,11 +72,7 @@ class CallOrder:
             run_layers(model, batch, around)
 
     def of(self, linear: str) -> Sequence[int]:
-        """The number of layer calls that end before each call of a linear: the layer call that contains it.
-
-        Raises:
-            ValueError: the forward does not call the linear.
-        """
+        """The number of layer calls that end before each call of a linear; ValueError if the forward never calls it."""
         if linear not in self._calls:
             raise ValueError(f"{linear}: no module that a forward calls; use the path of a linear of this model")
         return self._calls[linear]

@@ -105,8 +105,7 @@ class LayerwiseRun:
     def layers_of(self, linear: str) -> range:
         """The layer calls from the first to the last one that calls a linear. Modules behind all layers: `end`.
 
-        Raises:
-            ValueError: a forward does not call the linear.
+        ValueError if a forward does not call the linear.
         """
         calls = self._order.of(linear)
         return range(calls[0], calls[-1] + 1)
@@ -150,8 +149,7 @@ class LayerwiseRun:
     def advance(self, layer_call: int) -> None:
         """Run all batches up to the start of a layer call, and record the outputs of the layers on the way.
 
-        Raises:
-            ValueError: the run is already past this layer call, or the model has fewer.
+        ValueError if the run is already past this layer call, or the model has fewer.
         """
         if layer_call != self.start:
             for _ in self.observe({}, advance_to=layer_call):

@@ -100,10 +100,7 @@ class Network(Protocol):
         """For each set of linears, in the order of their calls, the sums for its refit (see `refit_in_order`).
 
         The network is dense when the first set is requested. The linears of one set get their weights before the next
-        set is requested; the sums of a set need not be computed.
-
-        Raises:
-            InputError: an activation is not finite.
+        set is requested; the sums of a set need not be computed. InputError if an activation is not finite.
         """
 
 
@@ -154,11 +151,7 @@ class GroupChoice:
 
 
 def require_tokens(network: Network, groups: Sequence[PrunableGroup]) -> None:
-    """Check that the calibration examples have at least as many tokens as the linear of each group has inputs.
-
-    Raises:
-        InputError: they have fewer.
-    """
+    """Raise InputError if the calibration examples have fewer tokens than the linear of a group has inputs."""
     tokens = network.count_tokens(list({str(group.linear): None for group in groups}))
     for group in groups:
         count, inputs = tokens[str(group.linear)], group.units * group.width
