@@ -357,7 +357,6 @@ class PlanCosts:
     """What plans cost.
 
     Attributes:
-        times: measures the times of plans.
         counted: tables of parameters and multiply-accumulates.
         timed: tables of times at each size; empty where nothing depends on times.
         deciding: tables by which alone a plan meets a budget of time; empty: engines of plans are timed until one

@@ -36,7 +36,6 @@ class ResampledScore:
     """How a model scores on rows; pydantic writes it as JSON and reads it.
 
     Attributes:
-        metric: the metric on all rows.
         draws: the metric on bootstrap draws of the rows, the same draws for every model.
         divergence: mean KL of the outputs of the model from those of the whole model.
         constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.

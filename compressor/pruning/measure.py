@@ -247,7 +247,6 @@ class CostSource:
         structure: what times depend on of the model (`structure_of`).
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
-        log: receives stages and notes.
         seconds: time that the measurement of cost tables may take; in less they are fitted to few plans, for this run.
     """
 

@@ -55,9 +55,6 @@ def interpolate(curve: Curve, widths: Iterable[int]) -> dict[int, float]:
     The logarithm is interpolated linearly between two positive values, since losses span orders of magnitude; else the
     value is, e.g. up to all units, which lose nothing.
 
-    Args:
-        widths: numbers of units within the measured ones.
-
     Raises:
         ValueError: a width is outside the measured ones.
     """

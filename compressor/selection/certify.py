@@ -195,10 +195,9 @@ def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed
 def certify(
     decisions: Sequence[T], losses: Callable[[T], np.ndarray], budget: float, confidence: float, searched_rows: int
 ) -> Certificate:
-    """Test the decisions of a search in order until one fails.
+    """Test the decisions of a search in order until one fails; each keeps fewer units than the one before.
 
     Args:
-        decisions: each keeps fewer units than the one before; the first keeps all.
         losses: of a decision: 1.0 for each unseen row that the model with its units misclassifies, else 0.0, `[rows]`,
             in random order.
     """

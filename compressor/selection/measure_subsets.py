@@ -52,11 +52,9 @@ class Measurer(Protocol):
     """Measures subsets of heads, in this process or in others."""
 
     def measure(self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None) -> Measurement:
-        """Measure subsets, which must be distinct.
+        """Measure distinct subsets, each from its first difference from `base`, whose activations are recorded first.
 
-        Args:
-            base: a subset whose activations are recorded first, so that `subsets` run from their first difference from
-                it; None: they run from their first difference from the subset that was recorded last.
+        None: from its first difference from the subset that was recorded last.
         """
 
 

@@ -211,19 +211,16 @@ EvaluatorFactory = Callable[..., ModelSubsetEvaluator]
 def sensitivity(
     model: PreTrainedModel, sites: Sequence[Site], mask: Tensor, batches: Iterable[Mapping[str, Tensor]]
 ) -> Tensor:
-    """I_h `[heads]`: the mean over examples of |dL(x)/dgate_h|, the absolute value taken per example.
+    """I_h `[heads]`, float64: the mean over examples of |dL(x)/dgate_h|, the absolute value taken per example.
 
     By the chain rule dL/dgate_h = Att_h(x) . dL/dAtt_h(x), summed over the positions of the example, over its rows
     where the model reads several (both texts of a pair), and over the calls of a site that one forward calls several
     times. One gate per example and head lets autograd compute the sum.
 
     Args:
-        mask: `[heads]`, bool: the heads that are kept; the others are zero in the forward.
+        mask: `[heads]`, bool: the heads that are kept; the others are zero in the forward and in the result.
         batches: collated batches with the model's labels (`Task.loss_inputs`). A batch without `labels` has one label
             per row under another name.
-
-    Returns:
-        `[heads]`, float64; zero for the heads outside `mask`.
     """
     total = torch.zeros(mask.shape, dtype=torch.float64)
     examples = 0

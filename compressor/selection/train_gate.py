@@ -35,7 +35,6 @@ class UnitPool:
     """Bundles of units that compete for budgets.
 
     Attributes:
-        bundles: the groups, each in bundles.
         costs: for each budget, the cost of each bundle, in the order of `bundles`.
         limits: the budgets, without what is not in the pool.
     """
@@ -84,7 +83,6 @@ def make_bundles(
     own answers, as in `FisherPruner`: the sum over rows of the squared gradient.
 
     Args:
-        model: the model; it runs in evaluation mode, and is restored afterwards.
         batches: rows, whose labels are not read.
     """
     neurons = [group for group in groups if group.type == "neurons"]

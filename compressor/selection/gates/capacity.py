@@ -22,7 +22,6 @@ class Capacity(ABC):
     """The subsets of units that may be kept, ranked by a weight for each unit.
 
     Attributes:
-        units: number of units.
         has_choice: whether there is more than one subset, so that there is something to learn.
         prices: cost of each unit relative to the mean of all units, `[units]`, float64.
     """

@@ -91,13 +91,11 @@ class DspGate(base.RankedGate):
 class StraightThroughGate(base.RankedGate):
     """Straight-through top-K, a baseline of the same paper (section 4.2.3): K units in every step, without noise.
 
-    Forward: the hard top-K of the weights; backward: the gradient of the identity.
-
-    The K units of a step are those with which the model would be deployed, so every checkpoint may be the result. The
-    selected units can change until the learning rate has decayed.
+    Forward: the hard top-K of the weights; backward: the gradient of the identity. The K units of a step are those with
+    which the model would be deployed, so every checkpoint may be the result.
 
     Under budgets the identity is projected onto the weights of equal cost, `w - p (p w) / (p p)` with the prices p:
-    otherwise a weight would rise whatever its unit takes from the budget. See `RankedGate` for the arguments.
+    otherwise a weight would rise whatever its unit takes from the budget.
     """
 
     options_class = base.GateOptions

@@ -146,10 +146,7 @@ class Pruner(ABC, Generic[OptionsT]):
         two.
 
         Args:
-            counts: name of the group -> number of units that are kept.
-
-        Raises:
-            InputError: see `require_counts`.
+            counts: name of the group -> number of units that are kept; see `require_counts`.
         """
 
 

@@ -98,14 +98,12 @@ class FisherPruner(Pruner[MethodOptions]):
             scale_units(linear, group, kept, scales)
 
     @functools.cached_property
-    def _dense_sums(self) -> DenseSums:
-        """The residual stream of the dense model; computed before the first scales are."""
-        inputs = self.inputs
-        return DenseSums(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics)
+    def _dense_sums(self) -> DenseSums:  # computed before the first scales are
+        return DenseSums(self.inputs.model, [str(group.linear) for group in self.inputs.groups], self.inputs.statistics)
 
 
 def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:
-    """The bundles of a group that are dropped, by mask rearrangement.
+    """The bundles of a group that are dropped, ascending, by mask rearrangement.
 
     With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the
     rows and columns of the set. The search starts from the bundles with the smallest diagonal elements, as many from
@@ -116,9 +114,6 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
         gradients: g of each row, `[examples, bundles]`, float64.
         count: number of bundles that are dropped; a multiple of `parts`.
         parts: number of consecutive parts of equal size, each of which drops equally many bundles.
-
-    Returns:
-        Their indices, ascending.
     """
     fisher = gradients.T @ gradients
     diagonal = np.diagonal(fisher)
@@ -182,14 +177,13 @@ def mask_gradients(
     names: Sequence[str],
     on_progress: ProgressCallback,
 ) -> dict[str, np.ndarray]:
-    """The gradients of `answer_loss` of each row.
+    """Name of the group -> gradients of `answer_loss` of each row, `[examples, bundles]`, float32.
+
+    A linear that a forward calls several times has one mask.
 
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
         batches: inputs `[batch, ...]`.
-
-    Returns:
-        Name of the group -> `[examples, bundles]`, float32. A linear that a forward calls several times has one mask.
     """
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
     generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)

@@ -297,11 +297,10 @@ class RayWorker:
     def measure(
         self, setup: list[Any], share: list[Any], subsets: Sequence[Any], base: Any, record: bool
     ) -> tuple[Any, float]:
-        """The statistics and the cost that `ShareWorker.measure` returns.
+        """The statistics and the cost of subsets; `record` says whether `base` is recorded first.
 
         Args:
-            setup: reference to what makes a measurer of rows, pickled, in a list, because Ray would resolve a bare
-                reference.
+            setup: reference to what makes a measurer of rows, pickled, in a list, because Ray would resolve a bare one.
             share: reference to the pickled rows of this worker, in a list.
             base: the subset that the workers recorded last; None: they have recorded none.
         """
@@ -376,16 +375,10 @@ class Driver:
         self._objects[number] = ray.put(content)
 
     def measure(self, released: Sequence[int], requests: Sequence[tuple[Any, ...]]) -> list[tuple[Any, float]]:
-        """Statistics and cost that each worker measured, in order.
+        """Forget shared bytes by their numbers; then statistics and cost that each worker measures, in order.
 
-        Args:
-            released: numbers of shared bytes that are no longer needed.
-            requests: arguments of `RayWorker.measure` for each worker, with numbers of shared bytes instead of
-                references.
-
-        Raises:
-            TargetMissingError: a worker ended and could not be restarted.
-            Exception: a worker raised it.
+        Requests are arguments of `RayWorker.measure`, with numbers of shared bytes instead of references. What a worker
+        raises is raised; TargetMissingError if one ended and could not be restarted.
         """
         import ray
 

@@ -79,9 +79,7 @@ class Search(ABC):
 
     @abstractmethod
     def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
-        """The decisions from all heads down to the selected ones; the last one holds the result.
-
-        The first decision keeps all heads. Each later one keeps a subset of what the one before it keeps.
+        """The decisions from all heads down to the selected ones, each of which keeps a subset of the one before it.
 
         Args:
             keep: exact number of heads to keep; None: as few as the budget permits.

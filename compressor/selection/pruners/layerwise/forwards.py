@@ -32,14 +32,9 @@ class EndForwardError(Exception):
 def run_layers(
     model: PreTrainedModel, batch: Mapping[str, Tensor], around: AroundLayer = lambda number, layer, run: run()
 ) -> Any:
-    """One forward in evaluation mode without gradients, each layer call routed through a function.
+    """The output of a forward in evaluation mode without gradients, each layer call routed through a function.
 
-    Args:
-        model: a transformers model with its hooks and gates as they are; it is restored afterwards.
-        batch: inputs `[batch, ...]`.
-
-    Returns:
-        The model's output; None if `EndForwardError` was raised.
+    The model keeps its hooks and gates, and is restored afterwards. None if `EndForwardError` was raised.
     """
     with torch.no_grad(), evaluation_mode(model), routed_forwards(outermost_layers(model), around):
         try:
@@ -138,7 +133,7 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | N
 
 
 def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
-    """The tokens of a linear's input that are not padding.
+    """The tokens of a linear's input that are not padding: bool, of `shape`, on the device of the model.
 
     All are where there is no mask (images), or the axes of the input differ from those of the mask. Tokens that are
     flattened row by row are recognised.
@@ -146,9 +141,6 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
     Args:
         batch: inputs of the model `[batch, ...]`, with or without `labels`.
         shape: shape of the linear's input without its last axis, usually `[batch, position]`.
-
-    Returns:
-        Bool, of `shape`, on the device of the model.
     """
     mask = padding_mask(model, linear, batch)
     if mask is not None and (mask.shape == shape or shape == (mask.numel(),)):

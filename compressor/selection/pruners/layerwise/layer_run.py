@@ -1,10 +1,6 @@
 """Run a model layer by layer over many batches, of each of which only the latest layer output is held.
 
-Two runs, one over the dense model and one over a copy that is pruned on the way, see the inputs and outputs of the same
-linear side by side::
-
-    for dense_calls, calls in zip(dense.observe(readers), pruned.observe(readers)):
-        ...  # of one batch
+A run over the dense model and one over a copy that is pruned on the way see the calls of a linear side by side.
 
 No module computes the sum of a linear's output and the residual stream, so it is observed at the first module that
 reads it: the norm of a post-norm model; the next sublayer, the next layer or the final norm of a pre-norm model.
@@ -61,7 +57,6 @@ class LinearCall:
     """One call of a linear `y = W x + b`. Its tensors are those of the forward and must not be changed.
 
     Attributes:
-        linear: module path.
         number: which of the calls of the linear in the forward it is, from 0.
         input: x `[batch, position, in]`.
         output: y `[batch, position, out]`; None if neither it nor a sum is observed.
@@ -243,10 +238,7 @@ def find_sum(model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str) -
     """The first module after each call of a linear whose input is the linear's output plus something else.
 
     It is found by experiment: the input has the shape of the output y, differs from it, and shifts by delta when y is
-    shifted by a random delta.
-
-    Returns:
-        None if a call of the linear has no such module call.
+    shifted by a random delta. None if a call of the linear has no such module call.
     """
     calls = []
     for number, call in enumerate(_readings(model, batch, linear)):
@@ -371,12 +363,8 @@ class DenseSums:
     def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
         """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch.
 
-        Args:
-            linears: module paths; consecutive ones of all linears, and since `start` never before those of an earlier
-                request.
-
-        Raises:
-            ValueError: a linear is not among all linears, or the pass is already past its layer.
+        They are consecutive ones of all linears, and since `start` never before those of an earlier request; ValueError
+        if a linear is not among all linears, or the pass is already past its layer.
         """
         if not self._kept or not set(linears) <= set(self._kept[0]):
             self._kept = ()
@@ -413,7 +401,6 @@ class TargetedCall:
 
     Attributes:
         linear, number: see `LinearCall`.
-        batch: number of the batch.
         mask: the tokens of its input that are not padding, usually `[batch, position]`.
         inputs: its inputs without padding, `[tokens, in]`.
         targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.

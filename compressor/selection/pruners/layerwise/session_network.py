@@ -236,8 +236,7 @@ class SessionNetwork:
 class _Recorded:
     """What the whole graph computes on batches: the operands of layers as far as the memory suffices, and outputs.
 
-    Attributes:
-        outputs: the outputs of each batch; None: they have more than two axes and are computed again when needed.
+    Outputs with more than two axes are None; they are computed again when needed.
     """
 
     def __init__(self, graph: LayeredGraph, batches: Sequence[Arrays]) -> None:

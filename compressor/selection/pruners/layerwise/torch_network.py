@@ -171,7 +171,6 @@ class TorchNetwork:
 
     @cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:
-        """The linears that feed the linear of each group."""
         return feeders_of(self._model, list(self._ends), self._inputs.statistics[0])
 
 
@@ -207,11 +206,8 @@ class PartialKL:
         """KL(dense || changed) at `TEMPERATURE` of each row of all batches, `[rows]`, float64, on the CPU.
 
         Args:
-            weight: its weight `[out, in]`.
-            bias: its bias `[out]`; None: the bias that it has.
-
-        Raises:
-            ValueError: a forward does not call the linear.
+            weight: another weight of the linear, `[out, in]`.
+            bias: another bias `[out]`; None: the bias that it has.
         """
         start = self._order.of(linear)[0]
         module = self._model.get_submodule(linear)

@@ -77,11 +77,8 @@ class Network(Protocol):
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         """Weigh tokens and errors of outputs by how much the answers of the network depend on them.
 
-        Later sums have the weights of the tokens. `on_progress` is called with (batches, all batches).
-
-        Returns:
-            Path of each linear -> weights of errors of its outputs `[outputs, outputs]`, whose mean eigenvalue is one;
-            zeros where the network knows none.
+        Later sums have the weights of the tokens. The result is, for the path of each linear, the weights of errors of
+        its outputs `[outputs, outputs]`, whose mean eigenvalue is one; zeros where the network knows none.
         """
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
@@ -109,8 +106,7 @@ class GroupChoice:
     """The units that a group keeps at every number of units.
 
     Attributes:
-        group: the group.
-        dense: the weights of its linear.
+        dense: the weights of the linear of the group.
         grams: module path of a linear -> Gram matrix of its inputs, which may be read from a file.
         damp: share of the mean diagonal that is added to the diagonal.
         metric: weights of errors of the outputs in the choice of units, `[outputs, outputs]`; see `removal_order`.
