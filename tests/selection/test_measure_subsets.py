@@ -24,7 +24,12 @@ def whole_output(model: PreTrainedModel, sites: Sequence[Site], inputs: dict[str
         return model(**inputs)[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("bert", "gpt2", "t5", "vit", "modernbert")
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+)
 def test_every_family_can_be_replayed(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     sites = find_sites(model, inputs)

@@ -71,10 +71,13 @@ def test_an_interrupted_search_keeps_its_evaluations(tmp_path: Path) -> None:
     assert tiny.learn_plan(tmp_path, config).plan == uninterrupted.plan
 
 
+ROWS = 241
+
+
 @pytest.fixture(scope="module")
 def many_rows() -> Data:
     """Enough evaluation rows for a certificate."""
-    return replace(tiny.data(), eval=tiny.new_rows(601, 3), eval_hash="sha256:eval")
+    return replace(tiny.data(), eval=tiny.new_rows(ROWS, 3), eval_hash="sha256:eval")
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +93,7 @@ def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp
     assert learned.plan == repeated.plan
     certificate = learned.certificate
     assert certificate is not None
-    assert (certificate.searched_rows, certificate.unseen_rows) == (301, 300)
+    assert (certificate.searched_rows, certificate.unseen_rows) == (ROWS // 2 + 1, ROWS // 2)
     assert [note.code for note in learned.notes] == [NoteCode.CERTIFIED, NoteCode.CERTIFICATION_COST]
     assert certificate.removed == 8 - learned.plan.heads_kept > 0
     assert certificate.p_value <= 0.1
@@ -121,7 +124,7 @@ def test_too_few_rows_for_a_certificate_are_refused_before_the_search(many_rows:
     def fail(*arguments: object) -> None:
         raise AssertionError("evaluated")
 
-    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=601):
+    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=ROWS):
         run_search(
             model,
             tiny.sites_of(model),

@@ -82,7 +82,9 @@ def test_inputs_and_outputs_are_those_of_whole_forwards(family: str, *, at_once:
             run.advance(layer + 1)
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in CASES]
+)
 def test_a_model_that_changes_on_the_way_ends_as_the_changed_model(family: str) -> None:
     model, batch = CASES[family]()
     batches, linears = [batch, flipped(batch)], linears_in_layers(model)

@@ -25,15 +25,17 @@ from tests.zoo import VOCABULARY, text
 
 Make = Callable[[PruningInputs], Network]
 FAMILIES = ("bert", "distilbert", "modernbert", "gpt2", "llama", "qwen3")
-QUICK = (("bert", 12), ("llama", 6))
+QUICK = (("bert", 12, 3), ("llama", 6, 3))
+"""Families, numbers of positions, and numbers of groups that are pruned."""
 
 
-def graph_inputs(path: Path, store: Path, length: int = 6) -> PruningInputs:
-    """The network of a graph with rows of text."""
+def graph_inputs(path: Path, store: Path, length: int = 6, groups: int | None = None) -> PruningInputs:
+    """The network of a graph with rows of text, and its first groups."""
     graph, batches = load_network(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
     for batch in batches:
         batch["input_ids"] %= min(spec.ids or VOCABULARY for spec in graph.input_specs.values())
-    return pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
+    inputs = pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
+    return replace(inputs, groups=inputs.groups[:groups])
 
 
 def sessions(inputs: PruningInputs) -> SessionNetwork:
@@ -58,19 +60,20 @@ def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(
-    ("family", "length"),
+    ("family", "length", "groups"),
     [
-        pytest.param(family, length, marks=() if (family, length) in QUICK else pytest.mark.zoo)
-        for family in FAMILIES
-        for length in (6, 12)
+        *QUICK,
+        *(pytest.param(family, length, None, marks=pytest.mark.zoo) for family in FAMILIES for length in (6, 12)),
     ],
 )
-def test_both_runtimes_prune_alike(family: str, length: int, graph_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_both_runtimes_prune_alike(
+    family: str, length: int, groups: int | None, graph_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     """With 12 rows of 12 positions, axes of rows and of positions have one size."""
     path = graph_of(family)
     makes: tuple[Make, ...] = (TorchNetwork, sessions)
     pruners = [
-        finished(graph_inputs(path, tmp_path, length), tmp_path / str(number), make)
+        finished(graph_inputs(path, tmp_path, length, groups), tmp_path / str(number), make)
         for number, make in enumerate(makes)
     ]
     weights: list[dict[str, np.ndarray]] = []
