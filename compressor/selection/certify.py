@@ -239,9 +239,9 @@ def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
     key = json.dumps(request, sort_keys=True, default=str).encode() + digests.tobytes()
     path = folder / f"{hashlib.sha256(key).hexdigest()[:16]}.npy"
     earlier = 0
-    for file in folder.glob("*.npy"):
+    for stored in folder.glob("*.npy"):
         with contextlib.suppress(OSError, EOFError, ValueError):  # a file that cannot be read
-            earlier += file.name != path.name and bool(np.isin(digests, np.load(file)).any())
+            earlier += stored.name != path.name and bool(np.isin(digests, np.load(stored)).any())
     with contextlib.suppress(OSError):  # a cache that cannot be written must not cost a finished search
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary, temporary.open("wb") as file:
