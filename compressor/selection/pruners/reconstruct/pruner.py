@@ -53,6 +53,8 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     refitted in order (`refit_in_order`). No labels are used.
 
     Args:
+        inputs: the model and its rows.
+        options: the options; None: the defaults.
         network: what runs the rows; None: ONNX Runtime for a graph on the CPU, else PyTorch.
 
     Raises:
