@@ -222,11 +222,7 @@ class Allocation:
 def choose_counts(
     groups: Sequence[PrunableGroup], losses: Mapping[str, Curve], constraints: Sequence[Constraint]
 ) -> dict[str, int]:
-    """The numbers of units that lose least within the constraints.
-
-    Args:
-        groups: the groups whose units may be removed; all others keep theirs.
-        losses: name of the group -> loss at every number of units.
+    """The numbers of units that lose least within the constraints, by the loss of each group at every number of units.
 
     Raises:
         BudgetError: no plan meets the constraints.
@@ -381,9 +377,7 @@ class Pruned:
 def plan_costs(times: KeptTimes, groups: Sequence[PrunableGroup], budgets: Budgets, *, is_timed: bool) -> PlanCosts:
     """What plans cost, counted, and measured where that is needed.
 
-    Raises:
-        BudgetError: a budget is below the cost of a plan that keeps nothing of the groups. This is known before the
-            rows are read, which takes longer.
+    BudgetError, before the rows are read, if a budget is below the cost of a plan that keeps nothing of the groups.
     """
     counted = times.costs.count_tables()
     require_reachable(groups, budgets.constraints(counted))

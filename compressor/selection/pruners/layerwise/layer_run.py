@@ -334,7 +334,7 @@ class DenseSums:
     weights of these linears alone; it shares all other parameters and buffers with the model, which must not change.
 
     Args:
-        linears: module paths of the linears, in the order in which the model calls them.
+        linears: module paths, in the order in which the model calls them.
         unsummed: those of the linears for which no sum is searched.
     """
 
