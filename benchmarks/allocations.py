@@ -23,8 +23,7 @@ from compressor.cli.console import Console
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable
 from compressor.progress import RunLog
-from compressor.pruning.allocate import choose_counts
-from compressor.pruning.constraints import Constraint
+from compressor.pruning.allocate import Constraint, choose_counts
 from compressor.pruning.costs import keep_counts
 from compressor.workdir import open_workdir
 

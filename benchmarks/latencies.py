@@ -37,8 +37,7 @@ from compressor.measure import paired_times
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
 from compressor.progress import RunLog
-from compressor.pruning.allocate import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, allocate_until_met
-from compressor.pruning.constraints import Constraint, macs_of
+from compressor.pruning.allocate import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Constraint, allocate_until_met, macs_of
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
 from compressor.run.load import load_model, read_rows

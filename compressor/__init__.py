@@ -17,8 +17,7 @@ if TYPE_CHECKING:
         TransformerXLConfig,
         TransformerXLForCausalLM,
     )
-    from compressor.pruning.allocate import allocate_until_met
-    from compressor.pruning.constraints import Constraint
+    from compressor.pruning.allocate import Constraint, allocate_until_met
     from compressor.results import Report
     from compressor.run.ladder import compress_ladder
     from compressor.run.model_units import measure_costs
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from compressor.selection.allocation import allocate
     from compressor.selection.pruners.base import PruningInputs
     from compressor.selection.pruners.fisher import FisherPruner
-    from compressor.selection.pruners.magnitude import MagnitudePruner
     from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+    from compressor.selection.pruners.unit_importance import MagnitudePruner
     from compressor.targets import target
     from compressor.targets.segment_stream import Stream
     from compressor.training.distillation import Distillation
@@ -81,7 +80,7 @@ _NAMES = {
     "compressor.measure.costs": ("CostTable",),
     "compressor.training.distillation": ("Distillation",),
     "compressor.selection.pruners.fisher": ("FisherPruner",),
-    "compressor.selection.pruners.magnitude": ("MagnitudePruner",),
+    "compressor.selection.pruners.unit_importance": ("MagnitudePruner",),
     "compressor.units": ("PrunableGroup", "Site", "find_groups", "find_sites", "gated"),
     "compressor.selection.pruners.base": ("PruningInputs",),
     "compressor.config.run": ("Recipe",),

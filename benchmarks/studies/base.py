@@ -14,8 +14,7 @@ from benchmarks.studies.findings import Findings
 from benchmarks.studies.request import StudyRequest
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
-from compressor.selection.options import option_names
-from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.selection.options import heads_to_keep, option_names, pool_of
 
 
 class Study(ABC):

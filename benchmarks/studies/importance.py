@@ -18,7 +18,7 @@ from benchmarks.studies.cell_store import Cell, Result
 from benchmarks.studies.findings import Findings, Picture, Table
 from benchmarks.studies.request import StudyRequest
 from compressor.progress import ProgressCallback
-from compressor.selection.gradient_importance import sensitivity
+from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks.base import Task
 from compressor.tasks.data import SourceRows, encode_rows
 from compressor.tasks.id_tables import IdTables

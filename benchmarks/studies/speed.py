@@ -32,7 +32,7 @@ from compressor.model_folder import ModelFolder, example_feeds, example_inputs
 from compressor.progress import ProgressCallback
 from compressor.run.sizes import timed_lengths
 from compressor.run.stages import build_options
-from compressor.selection.pool import heads_to_keep
+from compressor.selection.options import heads_to_keep
 from compressor.selection.search import Head
 from compressor.targets import Engine, target
 from compressor.tasks.metrics import Metric

@@ -66,17 +66,17 @@ METHODS: Mapping[str, Method] = {
         "dsp:DspGate", "the same with a frozen model: only the gates learn", trains_model=False, epochs=1.0
     ),
     "ste": _gate(
-        "ste:StraightThroughGate",
+        "dsp:StraightThroughGate",
         "trains model and gates: the K heads of largest weight at every step, with a straight-through gradient (Li et"
         " al. 2021, baseline)",
     ),
     "hard-concrete": _gate(
-        "hard_concrete:HardConcreteGate",
+        "concrete:HardConcreteGate",
         "trains model and gates: gates in [0, 1] with a penalty on open ones (Voita et al. 2019)",
         penalised=True,
     ),
     "bin-concrete": _gate(
-        "bin_concrete:BinConcreteGate",
+        "concrete:BinConcreteGate",
         "trains model and gates: gates of 0 or 1 with a penalty on open ones (Shim et al. 2021)",
         penalised=True,
     ),
@@ -94,7 +94,7 @@ METHODS: Mapping[str, Method] = {
         "greedy:GreedySearch", "drops the cheapest of the remaining heads, one at a time (Parnami et al. 2021)"
     ),
     "global": _search(
-        "greedy_by_index:GreedyByIndexSearch",
+        "greedy:GreedyByIndexSearch",
         "drops the cheapest head index in every site at once (Parnami et al. 2021)",
     ),
     "random": _search("random_subsets:RandomSearch", "the best of random subsets or orders, as a baseline"),
@@ -109,7 +109,7 @@ METHODS: Mapping[str, Method] = {
         " that remain; needs no labels (Kwon et al. 2022)",
     ),
     "magnitude": _pruner(
-        "magnitude:MagnitudePruner",
+        "unit_importance:MagnitudePruner",
         "removes the heads and neurons that are read with the smallest weights, as a baseline; the remaining weights"
         " keep their values",
         reads_rows=False,

@@ -16,7 +16,7 @@ from pydantic import PlainSerializer, PlainValidator
 from compressor.errors import ErrorCode, InputError
 from compressor.measure.bootstrap import uninformed_text
 from compressor.measure.costs import CostTable
-from compressor.pruning.constraints import SHARE
+from compressor.pruning.allocate import SHARE
 
 _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
@@ -36,7 +36,6 @@ class ResampledScore:
     """How a model scores on rows; pydantic writes it as JSON and reads it.
 
     Attributes:
-        metric: the metric on all rows.
         draws: the metric on bootstrap draws of the rows, the same draws for every model.
         divergence: mean KL of the outputs of the model from those of the whole model.
         constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
@@ -56,12 +55,7 @@ class ResampledScore:
 
 
 class LossEstimate(NamedTuple):
-    """How much of the metric a plan loses, in its unit; negative where it gains.
-
-    Attributes:
-        loss: the estimate.
-        error: its standard error.
-    """
+    """How much of the metric a plan loses, in its unit, negative where it gains; and the standard error of that."""
 
     loss: float
     error: float
@@ -86,12 +80,7 @@ def next_speed(
 
 
 def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[float, float]:
-    """How many times as fast as dense the whole model is, and the highest such speed that is tried.
-
-    Args:
-        tables: times at each size, of which the one of the slowest counts.
-        groups: names of the groups whose units may be removed.
-    """
+    """How many times as fast as dense the whole model is at the slowest size, and the highest speed that is tried."""
     whole = speed_of(tables, {})
     least = [(table.dense, table.cost(dict.fromkeys(groups, 0))) for table in tables]
     return whole, min(
@@ -100,12 +89,7 @@ def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[fl
 
 
 def speed_of(tables: Sequence[CostTable], counts: Mapping[str, int]) -> float:
-    """How many times as fast as dense a plan is by cost tables, at the size where that is least.
-
-    Args:
-        tables: times at each size.
-        counts: name of the group -> number of units that the plan keeps; others keep all.
-    """
+    """How many times as fast as dense a plan is by cost tables, at the size where that is least."""
     return min(table.dense / table.cost(counts) for table in tables)
 
 
@@ -126,12 +110,7 @@ def mean_table(tables: Sequence[CostTable]) -> CostTable:
 
 
 def require_informed(dense: ResampledScore, metric: str) -> None:
-    """Raise InputError if the metric of the whole model on the evaluation rows can show no loss.
-
-    Args:
-        dense: the score of the whole model.
-        metric: name of the metric.
-    """
+    """Raise InputError if the metric of the whole model on the evaluation rows can show no loss."""
     text = uninformed_text(metric, dense.metric, dense.constant, "evaluation")
     if text is not None and dense.order is not None:
         raise InputError(
@@ -163,11 +142,6 @@ def estimate_losses(
     they are.
 
     A plan without finite outputs loses everything, and nothing is learned from it.
-
-    Args:
-        whole: the score of the whole model.
-        scores: the scores of plans.
-        higher_is_better: whether a higher metric is better.
     """
     sign = 1.0 if higher_is_better else -1.0
     finite = [score for score in scores if score.is_finite]
@@ -191,11 +165,6 @@ def upper_losses(whole: ResampledScore, scores: Sequence[ResampledScore], *, hig
     """The loss up to which each of several plans is taken to go, in the unit of the metric.
 
     It is the estimate from all plans with a margin, or what the plan itself certainly shows, whichever is more.
-
-    Args:
-        whole: the score of the whole model.
-        scores: the scores of plans.
-        higher_is_better: whether a higher metric is better.
     """
     upper = []
     for score, estimate in zip(scores, estimate_losses(whole, scores, higher_is_better=higher_is_better), strict=True):

@@ -79,24 +79,13 @@ def equal_groups(groups: Sequence[PrunableGroup], table: CostTable) -> list[list
     """Groups that cost the same: of one type and size, and with equal multiply-accumulates a unit."""
     classes: dict[tuple[object, ...], list[PrunableGroup]] = {}
     for group in groups:
-        key = (
-            group.type,
-            group.units,
-            group.width,
-            group.multiple,
-            round(table.saving(group.name, 0) / table.whole, 4),
-        )
-        classes.setdefault(key, []).append(group)
+        share = round(table.saving(group.name, 0) / table.whole, 4)
+        classes.setdefault((group.type, group.units, group.width, group.multiple, share), []).append(group)
     return list(classes.values())
 
 
 def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
-    """Numbers of units of a group at which engines are timed, ascending, without all of them.
-
-    Args:
-        group: the group.
-        share: its share of the multiply-accumulates of the model.
-    """
+    """Numbers of units of a group at which engines are timed, ascending, without all of them."""
     grid = group.counts[:-1]
     shares = _TIMED_SHARES if share >= _SMALL_SHARE else _SHARES_OF_FEW
     nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
@@ -117,7 +106,6 @@ def timed_plans(classes: Sequence[Sequence[PrunableGroup]], shares: Sequence[flo
     The first plan keeps nothing.
 
     Args:
-        classes: groups that cost the same.
         shares: share of the multiply-accumulates of the model that the groups of each class account for together.
     """
     full = {group.name: group.units for members in classes for group in members}
@@ -141,13 +129,9 @@ def mixed_plans(groups: Sequence[PrunableGroup]) -> list[Counts]:
     rng = np.random.default_rng(0)
     plans = []
     for mean in _SHARES_OF_MIXED:
-        shares = (mean * rng.lognormal(0.0, _SPREAD, len(groups))).clip(0.0, 1.0)
-        plans.append(
-            {
-                group.name: group.counts[round(share * (len(group.counts) - 1))]
-                for group, share in zip(groups, shares.tolist(), strict=True)
-            }
-        )
+        shares = (mean * rng.lognormal(0.0, _SPREAD, len(groups))).clip(0.0, 1.0).tolist()
+        drawn = zip(groups, shares, strict=True)
+        plans.append({group.name: group.counts[round(share * (len(group.counts) - 1))] for group, share in drawn})
     return plans
 
 
@@ -169,14 +153,8 @@ def measure_times(
     disturbances of the machine affect both.
 
     Args:
-        engines: builds the engine of a plan.
-        groups: the groups.
-        macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         unpruned: engines of the whole model: as plans are built, and the runtime's own.
-        inputs: one batch of inputs for each size.
         store: keeps what is measured, from which an interrupted measurement goes on.
-        on_progress: called with (engines, all engines).
-        seconds: time that the measurement may take.
         requests: see `CostSource`.
 
     Raises:
@@ -223,13 +201,7 @@ def measure_times(
 def _proportional_rows(
     classes: Sequence[Sequence[PrunableGroup]], whole: float, costs: Sequence[float]
 ) -> tuple[GroupCosts, ...]:
-    """Rows in which costs are in proportion to the multiply-accumulates, with the numbers of units that are timed.
-
-    Args:
-        classes: groups that cost the same.
-        whole: the time of the whole model.
-        costs: share of the multiply-accumulates of the model that a group of each class accounts for.
-    """
+    """Rows in which costs are in proportion to the share of the multiply-accumulates that a group of each class has."""
     rows = []
     for members, cost in zip(classes, costs, strict=True):
         counts = (*measured_counts(members[0], len(members) * cost), members[0].units)
@@ -284,11 +256,8 @@ class CostSource:
 
     Attributes:
         structure: what times depend on of the model (`structure_of`).
-        groups: the groups.
-        engines: builds the engine of a plan.
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
-        log: receives stages and notes.
         seconds: time that the measurement of cost tables may take; in less they are fitted to few plans, for this run.
         requests: size of each request of a model that generates -> how often it makes each call in `inputs`.
         counted: batch sizes and lengths at which multiply-accumulates are counted; None: those of `inputs`.
@@ -316,11 +285,7 @@ class CostSource:
             return [*tables, *(count(plan, self.groups, on_progress) for count in self.further)]
 
     def time_tables(self, macs: CostTable) -> list[CostTable]:
-        """Times at each size: those of an earlier run on this machine, or measured now.
-
-        Args:
-            macs: multiply-accumulates, by which equal groups are recognized.
-        """
+        """Times at each size: those of an earlier run on this machine, or measured now."""
         key, store, measure = self.key(), _cache(), partial(self._measure, macs)
         name = _COSTS + digest({name: value for name, value in key.items() if name not in _OUTDATED_BY})[:16]
         rescaled: list[CostTable] = []
@@ -331,24 +296,26 @@ class CostSource:
                 abs(current.whole / current.dense * table.dense / table.whole - 1)
                 for current, table in zip(now, tables, strict=True)
             )
-            is_current = drift <= _DRIFT
-            text = "is that of an earlier run; times of the whole model were measured again"
-            if is_current:
+            code, text = (
+                NoteCode.COSTS_REUSED,
+                "is that of an earlier run; times of the whole model were measured again",
+            )
+            if drift <= _DRIFT:
                 rescaled.extend(now)
             else:
+                code = NoteCode.COSTS_REMEASURED
                 text = f"is measured again: relative to dense, the time of the whole model has changed by {drift:.0%}"
-            code = NoteCode.COSTS_REUSED if is_current else NoteCode.COSTS_REMEASURED
-            self.log.add_notes([Note(code=code, text=f"the cost table in {store.path / name} {text}")])
-            return is_current
+            self._note(code, f"the cost table in {store.path / name} {text}")
+            return drift <= _DRIFT
 
         def note_unwritable(error: OSError) -> None:
             text = f"the cost table could not be stored ({error}); the next run measures it again"
-            self.log.add_notes([Note(code=NoteCode.COSTS_NOT_STORED, text=text)])
+            self._note(NoteCode.COSTS_NOT_STORED, text)
 
         if not store.holds(name, key, measure) and (others := stored_costs(self.structure)[:_NAMED_TABLES]):
             described = "; of another ".join(_differences(stored, key) for stored in others)
             text = f"the cost table is measured, because those stored for this model are of another {described}"
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+            self._note(NoteCode.COSTS_REMEASURED, text)
         try:
             tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
         except OutOfTimeError as late:
@@ -356,9 +323,12 @@ class CostSource:
                 "little time is left, so that engines of few plans were timed, and groups of units are taken to cost"
                 " time in proportion to their multiply-accumulates"
             )
-            self.log.add_notes([Note(code=NoteCode.TIME_LIMITED, text=text)])
+            self._note(NoteCode.TIME_LIMITED, text)
             return late.tables
         return rescaled or tables
+
+    def _note(self, code: NoteCode, text: str) -> None:
+        self.log.add_notes([Note(code=code, text=text)])
 
     @versioned(1, "compressor.measure.costs", "compressor.pruning.costs")
     def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:
@@ -374,10 +344,6 @@ class CostSource:
         The engine takes turns with that of the whole model and with dense, as in the last measurement of a run: which
         engines it follows can change the time of a small one. Its time is given relative to the whole model in the same
         precision, which a disturbance of the machine slows down more alike than dense.
-
-        Args:
-            counts: name of the group -> number of units that the plan keeps; the others keep all.
-            tables: tables of times.
         """
         with self.log.stage(f"timing the plan, attempt {next(self._attempts)}"):
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
@@ -394,10 +360,6 @@ class CostSource:
             for size in dict.fromkeys(itertools.chain.from_iterable(calls))
         }
         return [np.sum([count * timed[size] for size, count in parts.items()], axis=0) for parts in calls]
-
-    def release(self) -> None:
-        """Free the memory of the engine of the whole model, which is built again when it is needed."""
-        self.engines.release()
 
     def _rescaled(self, tables: Sequence[CostTable]) -> list[CostTable]:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""
@@ -475,20 +437,14 @@ def _differences(stored: Stored, key: Mapping[str, str]) -> str:
 class KeptTimes:
     """Cost tables and times of plans, measured once in a run: with other times another plan would fit the budget.
 
-    Attributes:
-        costs: measures them.
-        store: keeps them until the run has its plan.
+    The store keeps them until the run has its plan.
     """
 
     costs: CostSource
     store: Store
 
     def time_tables(self, macs: CostTable) -> list[CostTable]:
-        """Times at each size.
-
-        Args:
-            macs: multiply-accumulates, by which equal groups are recognized.
-        """
+        """Times at each size."""
 
         def note(_: object) -> bool:
             text = "the times of units and plans are those that the interrupted run measured"

@@ -19,7 +19,7 @@ from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefuse
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
 from compressor.progress import Listener, NullListener, RunLog
-from compressor.pruning.constraints import macs_of
+from compressor.pruning.allocate import macs_of
 from compressor.pruning.costs import PlanEngines, count_costs, float_graph
 from compressor.pruning.measure import CostSource, latest_tables, structure_of
 from compressor.quantization import require_nncf

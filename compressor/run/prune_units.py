@@ -18,18 +18,25 @@ from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
-from compressor.pruning.allocate import MAX_BUDGET_RATIO, Allocation
-from compressor.pruning.constraints import Budgets, Constraint, require_reachable
+from compressor.pruning.allocate import (
+    MAX_BUDGET_RATIO,
+    Allocation,
+    Budgets,
+    Constraint,
+    PlanCosts,
+    plan_costs,
+    prune,
+    removes_any,
+    require_reachable,
+)
 from compressor.pruning.measure import CostSource, KeptTimes
-from compressor.pruning.prune import PlanCosts, plan_costs, prune, removes_any
 from compressor.report.formatting import ms
 from compressor.results import BudgetRow, Candidate, CostShare, Generation, Note, NoteCode, Phase, Speed, size_label
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import check_bundles, load_start
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.run.steps.base import STATISTICS, StepContext
-from compressor.selection.options import read_options
-from compressor.selection.pool import heads_to_keep
+from compressor.selection.options import heads_to_keep, read_options
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.store import Store, digest
 from compressor.targets.base import parse_shape

@@ -37,12 +37,7 @@ def monotone(curve: Curve) -> dict[int, float]:
 
 
 def require_finite_losses(name: str, curve: Curve) -> None:
-    """Raise InputError if a group has a loss that is NaN or infinite.
-
-    Args:
-        name: name of the group.
-        curve: loss at every number of units.
-    """
+    """Raise InputError if a group has a loss that is NaN or infinite."""
     count = next((count for count, loss in curve.items() if not math.isfinite(loss)), None)
     if count is not None:
         raise InputError(
@@ -59,10 +54,6 @@ def interpolate(curve: Curve, widths: Iterable[int]) -> dict[int, float]:
 
     The logarithm is interpolated linearly between two positive values, since losses span orders of magnitude; else the
     value is, e.g. up to all units, which lose nothing.
-
-    Args:
-        curve: measured value by number of units.
-        widths: numbers of units within the measured ones.
 
     Raises:
         ValueError: a width is outside the measured ones.
@@ -87,7 +78,7 @@ def interpolate(curve: Curve, widths: Iterable[int]) -> dict[int, float]:
 
 
 def allocate(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets: Sequence[float]) -> list[int]:
-    """The width of each group for which the sum of losses is least and every budget is met.
+    """The width of each group, for which the sum of losses is least and every budget is met.
 
     Losses are made monotone first. The result is exact; an excess of 1e-9 of a budget counts as rounding.
 
@@ -95,9 +86,6 @@ def allocate(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets:
         losses: by group, the loss at each width.
         costs: by constraint and group, the cost at each width. A width is available if every curve of the group has it.
         budgets: by constraint, the largest sum of costs, without what the groups do not affect.
-
-    Returns:
-        The width of each group.
 
     Raises:
         BudgetError: no widths meet the budgets.
@@ -107,22 +95,21 @@ def allocate(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets:
     if len(costs) != len(budgets) or any(len(curves) != len(losses) for curves in costs):
         raise ValueError("there must be one cost curve for each budget and group")
     _check_finite(losses, costs, budgets)
-    groups = [_candidates(losses[group], [curves[group] for curves in costs]) for group in range(len(losses))]
+    curves = [monotone(curve) for curve in losses]
+    groups = [_candidates(curve, [row[group] for row in costs]) for group, curve in enumerate(curves)]
     least = [
         sum(min(curve[width] for width in widths) for widths, curve in zip(groups, row, strict=True)) for row in costs
     ]
-    exceeded = [index for index, budget in enumerate(budgets) if least[index] > _limit(budget)]
-    if exceeded:
+    limits = np.array([budget + _TOLERANCE * abs(budget) for budget in budgets])
+    if exceeded := np.flatnonzero(np.array(least) > limits).tolist():
         raise _unreachable(budgets, least, exceeded)
 
     variables = [(group, width) for group, widths in enumerate(groups) for width in widths]
     if not variables:
         return []
-    objective = np.array([monotone(losses[group])[width] for group, width in variables])
-    table = np.array([[row[group][width] for group, width in variables] for row in costs]).reshape(
-        len(costs), len(variables)
-    )
-    limits = np.array([_limit(budget) for budget in budgets])
+    objective = np.array([curves[group][width] for group, width in variables])
+    table = np.array([row[group][width] for row in costs for group, width in variables])
+    table = table.reshape(len(costs), len(variables))
     membership = csr_array(
         (np.ones(len(variables)), ([group for group, _ in variables], range(len(variables)))),
         shape=(len(groups), len(variables)),
@@ -152,9 +139,8 @@ def _candidates(losses: Curve, costs: Sequence[Curve]) -> list[int]:
     available = sorted(set(losses).intersection(*costs))
     if not available:
         raise ValueError("a group has no width that all its curves have")
-    loss_of = monotone(losses)
     # Larger widths come first, so that the larger of two equal ones remains.
-    values = np.array([[loss_of[width], *(curve[width] for curve in costs)] for width in reversed(available)])
+    values = np.array([[losses[width], *(curve[width] for curve in costs)] for width in reversed(available)])
     kept = []
     for index, value in enumerate(values):
         as_good = (values <= value).all(1)
@@ -180,17 +166,11 @@ def _solve(objective: np.ndarray, constraints: Sequence[LinearConstraint]) -> np
     return np.flatnonzero(result.x > 0.5)
 
 
-def _limit(budget: float) -> float:
-    return budget + _TOLERANCE * abs(budget)
-
-
 def _check_finite(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets: Sequence[float]) -> None:
     curves = [*losses, *(curve for row in costs for curve in row)]
     if not all(map(math.isfinite, [*budgets, *(value for curve in curves for value in curve.values())])):
-        raise InputError(
-            "a loss, a cost or a budget is NaN or infinite; check the weights of the model and the rows",
-            code=ErrorCode.NOT_FINITE,
-        )
+        text = "a loss, a cost or a budget is NaN or infinite; check the weights of the model and the rows"
+        raise InputError(text, code=ErrorCode.NOT_FINITE)
 
 
 def _unreachable(budgets: Sequence[float], least: Sequence[float], exceeded: Sequence[int]) -> BudgetError:
@@ -198,10 +178,7 @@ def _unreachable(budgets: Sequence[float], least: Sequence[float], exceeded: Seq
         reasons = [f"{least[index]:g} is the least for a budget of {budgets[index]:g}" for index in exceeded]
     else:
         reasons = ["each budget can be met alone, but not all together"]
+    text = f"no plan meets the budgets: {', '.join(reasons)}; raise the budget"
     return BudgetError(
-        f"no plan meets the budgets: {', '.join(reasons)}; raise the budget",
-        code=ErrorCode.BUDGET_UNREACHABLE,
-        budgets=tuple(budgets),
-        least=tuple(least),
-        exceeded=tuple(exceeded),
+        text, code=ErrorCode.BUDGET_UNREACHABLE, budgets=tuple(budgets), least=tuple(least), exceeded=tuple(exceeded)
     )

@@ -12,23 +12,31 @@ p (Ville's inequality). The test assumes only that rows are independent. The bet
 which is small because both models give the same answer for most rows. The Hoeffding-Bentkus bound does not use the
 variance and is weaker (the tests compare them). It is not computed, because the better of two p-values, selected after
 seeing both, would prove nothing.
+
+A certificate holds with its confidence once for a set of rows. The best of several certificates, of other seeds or
+models, holds with less confidence. Each certificate therefore states how many earlier ones used some of its rows, which
+are recorded in the user's cache.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
-from compressor.selection.search import Decision
+from compressor.targets.machine import user_cache
+from compressor.tasks import Data
 from compressor.tasks.base import Task
+from graph_passes.files import atomic_replace
 
 T = TypeVar("T")
 _VARIANCE = 0.1
@@ -47,10 +55,7 @@ class Certificate:
         certified: number of certified decisions, including the first, which keeps all units and needs no proof.
         drops: drop of accuracy on the unseen rows, of every tested decision including the first.
         p_values: p-value of every tested decision including the first.
-        confidence: confidence of the certificate.
         budget: permitted drop of accuracy.
-        searched_rows: number of rows that the search saw.
-        unseen_rows: number of rows of the test.
         needed_rows: number of unseen rows with which the first decision that failed would pass, if more rows continued
             like these; None: none failed, or no number of rows suffices.
     """
@@ -65,34 +70,23 @@ class Certificate:
     needed_rows: int | None
 
     def result(self, kept_units: Sequence[int], scope: CertificateScope, units: str = "heads") -> CertifiedLoss:
-        """The certified loss, for the report.
-
-        Args:
-            kept_units: number of units that each decision keeps that was passed to `certify`.
-            scope: what the certificate holds for.
-            units: what these are.
-        """
+        """The certified loss, for the report, by the number of units that each decision keeps that `certify` had."""
+        last = self.certified - 1
         return CertifiedLoss(
             max_drop=self.budget,
             confidence=self.confidence,
             units=units,
-            removed=kept_units[0] - kept_units[self.certified - 1],
+            removed=kept_units[0] - kept_units[last],
             total=kept_units[0],
-            drop=self.drops[self.certified - 1],
-            p_value=self.p_values[self.certified - 1],
+            drop=self.drops[last],
+            p_value=self.p_values[last],
             searched_rows=self.searched_rows,
             unseen_rows=self.unseen_rows,
             scope=scope,
         )
 
     def note(self, kept_units: Sequence[int], scope: CertificateScope, units: str = "heads") -> Note:
-        """The result as a note.
-
-        Args:
-            kept_units: number of units that each decision keeps that was passed to `certify`.
-            scope: what the certificate holds for.
-            units: what these are.
-        """
+        """The result as a note; see `result` for the arguments."""
         total, kept = kept_units[0], kept_units[self.certified - 1]
         rows = f"the search saw {self.searched_rows} evaluation rows, the test {self.unseen_rows} others"
         if len(kept_units) == 1:
@@ -119,15 +113,12 @@ class Certificate:
 
 
 def p_value(differences: np.ndarray, budget: float, confidence: float) -> np.ndarray:
-    """p-value of "the mean difference over the whole population is more than `budget`".
+    """p-values `[...]` of "the mean difference over the whole population is more than `budget`".
 
     Args:
         differences: loss after minus loss before of each row, in {-1, 0, 1}, in random order, `[..., rows]`.
         budget: permitted mean difference, from 0 to below 1.
         confidence: the bets are tuned to reach the capital 1 / (1 - confidence); the p-value is valid for any value.
-
-    Returns:
-        p-values `[...]`.
     """
     rows = differences.shape[-1]
     counts = np.arange(1, rows + 1)
@@ -143,13 +134,7 @@ def p_value(differences: np.ndarray, budget: float, confidence: float) -> np.nda
 def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> int | None:
     """The smallest number of rows, to about 1%, with which a decision would be certified if rows continued like these.
 
-    Args:
-        differences: loss after minus loss before of each row, `[rows]`.
-        budget: permitted drop.
-        confidence: confidence of the certificate.
-
-    Returns:
-        The number; None if the mean of `differences` reaches the budget, or if more than four million rows are needed.
+    None if the mean of `differences` (see `p_value`) reaches the budget, or if more than four million rows are needed.
     """
     if differences.mean() >= budget:
         return None
@@ -170,13 +155,6 @@ def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> in
 
 def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed: int) -> tuple[Dataset, Dataset]:
     """Divide rows at random into one half for the search and one, in random order, for the certificate.
-
-    Args:
-        rows: the evaluation rows.
-        task: the task, whose metric must be the accuracy of a text classifier.
-        budget: permitted drop of accuracy.
-        confidence: confidence of the certificate.
-        seed: seed of the division.
 
     Raises:
         UsageError: the metric is not accuracy, or the budget is not between 0 and 1.
@@ -215,21 +193,13 @@ def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed
 
 
 def certify(
-    decisions: Sequence[T],
-    losses: Callable[[T], np.ndarray],
-    budget: float,
-    confidence: float,
-    searched_rows: int,
+    decisions: Sequence[T], losses: Callable[[T], np.ndarray], budget: float, confidence: float, searched_rows: int
 ) -> Certificate:
-    """Test the decisions of a search in order until one fails.
+    """Test the decisions of a search in order until one fails; each keeps fewer units than the one before.
 
     Args:
-        decisions: each keeps fewer units than the one before; the first keeps all.
         losses: of a decision: 1.0 for each unseen row that the model with its units misclassifies, else 0.0, `[rows]`,
             in random order.
-        budget: permitted drop of accuracy.
-        confidence: confidence that a certified drop is within the budget.
-        searched_rows: number of rows that the search saw, for the certificate.
     """
     dense = losses(decisions[0])
     drops, p_values, needed, passed = [0.0], [0.0], None, 1
@@ -244,6 +214,45 @@ def certify(
     return Certificate(passed, tuple(drops), tuple(p_values), confidence, budget, searched_rows, len(dense), needed)
 
 
-def removals(decisions: Iterable[Decision]) -> list[Decision]:
-    """The first decision and those that remove heads."""
-    return [next(group) for _, group in itertools.groupby(decisions, key=lambda decision: decision.kept)]
+def check_rows_unseen(data: Data) -> None:
+    """Raise InputError if an evaluation row is a training row, by its tokens: searches and models learn from these."""
+    overlap = int(np.isin(_digests(data.eval), _digests(data.train)).sum())
+    if overlap:
+        raise InputError(
+            f"--certify: {overlap} of the {len(data.eval)} evaluation rows have the content of training rows, so they"
+            " certify nothing about unseen ones; remove these rows, or name others (--eval-data)",
+            code=ErrorCode.ROWS_OVERLAP,
+            field="eval_data",
+            rows=len(data.eval),
+            overlap=overlap,
+        )
+
+
+def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
+    """Record a certificate, and count the earlier ones that used some of its rows; the same one again does not count.
+
+    Args:
+        rows: the evaluation rows, those of the search and those of the test.
+        request: what else decides the certificate: model, method, seed, ...
+    """
+    digests, folder = np.unique(_digests(rows)), user_cache() / "certificates"
+    key = json.dumps(request, sort_keys=True, default=str).encode() + digests.tobytes()
+    path = folder / f"{hashlib.sha256(key).hexdigest()[:16]}.npy"
+    earlier = 0
+    for stored in folder.glob("*.npy"):
+        with contextlib.suppress(OSError, EOFError, ValueError):  # a file that cannot be read
+            earlier += stored.name != path.name and bool(np.isin(digests, np.load(stored)).any())
+    with contextlib.suppress(OSError):  # a cache that cannot be written must not cost a finished search
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_replace(path) as temporary, temporary.open("wb") as file:
+            np.save(file, digests)
+    return earlier
+
+
+def _digests(rows: Dataset) -> np.ndarray:
+    """A number for the tokens of each row, uint64 `[rows]`."""
+    digests = [
+        int.from_bytes(hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8], "little")
+        for ids in (rows["input_ids"][:] if len(rows) else ())
+    ]
+    return np.array(digests, dtype=np.uint64)

@@ -8,14 +8,13 @@ from typing import Any
 from compressor.config.methods import METHODS
 from compressor.config.steps import Blocks, Heads, Step, Units, parts_of
 from compressor.errors import ErrorCode, UsageError
-from compressor.selection.certified_rows import check_rows_unseen
-from compressor.selection.certify import split_rows
+from compressor.selection.certify import check_rows_unseen, split_rows
 from compressor.selection.options import (
     PoolOptions,
     ScheduleOptions,
     check_option_names,
-    option_models,
     option_names,
+    read_method_options,
     read_options,
 )
 from compressor.selection.ray_search.cluster import check_reachable
@@ -37,11 +36,7 @@ def _option_names(step: Heads | Units | Blocks) -> tuple[str, ...]:
 
 
 def check_every_option(steps: Sequence[Step]) -> None:
-    """Check that some step reads each option; steps that have the same options share them.
-
-    Raises:
-        UsageError: an option does not exist.
-    """
+    """Raise UsageError unless some step reads each option; steps that have the same options share them."""
     learning = [step for step in parts_of(steps) if isinstance(step, Heads | Units | Blocks)]
     for step in learning:
         sharing = (member for member in learning if member.options == step.options)
@@ -57,38 +52,22 @@ def check_options(step: Heads | Units | Blocks) -> None:
         UsageError: a value is invalid or out of range.
         TargetMissingError: the requested Ray workers are not available.
     """
-    if isinstance(step, Blocks):
-        _check_schedule(TRAINING_WITH_MASKS, step)
-        return
-    for model in option_models(step.method):
-        read_options(step.method, step.options, model)
-    if METHODS[step.method].kind == "gate":
-        _check_schedule(step.method, step)
-    elif isinstance(step, Heads) and step.ray is not None:
-        check_reachable(step.ray)
-
-
-def _check_schedule(subject: str, step: Heads | Units | Blocks) -> None:
-    """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
-    read_options(subject, step.options, ScheduleOptions).schedule(step, training_steps=1)
+    if not isinstance(step, Blocks):
+        read_method_options(step.method, step.options)
+        if isinstance(step, Heads) and step.ray is not None and METHODS[step.method].kind != "gate":
+            check_reachable(step.ray)
+    if isinstance(step, Blocks) or METHODS[step.method].kind == "gate":
+        subject = TRAINING_WITH_MASKS if isinstance(step, Blocks) else step.method
+        read_options(subject, step.options, ScheduleOptions).schedule(step, training_steps=1)
 
 
 def check_task_options(step: Heads | Units, task: str) -> None:
-    """Check the options of the method against its defaults for a task, by the task's name.
-
-    Raises:
-        UsageError: an option contradicts a default for the task.
-    """
-    for model in option_models(step.method):
-        read_options(step.method, step.options, model, task)
+    """Raise UsageError if an option of the method contradicts a default for a task, by the task's name."""
+    read_method_options(step.method, step.options, task)
 
 
 def check_pool(step: Units) -> None:
-    """Check that a gate that learns within a budget has all units compete.
-
-    Raises:
-        UsageError: the option `pool` divides the heads.
-    """
+    """Raise UsageError unless a gate that learns within a budget has all units compete."""
     pool = read_options(step.method, step.options, PoolOptions).pool
     if pool != "model":
         raise UsageError(
@@ -101,11 +80,7 @@ def check_pool(step: Units) -> None:
 
 
 def check_max_drop(max_drop: float, task: Task) -> None:
-    """Check an allowed loss against the metric.
-
-    Raises:
-        UsageError: the metric cannot fall so far.
-    """
+    """Raise UsageError if the metric cannot fall as far as is allowed."""
     if max_drop >= task.metric_maximum:
         raise UsageError(
             f"--max-drop {max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so any result would"
@@ -118,12 +93,7 @@ def check_max_drop(max_drop: float, task: Task) -> None:
 
 
 def check_certificate(step: Heads | Units, data: Data) -> None:
-    """Check that the loss of a step can be certified, where that is requested.
-
-    Raises:
-        UsageError: the metric cannot be certified.
-        InputError: there are too few rows for a certificate, or they are training rows too.
-    """
+    """Check that the loss of a step can be certified, where that is requested; see `split_rows` for the errors."""
     if step.certify is not None:
         assert step.max_drop is not None
         split_rows(data.eval, data.task, step.max_drop, step.certify, step.seed)

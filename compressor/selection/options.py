@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import Field
@@ -21,6 +21,7 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.training.precision import MixedPrecision
 from compressor.training.processes import process_count
 from compressor.training.schedule import Schedule
+from compressor.units import Site
 from graph_passes.plan import Kind
 
 StepShare = Annotated[float, Field(ge=0, le=1)]
@@ -51,24 +52,11 @@ class ScheduleOptions(MethodOptions):
     final_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end")
 
     def schedule(self, step: Heads | Units | Blocks | Distill, training_steps: int) -> Schedule:
-        """The schedule of a step of a run, with its learning rate, batch size and seed.
-
-        Raises:
-            UsageError: the final learning rate is above the peak.
-        """
+        """The schedule of a step of a run; raise UsageError if the final learning rate is above the peak."""
         return Schedule(training_steps, step.batch_size, step.learning_rate, step.seed, **self.model_dump())
 
     def schedule_of_epochs(self, step: Heads | Units | Blocks, rows: int, epochs: float) -> Schedule:
-        """The schedule of a step over all processes.
-
-        Args:
-            step: sets the number of training steps or of epochs, or neither.
-            rows: number of training rows.
-            epochs: number of epochs where the step sets neither.
-
-        Raises:
-            UsageError: the final learning rate is above the peak.
-        """
+        """The schedule of a step over all processes; of `epochs` passes where the step sets no length."""
         batch = step.batch_size * process_count()
         return self.schedule(step, step.training_steps or math.ceil((step.epochs or epochs) * rows / batch))
 
@@ -115,34 +103,17 @@ def option_names(method: str) -> tuple[str, ...]:
 
 
 def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Check that all options exist.
-
-    Args:
-        subject: what the options belong to, for the message: a method, or `training with masks`.
-        options: option values by name.
-        names: names of the options that exist.
-
-    Raises:
-        UsageError: an option is not among `names`; the message suggests the most similar name.
-    """
+    """Raise UsageError if an option of `subject` (a method, or `training with masks`) is not among `names`."""
     for name, value in options.items():
         if name not in names:
-            raise UsageError(
-                f"option {name}={value!r} of {subject}: unknown; {suggestion(name, sorted(names))}",
-                code=ErrorCode.UNKNOWN_NAME,
-                field=name,
-                value=value,
-                subject=subject,
-            )
+            text = f"option {name}={value!r} of {subject}: unknown; {suggestion(name, sorted(names))}"
+            raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field=name, value=value, subject=subject)
 
 
 def read_options(subject: str, options: Mapping[str, Any], model: type[_M], task: str | None = None) -> _M:
     """The options of one model among `options`, which may hold those of other models too.
 
     Args:
-        subject: what the options belong to, for the message: a method, or `training with masks`.
-        options: option values by name, as in a recipe.
-        model: the model whose fields are read.
         task: name of the task, whose defaults apply to fields that `options` lacks; None: the usual defaults.
 
     Raises:
@@ -155,24 +126,58 @@ def read_options(subject: str, options: Mapping[str, Any], model: type[_M], task
         raise _usage_error(subject, error, model) from error
 
 
+def read_method_options(method: str, options: Mapping[str, Any], task: str | None = None) -> tuple[Any, ...]:
+    """The options of each of a method's models (`option_models`); see `read_options`."""
+    return tuple(read_options(method, options, model, task) for model in option_models(method))
+
+
 def _usage_error(subject: str, error: pydantic.ValidationError, model: type[MethodOptions]) -> UsageError:
     """The error for the first fault that pydantic found in the options of `subject`."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, FieldConflictError):
-        return UsageError(
-            f"options of {subject}: {cause.text(str)}",
-            code=cause.code,
-            field=cause.fields[0],
-            fields=cause.fields,
-            subject=subject,
-        )
+        text = f"options of {subject}: {cause.text(str)}"
+        return UsageError(text, code=cause.code, field=cause.fields[0], fields=cause.fields, subject=subject)
     name, value = str(fault["loc"][0]), fault["input"]
     code, message = describe_fault(fault)
     hint = "" if ";" in message else f" ({model.model_fields[name].description}); change its value"
-    return UsageError(
-        f"option {name}={value!r} of {subject}: {message}{hint}", code=code, field=name, value=value, subject=subject
-    )
+    text = f"option {name}={value!r} of {subject}: {message}{hint}"
+    return UsageError(text, code=code, field=name, value=value, subject=subject)
+
+
+def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
+    """The sites whose heads compete: those that the option `pool` names; UsageError if there are none of the kind."""
+    pool = options.get("pool", "model")
+    if pool not in get_args(Kind):
+        return list(sites)
+    members = [site for site in sites if site.kind == pool]
+    if not members:
+        kinds = tuple(dict.fromkeys(site.kind for site in sites))
+        text = f"option pool={pool}: the model has no attention of this kind; choose among {', '.join(kinds)}"
+        raise UsageError(text, code=ErrorCode.UNSUPPORTED_MODEL, field="pool", value=pool, choices=kinds)
+    return members
+
+
+def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
+    """The number of heads that `keep` describes: a count (36, "36"), or a share ("50%", rounded to the nearest head).
+
+    UsageError, which names the flag that set it, if it is neither or out of range.
+    """
+    text = str(keep).strip()
+    try:
+        count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except (ValueError, OverflowError) as error:
+        message = f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%"
+        raise UsageError(message, code=ErrorCode.INVALID_VALUE, field="keep", value=keep) from error
+    check_count(count, heads, f"{flag} {text}", keep)
+    return count
+
+
+def check_count(count: int, maximum: int, setting: str, value: int | str) -> None:
+    """Raise UsageError unless a number of units can be kept; `setting` names what set it, with its value."""
+    if not 0 <= count <= maximum:
+        text = f"{setting}: there are {maximum} to choose from; give a number from 0 to {maximum}, or 0% to 100%"
+        raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="keep", value=value, maximum=maximum)
 
 
 @dataclass(frozen=True)
@@ -180,9 +185,7 @@ class Option:
     """One option, as the documentation lists it.
 
     Attributes:
-        name: its name in `--options`.
         default: its default; None if it depends on other options.
-        description: what it does.
         choices: the values that it permits; empty if it permits any value of its type.
     """
 
@@ -202,14 +205,12 @@ class Option:
 
 def list_options(*models: type[MethodOptions]) -> tuple[Option, ...]:
     """The options of some models, in order; `list_options(*option_models(method))` lists all options of a method."""
-    return tuple(
-        Option(name, field.default, _described(model, name), choices_of(field))
-        for model in models
-        for name, field in model.model_fields.items()
-    )
-
-
-def _described(model: type[MethodOptions], name: str) -> str:
-    """The description of a field, with its defaults for single tasks."""
-    defaults = (f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values)
-    return f"{model.model_fields[name].description or ''}{''.join(defaults)}"
+    options = []
+    for model in models:
+        for name, field in model.model_fields.items():
+            of_tasks = (
+                f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values
+            )
+            description = "".join([field.description or "", *of_tasks])
+            options.append(Option(name, field.default, description, choices_of(field)))
+    return tuple(options)

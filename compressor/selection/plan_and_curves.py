@@ -8,8 +8,6 @@ from typing import Any
 
 from compressor.config.steps import Heads, Units
 from compressor.results import CertifiedLoss, CurvePoint, Note
-from compressor.selection.search import Decision
-from compressor.tasks.base import Task
 from compressor.tasks.data import Data
 from graph_passes import Plan
 
@@ -34,26 +32,15 @@ class LearningResult:
 
 
 def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], data: Data) -> Plan:
-    """The plan with a record of how its units were selected.
-
-    Args:
-        plan: the units that are kept.
-        selection: method and seed.
-        options: every option of the method, defaults included.
-        data: the rows from which units were learned.
-    """
+    """The plan with a record of how its units were selected."""
     record = {"method": selection.method, "options": dict(options), "seed": selection.seed, "data": data.train_hash}
     return plan.model_copy(update=record)
 
 
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:
-    """The log of `fit` as points.
+    """The log of `fit` as points; without a metric, the evaluation rows have no labels.
 
     `overlap` at a point is the share of the heads that are kept there, of those that are kept at the last point.
-
-    Args:
-        log: its entries, each with its step.
-        metric: the metric of the evaluation rows; None: they have no labels.
     """
     names = ("loss", "learning_rate", *(() if metric is None else (f"eval_{metric}",)), "eval_divergence")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))
@@ -66,17 +53,6 @@ def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tup
         if values:
             points.setdefault(int(entry["step"]), {}).update(values)
     return tuple(CurvePoint(step=step, values=values) for step, values in sorted(points.items()))
-
-
-def search_curves(decisions: Sequence[Decision], task: Task) -> tuple[CurvePoint, ...]:
-    """The decisions of a search as points: the number of heads that remain, and the metric with its original sign."""
-    sign = 1.0 if task.higher_is_better else -1.0
-    points = []
-    for number, decision in enumerate(decisions):
-        values = {name: value for name, value in decision.values.items() if name != "metric"}
-        values[f"eval_{task.metric}"] = decision.values["metric"] * sign
-        points.append(CurvePoint(step=number, values={**values, "heads": float(len(decision.kept))}))
-    return tuple(points)
 
 
 def joined_curves(earlier: Sequence[CurvePoint], later: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:

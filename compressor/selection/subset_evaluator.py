@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.loss.loss_utils import LOSS_MAPPING
 
-from compressor.selection.evaluation_store import Evaluation, Evaluations, EvaluationStore
-from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
 from compressor.selection.search import Head, all_heads
 from compressor.tasks.data import Data
+from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
 from compressor.training.precision import MixedPrecision
-from compressor.units import Site
+from compressor.units import Site, hooked
+from compressor.units.find import evaluating
+from compressor.units.gating import spread_over_rows
+from graph_passes.files import atomic_replace
 
 _GRADIENT_FORWARDS = 3.0
 """Cost of a forward and its backward, in forwards: the backward has twice as many products."""
 _MEASURED_AT_ONCE = 16
 """Maximum number of subsets between two writes of the results, which an interruption loses."""
+
+
+class Evaluation(NamedTuple):
+    """`Task.per_example` of every evaluation row with some heads, `[examples, k]`, and what that cost (`Measurement`);
+    subsets that were measured together share their cost equally."""
+
+    statistics: np.ndarray
+    forwards: float
+
+
+Evaluations = dict[frozenset[Head], Evaluation]
+"""Evaluations by the heads that are kept."""
 
 
 class ModelSubsetEvaluator:
@@ -32,11 +52,7 @@ class ModelSubsetEvaluator:
     run from their first difference.
 
     Args:
-        model: the model, which is not changed.
-        sites: its sites, in call order.
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
-        batch_size: rows per batch.
-        seed: seed of the draw of training rows.
         mixed_precision: precision of matmuls in evaluations; sensitivity is measured in float32.
         measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
     """
@@ -86,21 +102,16 @@ class ModelSubsetEvaluator:
         return self._evaluations[kept | self.always_kept].statistics
 
     def store_in(self, path: Path, *, seconds: float = 30.0, write_share: float = 20.0) -> None:
-        """Use the evaluations in a file, and store new ones there.
+        """Use the evaluations in a file, which need not exist, and store new ones there; see `EvaluationStore`.
 
         An interrupted search resumes from the file, and searches on the same model and rows can share it. The cost of a
         subset counts for every search that evaluates it, even if another measured it.
-
-        Args:
-            path: the file; it need not exist.
-            seconds: see `EvaluationStore`.
-            write_share: see `EvaluationStore`.
         """
         rows = len(self._data.eval)
         self._store = EvaluationStore(path, self._all_heads, rows, seconds=seconds, write_share=write_share)
         self._evaluations.update(self._store.load())
 
-    @contextmanager
+    @contextlib.contextmanager
     def stored_on_interrupt(self) -> Iterator[None]:
         """Write the evaluations to the file of `store_in` if Ctrl-C ends the block."""
         try:
@@ -146,5 +157,112 @@ class ModelSubsetEvaluator:
             self._store.exchange(self._evaluations)
 
 
+class EvaluationStore:
+    """Evaluations in an `.npz` file, which is written at intervals, longer ones if a write takes long.
+
+    Args:
+        write_share: minimum time between two writes, as a multiple of the time that a write takes.
+    """
+
+    def __init__(
+        self, path: Path, heads: tuple[Head, ...], rows: int, *, seconds: float = 30.0, write_share: float = 20.0
+    ) -> None:
+        self._path, self._heads, self._rows = path, heads, rows
+        self._seconds, self._write_share = seconds, write_share
+        self._next_write = time.monotonic() + seconds
+
+    def load(self) -> Evaluations:
+        """The evaluations in the file; empty if it is missing, damaged, or of other heads or rows."""
+        with (
+            contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
+            np.load(self._path) as file,
+        ):
+            kept, statistics, forwards = file["kept"], file["statistics"], file["forwards"]
+            fits = kept.shape[1:] == (len(self._heads),) and statistics.shape[1:2] == (self._rows,)
+            if fits and len(kept) == len(statistics) == len(forwards):
+                subsets = (frozenset(itertools.compress(self._heads, mask)) for mask in kept)
+                return dict(zip(subsets, map(Evaluation, statistics, forwards.tolist()), strict=True))
+        return {}
+
+    def exchange(self, evaluations: Evaluations) -> None:
+        """If the interval has passed, add evaluations that other processes wrote to `evaluations`, and write all."""
+        if time.monotonic() >= self._next_write:
+            self.write(evaluations)
+
+    def write(self, evaluations: Evaluations) -> None:
+        """Add evaluations that other processes wrote to `evaluations`, and write all; nothing if there are none."""
+        start = time.monotonic()
+        evaluations.update(self.load())
+        if not evaluations:
+            return
+        kept = np.array([[head in subset for head in self._heads] for subset in evaluations])
+        statistics, forwards = zip(*evaluations.values(), strict=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replace(self._path) as partial, partial.open("wb") as file:
+            np.savez(file, kept=kept, statistics=np.stack(statistics), forwards=np.array(forwards))
+        now = time.monotonic()
+        self._next_write = now + max(self._seconds, self._write_share * (now - start))
+
+
 EvaluatorFactory = Callable[..., ModelSubsetEvaluator]
 """Called with the arguments of `ModelSubsetEvaluator` up to `mixed_precision`."""
+
+
+def sensitivity(
+    model: PreTrainedModel, sites: Sequence[Site], mask: Tensor, batches: Iterable[Mapping[str, Tensor]]
+) -> Tensor:
+    """I_h `[heads]`, float64: the mean over examples of |dL(x)/dgate_h|, the absolute value taken per example.
+
+    By the chain rule dL/dgate_h = Att_h(x) . dL/dAtt_h(x), summed over the positions of the example, over its rows
+    where the model reads several (both texts of a pair), and over the calls of a site that one forward calls several
+    times. One gate per example and head lets autograd compute the sum.
+
+    Args:
+        mask: `[heads]`, bool: the heads that are kept; the others are zero in the forward and in the result.
+        batches: collated batches with the model's labels (`Task.loss_inputs`). A batch without `labels` has one label
+            per row under another name.
+    """
+    total = torch.zeros(mask.shape, dtype=torch.float64)
+    examples = 0
+    gates: dict[str, Tensor] = {}
+    is_shifted = _shifts_labels(model)
+
+    def apply(name: str, out: Tensor) -> Tensor:
+        return out * spread_over_rows(gates[name], len(out)).to(out.dtype)
+
+    with evaluating(model), hooked(model, apply, sites=sites):
+        for batch in batches:
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            rows = len(inputs["labels"]) if "labels" in inputs else len(next(iter(inputs.values())))
+            gate = mask.to(model.device, torch.float32).repeat(rows, 1).requires_grad_()
+            parts = torch.split(gate, [site.heads for site in sites], dim=1)
+            gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
+            loss = model(**inputs).loss
+            (gradient,) = torch.autograd.grad(loss, gate)
+            factor = _loss_factor(inputs["labels"], is_shifted=is_shifted) if "labels" in inputs else rows
+            total += (gradient.abs() * factor).double().sum(0).cpu()
+            examples += rows
+    return torch.where(mask, total / max(examples, 1), 0.0)
+
+
+def _shifts_labels(model: PreTrainedModel) -> bool:
+    """Whether the loss compares the output of a position with the label of the next: that of causal language models.
+
+    transformers uses it for classes without a loss of their own too. Encoder-decoders shift their inputs instead.
+    """
+    causal = LOSS_MAPPING["ForCausalLM"]
+    loss = LOSS_MAPPING.get(getattr(model, "loss_type", None) or "ForCausalLM", causal)
+    return loss is causal and not model.config.is_encoder_decoder
+
+
+def _loss_factor(labels: Tensor, *, is_shifted: bool) -> Tensor:
+    """Factor `[examples, 1]` that converts a gradient of the batch's loss to one of each example's own loss.
+
+    The loss of the batch is the mean over all its labels, the loss of an example the mean over its own labels. With one
+    label per example the factor is the number of examples; with one label per token it differs between examples. Where
+    labels are shifted by one (`is_shifted`), the first has no loss.
+    """
+    if labels.dim() < 2 or labels.is_floating_point():
+        return labels.new_full((len(labels), 1), len(labels), dtype=torch.float32)
+    counted = (labels[:, int(is_shifted) :] != IGNORED).sum(1, keepdim=True).float()
+    return torch.where(counted > 0, counted.sum() / counted.clamp(min=1.0), 0.0)

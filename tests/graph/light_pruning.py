@@ -20,9 +20,8 @@ def prune(path: Path, rows: Path) -> float:
     import graph_passes
     from compressor.graph.sessions import LayeredGraph
     from compressor.progress import ignore_progress
-    from compressor.selection.pruners.reconstruct.choice import choices_of, loss_curve
-    from compressor.selection.pruners.reconstruct.refit_in_order import refit_in_order
-    from compressor.selection.pruners.session_network import SessionNetwork
+    from compressor.selection.pruners.layerwise.session_network import SessionNetwork
+    from compressor.selection.pruners.reconstruct.method import choices_of, loss_curve, refit_in_order
     from compressor.units import PrunableGroup
 
     model, batches = graph_passes.load(path), [dict(np.load(rows))]

@@ -15,18 +15,22 @@ from compressor.pruning.allocate import (
     MAX_ATTEMPTS,
     MAX_BUDGET_RATIO,
     MIN_BUDGET_RATIO,
+    Budgets,
+    Constraint,
     allocate_until_met,
+    budget_notes,
     choose_counts,
+    head_table,
     keep_all_within,
+    require_reachable,
 )
-from compressor.pruning.constraints import Budgets, Constraint, head_table, require_reachable
-from compressor.pruning.prune import budget_notes
 from compressor.results import NoteCode
 from compressor.run.prune_units import budget_rows
 from compressor.units import PrunableGroup
 from tests.faults import fails_with
 
 GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.zoo) for seed in range(3, 10))]
 
 
 def random_problem(seed: int) -> tuple[dict[str, dict[int, float]], CostTable]:
@@ -44,7 +48,7 @@ def random_problem(seed: int) -> tuple[dict[str, dict[int, float]], CostTable]:
     return losses, table
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_budget_between_the_least_and_dense_is_met(seed: int) -> None:
     losses, table = random_problem(seed)
     budget = table.least + 0.4 * (table.whole - table.least)
@@ -76,7 +80,7 @@ def test_costs_that_are_predicted_badly_are_corrected_by_measuring(factor: float
 
 @pytest.mark.parametrize("fixed", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("power", [0.7, 1.0, 1.5])
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("share", [0.05, pytest.param(0.3, marks=pytest.mark.zoo), 0.6])
 def test_budgets_are_used_where_predictions_err_differently_by_size(share: float, power: float, fixed: float) -> None:
     group = PrunableGroup("a", "neurons", 1024, 1, 8, "a")
     losses = {"a": {count: 1.0 - count / 1024 for count in group.counts}}
@@ -94,7 +98,7 @@ def test_budgets_are_used_where_predictions_err_differently_by_size(share: float
     assert allocation.measured[0] >= MIN_BUDGET_RATIO * budget or measure({"a": wider})[0] > MAX_BUDGET_RATIO * budget
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_budgets_are_met_when_times_repeat_within_a_percent(seed: int) -> None:
     losses, table = random_problem(seed)
     rng = np.random.default_rng(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -45,12 +46,22 @@ def reference(groups: list[PrunableGroup]) -> ExportedGraph:
 
 
 @pytest.fixture(scope="module")
-def costs(
+def counted(
     reference: ExportedGraph, groups: list[PrunableGroup], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[CostTable, CostTable]:
-    """Parameters and multiply-accumulates of every number of units."""
-    engines = plan_engines(reference, "", tmp_path_factory.mktemp("costs"))
-    parameters, macs = count_costs(engines.float_graph, reference.plan, groups, [(1, 7)], lambda finished, total: None)
+) -> tuple[list[CostTable], int]:
+    """Parameters and multiply-accumulates of every number of units, and in how many graphs they were counted."""
+    engines, plans = plan_engines(reference, "", tmp_path_factory.mktemp("costs")), list[Plan]()
+
+    def graph_of(plan: Plan) -> ir.Model:
+        plans.append(plan)
+        return engines.float_graph(plan)
+
+    return count_costs(graph_of, reference.plan, groups, [(1, 7)], lambda finished, total: None), len(plans)
+
+
+@pytest.fixture(scope="module")
+def costs(counted: tuple[list[CostTable], int]) -> tuple[CostTable, CostTable]:
+    (parameters, macs), _ = counted
     return parameters, macs
 
 
@@ -59,7 +70,7 @@ def plan_engines(reference: ExportedGraph, form: str, scratch: Path) -> PlanEngi
     return PlanEngines(reference, Choice(CHOICES[form], form), BuildOptions(), row, True, scratch)
 
 
-@pytest.mark.parametrize("form", CHOICES)
+@pytest.mark.parametrize("form", ["", PORTABLE, pytest.param(SYMMETRIC, marks=pytest.mark.zoo)])
 def test_the_graph_of_a_plan_holds_its_units(
     reference: ExportedGraph, groups: list[PrunableGroup], form: str, tmp_path: Path
 ) -> None:
@@ -109,7 +120,7 @@ def test_counts_are_linear_in_the_number_of_units(
     assert all([group] in classes for group in last)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.zoo) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.zoo) for seed in (1, 2, 3))])
 def test_what_a_group_saves_does_not_depend_on_the_others(
     reference: ExportedGraph,
     groups: list[PrunableGroup],
@@ -126,17 +137,8 @@ def test_what_a_group_saves_does_not_depend_on_the_others(
     assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
 
 
-def test_similar_layers_are_counted_once(
-    reference: ExportedGraph, groups: list[PrunableGroup], costs: tuple[CostTable, CostTable], tmp_path: Path
-) -> None:
-    engines, plans = plan_engines(reference, "", tmp_path), []
-
-    def graph_of(plan: Plan) -> ir.Model:
-        plans.append(plan)
-        return engines.float_graph(plan)
-
-    assert tuple(count_costs(graph_of, reference.plan, groups, [(1, 7)], lambda finished, total: None)) == costs
-    assert len(plans) < 1 + len(groups)  # the whole model, and a graph for each group
+def test_similar_layers_are_counted_once(groups: list[PrunableGroup], counted: tuple[list[CostTable], int]) -> None:
+    assert counted[1] < 1 + len(groups)  # the whole model, and a graph for each group
 
 
 @pytest.mark.parametrize("widths", [(3, 3, 3), (3, 5, 3), (5, 3, 3), (3, 4, 5, 3)])
@@ -177,7 +179,10 @@ def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: 
     assert all(group.multiple in measured_counts(group, share) for group in heads for share in (0.01, 0.5))
 
 
-def test_a_released_engine_is_built_again(reference: ExportedGraph, tmp_path: Path) -> None:
+def test_a_released_engine_is_built_again(
+    reference: ExportedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressor.pruning.costs.build_engine", lambda graph, *settings: SimpleNamespace(path=graph))
     engines = plan_engines(reference, "", tmp_path)
     engines.release()
     first = engines.whole

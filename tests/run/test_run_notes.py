@@ -13,9 +13,7 @@ import pytest
 from compressor.engines.build import ShrunkGraph
 from compressor.engines.score import score_notes
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.pruning.allocate import Allocation
-from compressor.pruning.constraints import Constraint
-from compressor.pruning.prune import budget_notes
+from compressor.pruning.allocate import Allocation, Constraint, budget_notes
 from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.plan_source import selection_notes

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.selection.train_gate import train_pool
-from compressor.selection.unit_pool import UnitPool, make_bundles
+from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.units import PrunableGroup, find_groups
 from graph_passes import Plan
 from tests.selection import tiny
@@ -53,9 +52,10 @@ def learn(
     on_progress: ProgressCallback = ignore_progress,
     model: PreTrainedModel | None = None,
     types: tuple[str, ...] = ("heads", "neurons"),
+    steps: int = 6,
 ) -> LearningResult:
-    """Learn a plan within a budget in six steps."""
+    """Learn a plan within a budget in a few steps."""
     network = classifier() if model is None else model
     pool = make_pool(network, share, types)
-    config = tiny.units(method=method, seed=seed, training_steps=6, options={"evaluations": 3})
+    config = tiny.units(method=method, seed=seed, training_steps=steps, options={"evaluations": steps // 2})
     return train_pool(network, groups_of(network), pool, tiny.data(), config, folder, on_progress)

@@ -11,8 +11,7 @@ from scipy.stats import binom
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import CertificateScope, NoteCode
-from compressor.selection.certified_rows import record_certificate
-from compressor.selection.certify import Certificate, certify, p_value, rows_needed, split_rows
+from compressor.selection.certify import Certificate, certify, p_value, record_certificate, rows_needed, split_rows
 from compressor.selection.search import Decision, Head
 from tests.faults import fails_with
 from tests.selection import tiny

@@ -10,8 +10,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
-from compressor.selection.learn import learn
-from compressor.selection.run_search import run_search
+from compressor.selection.learn import learn, run_search
 from compressor.tasks.data import Data
 from tests.faults import fails_with
 from tests.selection import tiny
@@ -72,10 +71,13 @@ def test_an_interrupted_search_keeps_its_evaluations(tmp_path: Path) -> None:
     assert tiny.learn_plan(tmp_path, config).plan == uninterrupted.plan
 
 
+ROWS = 241
+
+
 @pytest.fixture(scope="module")
 def many_rows() -> Data:
     """Enough evaluation rows for a certificate."""
-    return replace(tiny.data(), eval=tiny.new_rows(601, 3), eval_hash="sha256:eval")
+    return replace(tiny.data(), eval=tiny.new_rows(ROWS, 3), eval_hash="sha256:eval")
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +93,7 @@ def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp
     assert learned.plan == repeated.plan
     certificate = learned.certificate
     assert certificate is not None
-    assert (certificate.searched_rows, certificate.unseen_rows) == (301, 300)
+    assert (certificate.searched_rows, certificate.unseen_rows) == (ROWS // 2 + 1, ROWS // 2)
     assert [note.code for note in learned.notes] == [NoteCode.CERTIFIED, NoteCode.CERTIFICATION_COST]
     assert certificate.removed == 8 - learned.plan.heads_kept > 0
     assert certificate.p_value <= 0.1
@@ -104,11 +106,11 @@ def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp
 def test_each_certificate_counts_the_others_of_its_rows(many_rows: Data, tmp_path: Path) -> None:
     """The same run again is the same certificate; another seed, and rows of which some were used, make others."""
     config = selection(method="random", keep=None, max_drop=0.9, certify=0.5, batch_size=64, options={"trials": 1})
-    half, model = replace(many_rows, eval=many_rows.eval.select(range(300))), tiny.classifier()
-    known = {tuple(ids) for ids in many_rows.eval["input_ids"]}
-    other = replace(many_rows, eval=tiny.new_rows(300, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
+    whole, model = replace(many_rows, eval=many_rows.eval.select(range(80))), tiny.classifier()
+    half, known = replace(whole, eval=whole.eval.select(range(40))), {tuple(ids) for ids in whole.eval["input_ids"]}
+    other = replace(whole, eval=tiny.new_rows(40, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
     earlier = []
-    for number, (data, seed) in enumerate([(many_rows, 0), (many_rows, 0), (many_rows, 1), (half, 0), (other, 0)]):
+    for number, (data, seed) in enumerate([(whole, 0), (whole, 0), (whole, 1), (half, 0), (other, 0)]):
         seeded = config.model_copy(update={"seed": seed})
         learned = learn(model, tiny.sites_of(model), data, seeded, tmp_path / str(number))
         assert learned.certificate is not None
@@ -122,7 +124,7 @@ def test_too_few_rows_for_a_certificate_are_refused_before_the_search(many_rows:
     def fail(*arguments: object) -> None:
         raise AssertionError("evaluated")
 
-    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=601):
+    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=ROWS):
         run_search(
             model,
             tiny.sites_of(model),

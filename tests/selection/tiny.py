@@ -117,9 +117,10 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
 
 
 def selection(**fields: Any) -> Heads:
-    """Keep three heads by `dsp` in twelve steps, with some fields replaced."""
+    """Keep three heads by `dsp` in twelve steps, with some fields replaced. Three evaluations write checkpoints."""
     defaults = {"method": "dsp", "keep": 3, "training_steps": 12, "epochs": 1.0, "batch_size": 4, "learning_rate": 1e-3}
-    return Heads(**{**defaults, **fields})
+    options = {"options": {"evaluations": 3}} if fields.get("method", "dsp") in GATE_METHODS else {}
+    return Heads(**{**defaults, **options, **fields})
 
 
 def units(**fields: Any) -> Units:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import NoteCode
-from compressor.selection.gradient_importance import sensitivity
+from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks import batches, open_data, statistics
 from compressor.tasks.data import rows_hash
 from compressor.tasks.question_answering import Answer, best_span, exact_match, f1

@@ -15,7 +15,7 @@ from tokenizers import processors
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.run.evaluate import agreement_of, rank_documents
-from compressor.selection.gradient_importance import sensitivity
+from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks import data as data_module
 from compressor.tasks.forwards import forward_arguments

@@ -19,8 +19,8 @@ from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, NoteCode, Report
-from compressor.selection.gradient_importance import sensitivity
 from compressor.selection.learn import learn
+from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.training.checkpoints import digest
 from compressor.units import Site, find_sites, keep_all

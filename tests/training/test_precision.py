@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.selection.pruners.layerwise.curves import PartialKL, with_weight
+from compressor.selection.pruners.layerwise.torch_network import PartialKL, with_weight
 from compressor.training import precision as precisions
 from compressor.training.precision import native_autocast, native_precision
 from tests.zoo import FAMILIES

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compressor.errors import ErrorCode, SiteRefusedError
-from compressor.selection.gradient_importance import sensitivity
-from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
-from compressor.selection.pruners.layerwise.linear_inputs import collect_inputs
+from compressor.selection.measure_subsets import ActivationCache, NotRowsError, PartialForward
+from compressor.selection.pruners.layerwise.forwards import collect_inputs
+from compressor.selection.subset_evaluator import sensitivity
 from compressor.units import Site, find_groups, find_sites, gated, hooked, keep_all, keep_only, masked
 from compressor.units.gating import spread_over_rows
 from compressor.units.projections import called_projections, require_interface

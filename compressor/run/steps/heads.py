@@ -18,7 +18,7 @@ from compressor.selection.checks import (
     known_options,
 )
 from compressor.selection.learn import learn
-from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.selection.options import heads_to_keep, pool_of
 from compressor.store import Store, versioned
 from compressor.training.processes import process_count, refuse_processes
 
@@ -48,7 +48,7 @@ def _check(step: Heads, inputs: RunInputs, earlier: Sequence[Step]) -> None:
 @versioned(
     1,
     *("compressor.selection.gates", "compressor.selection.train_gate", "compressor.training.fit"),
-    *("compressor.selection.search", "compressor.selection.run_search"),
+    *("compressor.selection.search", "compressor.selection.learn"),
 )
 def _run(step: Heads, state: State, context: StepContext, store: Store) -> State:
     """The heads that the method keeps. A joint method trains the model, which then has the trained weights."""

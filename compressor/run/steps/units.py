@@ -23,11 +23,9 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.generation.workload import Workload
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
-from compressor.pruning.allocate import Allocation
-from compressor.pruning.constraints import Constraint, unreachable
+from compressor.pruning.allocate import Allocation, Constraint, PlanCosts, budget_notes, unreachable
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
-from compressor.pruning.prune import PlanCosts, budget_notes
 from compressor.pruning.request_costs import RequestEngines
 from compressor.results import Note, NoteCode
 from compressor.run.generation import is_engine_of_caches
@@ -55,9 +53,8 @@ from compressor.run.steps.base import (
     with_plan,
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
-from compressor.selection.pool import heads_to_keep
-from compressor.selection.train_gate import train_pool
-from compressor.selection.unit_pool import UnitPool, make_bundles
+from compressor.selection.options import heads_to_keep
+from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens
@@ -265,8 +262,7 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
         rests.append(constraint.table.whole - sum(savings))
     limits = tuple(constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True))
     if min(limits) < 0:
-        budgets, tables = zip(*((constraint.budget, constraint.table) for constraint in constraints), strict=True)
-        raise unreachable(budgets, tables, rests, {member.name for member in bundles})
+        raise unreachable(constraints, rests, {member.name for member in bundles})
     return UnitPool(tuple(bundles), tuple(costs), limits)
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError
+from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
     LossEstimate,
@@ -31,9 +32,7 @@ from compressor.pruning.bisect import (
     speed_of,
     upper_losses,
 )
-from compressor.pruning.constraints import Budgets
 from compressor.pruning.measure import KeptTimes
-from compressor.pruning.prune import RANKING_STAGES, plan_costs
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
@@ -42,8 +41,7 @@ from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps import distill, units
 from compressor.run.steps.base import PLAN, STATISTICS, Rungs, State, StepContext, StepFunctions, stored_state
 from compressor.run.torch_scorer import TorchScorer, metric_sums
-from compressor.selection.certified_rows import record_certificate
-from compressor.selection.certify import certify, split_rows
+from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.store import Store, versioned
 from compressor.tasks import Task
 from compressor.training.accelerator import on_accelerator

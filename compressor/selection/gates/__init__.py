@@ -1,6 +1,5 @@
-"""Gates that are learned by gradient, one file a gate. To add one: write its file, add one line to `config.methods`."""
+"""Gates that are learned by gradient. To add one: write its class, and add one line to `config.methods`."""
 
-from compressor.selection.gates.base import Gate, RankedGate
-from compressor.selection.gates.per_kind import PerKindGate
+from compressor.selection.gates.base import Gate, PerKindGate, RankedGate
 
 __all__ = ["Gate", "PerKindGate", "RankedGate"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compressor.selection.pool import check_count
+from compressor.selection.options import check_count
 
 _ROUNDING = 1e-11
 """Relative excess over a budget that counts as rounding of the sum of costs."""
@@ -22,7 +22,6 @@ class Capacity(ABC):
     """The subsets of units that may be kept, ranked by a weight for each unit.
 
     Attributes:
-        units: number of units.
         has_choice: whether there is more than one subset, so that there is something to learn.
         prices: cost of each unit relative to the mean of all units, `[units]`, float64.
     """
@@ -41,15 +40,7 @@ class Capacity(ABC):
 
 
 class FixedCount(Capacity):
-    """Exactly K units, whatever they cost.
-
-    Args:
-        units: number of units.
-        keep: K, from none to all.
-
-    Raises:
-        UsageError: `keep` is out of range.
-    """
+    """Exactly K units, whatever they cost; UsageError if K is not from none to all."""
 
     def __init__(self, units: int, keep: int) -> None:
         check_count(keep, units, f"keep {keep}", keep)
@@ -156,7 +147,6 @@ def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
     Args:
         weights: weights with Gumbel noise, finite, `[units]`.
         keep: K, at most the number of units.
-        temperature: the temperature, above zero.
     """
     gates = torch.zeros_like(weights)
     for _ in range(keep):

@@ -1,4 +1,8 @@
-"""Base of hard concrete and BinConcrete gates: independent stochastic gates, closed by a penalty on their number."""
+"""Independent stochastic gates, closed by a penalty on their number.
+
+Hard concrete gates (Voita et al. 2019, after Louizos et al. 2018) lie in [0, 1], with mass at both ends. BinConcrete
+gates of all-attention head pruning (Shim et al. 2021, section 3.2) are 0 or 1 in every step.
+"""
 
 from __future__ import annotations
 
@@ -52,32 +56,15 @@ class ConcreteGate(base.RankedGate):
     model would be trained under random subsets of other sizes until the end, never under the deployed one, and the
     penalty would close further heads. Shim et al. 2021 (section 4.1.2) freeze after a fifth of the steps.
 
-    Args:
-        layers: units of each group, in order.
-        keep: number of units to keep, or budgets; with none or all of them, gates are constant. None: keep those that
-            end up open.
-        steps: training steps of the run.
-        seed: seed of the noise of every step.
-        options: penalty, distribution and learning rate, which decays linearly to zero at the end of the cooldown.
-
-    Raises:
-        UsageError: `keep` is out of range.
+    The learning rate decays linearly to zero at the end of the cooldown. See `RankedGate` for the arguments.
     """
 
     options: ConcreteOptions
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        keep: base.Keep | None,
-        steps: int,
-        seed: int,
-        options: ConcreteOptions | None = None,
-    ) -> None:
-        super().__init__(layers, sum(layers) if keep is None else keep, steps, seed, options)
-        self.is_free = keep is None
-        self.warmup_steps = round(self.options.penalty_warmup * steps)
-        self.cooldown_steps = round(self.options.cooldown * steps)
+    @property
+    def cooldown_steps(self) -> int:
+        """Number of steps after which the gates are frozen."""
+        return round(self.options.cooldown * self.steps)
 
     @property
     def stretch(self) -> tuple[float, float]:
@@ -113,7 +100,8 @@ class ConcreteGate(base.RankedGate):
     def penalty(self, step: int) -> Tensor:
         if not self._is_random(step):
             return super().penalty(step)
-        warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        warmup_steps = round(self.options.penalty_warmup * self.steps)
+        warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
         prices = self.capacity.prices.to(self.weight.device)
         return self.options.penalty * warm * (prices * self.open_probability()).sum()
 
@@ -129,3 +117,85 @@ class ConcreteGate(base.RankedGate):
 
     def _is_random(self, step: int) -> bool:
         return self.has_choice and not self.is_settled(step)
+
+
+class HardConcreteOptions(ConcreteOptions):
+    """Options of `hard-concrete`.
+
+    The defaults are those of Li et al. 2021 for this baseline (penalty, learning rate, small seeded initial weights),
+    except for `cooldown`: they adjust the number of heads after training, which corresponds to `cooldown=1`.
+    """
+
+    penalty: Penalty = 0.0015
+    penalty_warmup: PenaltyWarmup = 0.0
+    cooldown: Cooldown = 2 / 3
+    initial: Initial = 0.0
+    gamma: float = Field(-0.1, lt=0, description="lower end of the interval that gates are stretched over")
+    zeta: float = Field(1.1, gt=1, description="upper end of that interval")
+
+
+class HardConcreteGate(ConcreteGate):
+    """Concrete gates stretched over [gamma, zeta] and clipped to [0, 1]; a kept unit is deployed at scale 1.
+
+    Small seeded noise on the initial weights breaks ties.
+    """
+
+    options_class = HardConcreteOptions
+    options: HardConcreteOptions
+
+    @property
+    def stretch(self) -> tuple[float, float]:
+        return self.options.gamma, self.options.zeta
+
+    def initial_weights(self) -> Tensor:
+        return self.options.initial + super().initial_weights()
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        low, high = self.stretch
+        return torch.clamp(self.concrete(uniform) * (high - low) + low, 0.0, 1.0)
+
+
+class BinConcreteOptions(ConcreteOptions):
+    """Options of `bin-concrete`.
+
+    The defaults are the paper's, with steps as shares of its 80K: a penalty between 0.01 and 0.02 that rises over the
+    first 4K steps, gates that are frozen after 16K steps, and weights (`pi`) that start at 2, so that a unit is open
+    with probability 0.8808. The three techniques of section 3.3 can be switched off: `penalty_warmup=0`, `initial=0`,
+    `output_scaling=False`.
+    """
+
+    penalty: Penalty = 0.015
+    penalty_warmup: PenaltyWarmup = 0.05
+    cooldown: Cooldown = 0.2
+    initial: Initial = 2.0
+    output_scaling: bool = Field(True, description="scale the open units of a group up to make up for its closed ones")
+
+
+class BinConcreteGate(ConcreteGate):
+    """Concrete gates rounded to 0 or 1, with the gradient of the values before rounding."""
+
+    options_class = BinConcreteOptions
+    options: BinConcreteOptions
+
+    def initial_weights(self) -> Tensor:
+        return torch.full((self.units,), self.options.initial, dtype=torch.float64)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        soft = self.concrete(uniform)
+        return self._scaled(base.straight_through((soft > 0.5).to(soft.dtype), soft))
+
+    def scale(self) -> Tensor:
+        return self._scaled(super().scale())
+
+    def _scaled(self, gates: Tensor) -> Tensor:
+        return scale_groups(gates, self.layers) if self.options.output_scaling else gates
+
+
+def scale_groups(gates: Tensor, layers: Sequence[int]) -> Tensor:
+    """Gates `[..., units]` times `s_g = min(H, H / sum g)` of their group of H units (equation 3); H if all are closed.
+
+    The factor applies to the sum of the outputs of the units, before the bias of the linear that reads them, so it can
+    be folded into that linear. The paper scales heads; bundles of neurons are scaled in the same way.
+    """
+    parts = gates.split(list(layers), dim=-1)
+    return torch.cat([part * part.shape[-1] / part.sum(-1, keepdim=True).clamp(min=1.0) for part in parts], dim=-1)

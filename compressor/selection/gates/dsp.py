@@ -12,6 +12,7 @@ from torch import Tensor
 from compressor.config.fields import FieldConflictError
 from compressor.errors import ErrorCode
 from compressor.selection.gates import base
+from compressor.selection.gates.capacity import FixedCount
 from compressor.selection.options import StepShare
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -51,9 +52,8 @@ class DspOptions(base.GateOptions):
 class DspGate(base.RankedGate):
     """Gumbel soft top-K over the units of the whole model, in float64 throughout.
 
-    Under budgets, a relaxed knapsack takes the place of the soft top-K; see `UnitBudget` for the difference.
-
-    See `RankedGate` for the arguments; cooldown and learning rate are relative to the number of steps.
+    Under budgets, a relaxed knapsack takes the place of the soft top-K; see `UnitBudget` for the difference. Cooldown
+    and learning rate are relative to the number of steps.
     """
 
     options_class = DspOptions
@@ -86,3 +86,26 @@ class DspGate(base.RankedGate):
 
     def readings(self, step: int) -> dict[str, float]:
         return {"temperature": self.temperature(step)}
+
+
+class StraightThroughGate(base.RankedGate):
+    """Straight-through top-K, a baseline of the same paper (section 4.2.3): K units in every step, without noise.
+
+    Forward: the hard top-K of the weights; backward: the gradient of the identity. The K units of a step are those with
+    which the model would be deployed, so every checkpoint may be the result.
+
+    Under budgets the identity is projected onto the weights of equal cost, `w - p (p w) / (p p)` with the prices p:
+    otherwise a weight would rise whatever its unit takes from the budget.
+    """
+
+    options_class = base.GateOptions
+
+    def sample(self, step: int) -> Tensor:
+        if isinstance(self.capacity, FixedCount) or not self.has_choice:
+            return base.straight_through(self.scale(), self.weight)
+        prices = self.capacity.prices.to(self.weight.device)
+        projected = self.weight - prices * (prices @ self.weight) / (prices @ prices)
+        return base.straight_through(self.scale(), projected)
+
+    def is_settled(self, step: int) -> bool:
+        return True

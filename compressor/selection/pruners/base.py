@@ -109,11 +109,7 @@ class Pruner(ABC, Generic[OptionsT]):
         return Store(inputs.store / key[:16], {"pruning": key}, is_shared=True)
 
     def require_counts(self, counts: Mapping[str, int]) -> None:
-        """Check that there is a number of units for each group, and for no other name.
-
-        Raises:
-            InputError: a group has none, or a name is no group's.
-        """
+        """Raise InputError unless there is a number of units for each group, and for no other name."""
         names = {group.name for group in self.inputs.groups}
         for name in sorted(names ^ set(counts)):
             reason = "is missing; give a number of units for each group" if name in names else "is no group; remove it"
@@ -154,11 +150,7 @@ class Pruner(ABC, Generic[OptionsT]):
         two.
 
         Args:
-            counts: name of the group -> number of units that are kept.
-            on_progress: called with (groups, all groups).
-
-        Raises:
-            InputError: see `require_counts`.
+            counts: name of the group -> number of units that are kept; see `require_counts`.
         """
 
 

@@ -1,28 +1,41 @@
-"""The method `fisher`: units by the Fisher information of a mask, and one scale for each unit that remains."""
+"""The method `fisher`: units by the Fisher information of a mask, and one scale for each unit that remains.
+
+The mask multiplies the inputs of the linear that reads the units. Every row has a copy of it, so that one backward pass
+gives the gradients of all rows, `dL/dm` at m = 1.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 from scipy.sparse.linalg import lsmr
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
-from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
+from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
+from compressor.selection.pruners.layerwise.forwards import entries_per_row
+from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.mask_gradients import mask_gradients
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.store import File, versioned
+from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
+from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
+from compressor.units.find import evaluation_mode
 from compressor.units.groups import linear_of
-from compressor.units.layers import Linear, linear_sizes, linear_weight
+from compressor.units.layers import Linear, gradients_of, linear_sizes, linear_weight, removed_afterwards
 from compressor.units.prunable import PrunableGroup, unit_columns
 
 _FILE = File[dict[str, np.ndarray]]("gradients.safetensors", save_file, load_file)
@@ -59,7 +72,7 @@ class FisherPruner(Pruner[MethodOptions]):
         gradients = self.store.memo("mask-gradients", {}, partial(self._measure, on_progress), _FILE)
         self._gradients = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
 
-    @versioned(1, "compressor.selection.pruners.mask_gradients")
+    @versioned(1)
     def _measure(self, on_progress: ProgressCallback, _: Path) -> dict[str, np.ndarray]:
         inputs = self.inputs
         return mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
@@ -85,14 +98,12 @@ class FisherPruner(Pruner[MethodOptions]):
             scale_units(linear, group, kept, scales)
 
     @functools.cached_property
-    def _dense_sums(self) -> DenseSums:
-        """The residual stream of the dense model; computed before the first scales are."""
-        inputs = self.inputs
-        return DenseSums.of_copy(inputs.model, [str(group.linear) for group in inputs.groups], inputs.statistics)
+    def _dense_sums(self) -> DenseSums:  # computed before the first scales are
+        return DenseSums(self.inputs.model, [str(group.linear) for group in self.inputs.groups], self.inputs.statistics)
 
 
 def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:
-    """The bundles of a group that are dropped, by mask rearrangement.
+    """The bundles of a group that are dropped, ascending, by mask rearrangement.
 
     With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the
     rows and columns of the set. The search starts from the bundles with the smallest diagonal elements, as many from
@@ -103,9 +114,6 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
         gradients: g of each row, `[examples, bundles]`, float64.
         count: number of bundles that are dropped; a multiple of `parts`.
         parts: number of consecutive parts of equal size, each of which drops equally many bundles.
-
-    Returns:
-        Their indices, ascending.
     """
     fisher = gradients.T @ gradients
     diagonal = np.diagonal(fisher)
@@ -140,9 +148,7 @@ def tuned_scales(
 
     Args:
         linear: the linear that reads the units, with its original weights.
-        group: the group.
         kept: ids of the kept units, in whole bundles, at least one.
-        calls: the calls of the linear.
 
     Raises:
         InputError: an activation is not finite.
@@ -162,3 +168,91 @@ def tuned_scales(
     if not falls or np.abs(1 + shifts).max() > LARGEST:
         shifts = np.zeros(len(starts))
     return (1 + shifts).repeat(group.bundle)
+
+
+def mask_gradients(
+    model: PreTrainedModel,
+    groups: Sequence[PrunableGroup],
+    batches: Sequence[Batch],
+    names: Sequence[str],
+    on_progress: ProgressCallback,
+) -> dict[str, np.ndarray]:
+    """Name of the group -> gradients of `answer_loss` of each row, `[examples, bundles]`, float32.
+
+    A linear that a forward calls several times has one mask.
+
+    Args:
+        model: a transformers model; it runs in evaluation mode, and is restored afterwards.
+        batches: inputs `[batch, ...]`.
+    """
+    parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
+    generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
+    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
+        deviations = number_deviations(model, batches, names[0])
+        for number, batch in enumerate(batches):
+            on_progress(number, len(batches))
+            rows = len(next(iter(batch.values())))
+            masks = [torch.ones(rows, g.bundles, device=model.device, requires_grad=True) for g in groups]
+            with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
+                outputs: Any = model(**forward_arguments(model, batch))
+            scored = fisher_outputs(outputs, names, generator, deviations, kind=kind, batch=batch)
+            loss = answer_loss(scored, names, batch, kind).sum()
+            gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
+            for group, gradient in zip(groups, gradients, strict=True):
+                parts[group.name].append(gradient.cpu().numpy())
+    on_progress(len(batches), len(batches))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def answer_loss(
+    outputs: Sequence[Tensor], names: Sequence[str], batch: Batch, kind: AnswerKind | None = None
+) -> Tensor:
+    """The loss of each row on the model's own answer, `[rows]`; no labels are read.
+
+    The losses of several outputs are summed. That of an output is, by its axes and its name:
+
+    1. An end of a span, `start_logits` or `end_logits`: cross entropy against the largest logit; padded positions are
+       left out.
+    2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
+       model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
+       the gradient of the output times the noise, whose expected square is the squared gradient of the output.
+    3. One distribution, `[batch, classes]`: cross entropy against the most likely class.
+    4. One at each position (language models): the mean of the cross entropies at the positions of the row that count.
+    5. Independent decisions on classes, of the kind `CLASSES`: the sum of their cross entropies against the more likely
+       outcome of each.
+
+    Args:
+        batch: the inputs, of which the masks tell padded positions; see `scored_mask`.
+        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
+    """
+    pairs = zip(distributions(outputs, names, batch), names, strict=True)
+    return torch.stack([_output_loss(logits, name, batch, kind) for logits, name in pairs]).sum(0)
+
+
+def _output_loss(logits: Tensor, name: str, batch: Batch, kind: AnswerKind | None) -> Tensor:
+    if are_numbers(logits, name, kind):  # case 2
+        return logits.reshape(len(logits))
+    if are_classes(logits, name, kind):  # case 5
+        answers = (logits.detach() > 0).to(logits.dtype)
+        return binary_cross_entropy_with_logits(logits, answers, reduction="none").sum(-1)
+    flat = logits.flatten(0, -2)
+    losses = cross_entropy(flat, flat.detach().argmax(-1), reduction="none").reshape(logits.shape[:-1])
+    if losses.dim() == 1:  # cases 1 and 3
+        return losses
+    mask = scored_mask(batch, *losses.shape).to(losses.device)  # case 4
+    return (losses * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _mask_hooks(
+    model: nn.Module, groups: Sequence[PrunableGroup], masks: Sequence[Tensor]
+) -> Iterator[RemovableHandle]:
+    """Multiply the inputs of the groups' linears by masks `[examples, bundles]`."""
+
+    def multiply(linear: str, columns: int, mask: Tensor, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = args[0]
+        wide = mask.repeat_interleave(columns, 1).repeat_interleave(entries_per_row(linear, len(x), len(mask)), 0)
+        return (x * wide.to(x.dtype).reshape(len(x), *(1,) * (x.dim() - 2), -1), *args[1:])
+
+    for group, mask in zip(groups, masks, strict=True):
+        hook = partial(multiply, str(group.linear), group.bundle * group.width, mask)
+        yield model.get_submodule(str(group.linear)).register_forward_pre_hook(hook)

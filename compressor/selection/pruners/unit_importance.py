@@ -14,6 +14,7 @@ import torch
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
+from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import OptionsT, Pruner, PruningInputs
 from compressor.units import PrunableGroup
 from compressor.units.groups import linear_of
@@ -59,14 +60,25 @@ class ImportancePruner(Pruner[OptionsT]):
         on_progress(len(groups), len(groups))
 
 
+class MagnitudePruner(ImportancePruner[MethodOptions]):
+    """The method `magnitude`: removes the units that are read with the smallest weights; see `ImportancePruner`.
+
+    The importance of a unit is the squared norm of its columns in the linear that reads it: plain weight magnitude, as
+    simple tools compute it. Weights that produce the unit, and activations, are not considered, so no row is read.
+    """
+
+    options_class = MethodOptions
+    reads_rows = False
+
+    def importance(self, group: PrunableGroup) -> np.ndarray:
+        weight = linear_weight(linear_of(self.inputs.model, group)).detach().double().cpu().numpy()
+        return np.square(weight).sum(0).reshape(group.bundles, -1).sum(1)
+
+
 def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
     """Bundles, one of each part in turn, from the least important of its part to the most important.
 
     Of equal bundles the first comes first. With one part, all bundles are in the order of their importances.
-
-    Args:
-        importance: importance of each bundle, `[bundles]`.
-        parts: number of consecutive parts of equal size.
     """
     order = np.argsort(importance.reshape(parts, -1), axis=1, kind="stable")
     starts = np.arange(parts)[:, None] * order.shape[1]
@@ -87,14 +99,7 @@ def dropped_importance(group: PrunableGroup, importance: np.ndarray) -> Curve:
 
 
 def scale_units(linear: Linear, group: PrunableGroup, kept: tuple[int, ...], scales: np.ndarray) -> None:
-    """Multiply the columns of kept units by a scale each, and set those of dropped units to zero.
-
-    Args:
-        linear: the linear that reads the units.
-        group: their group.
-        kept: ids of the kept units.
-        scales: scale of each kept unit.
-    """
+    """Multiply the columns of kept units by a scale each, and set those of dropped units to zero."""
     gates = np.zeros(group.units)
     gates[list(kept)] = scales
     columns = torch.from_numpy(gates.repeat(group.width))

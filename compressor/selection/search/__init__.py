@@ -1,4 +1,4 @@
-"""Searches that evaluate subsets, one file a search. To add one: write its file, add one line to `config.methods`."""
+"""Searches that evaluate subsets. To add one: write its class, and add one line to `config.methods`."""
 
 from compressor.selection.search.base import Decision, Head, Search, SubsetEvaluator, all_heads
 

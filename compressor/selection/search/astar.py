@@ -51,10 +51,13 @@ class AStarSearch(base.Search):
         costs = _Costs(evaluator, lazy=self.options.variant == "lazy")
         kept, remaining, candidates, searches = frozenset(evaluator.heads), limit, evaluator.heads, 0
 
-        def values() -> dict[str, float]:
-            return {**_budget_left(remaining), "searches": searches, "candidates": len(candidates), **costs.decreases}
+        def budget_left() -> dict[str, float]:
+            return {"budget_left": remaining} if limit < math.inf else {}
 
-        yield base.decide(evaluator, kept, _budget_left(remaining), notes=_zero_budget(limit))
+        def values() -> dict[str, float]:
+            return {**budget_left(), "searches": searches, "candidates": len(candidates), **costs.decreases}
+
+        yield base.decide(evaluator, kept, budget_left(), notes=_zero_budget(limit))
         while candidates and len(kept) > (keep or 0) and remaining > 0:
             first, searches = costs.cheapest(kept, candidates)
             cost = max(0.0, costs.last[first])
@@ -130,11 +133,6 @@ class _Costs:
             " although the search assumes that costs only grow; variant=paper evaluates every head"
         )
         return (Note(code=NoteCode.COSTS_DECREASED, text=text),)
-
-
-def _budget_left(remaining: float) -> dict[str, float]:
-    """The value of a decision for the remaining budget; none where there is no budget."""
-    return {"budget_left": remaining} if remaining < math.inf else {}
 
 
 def _zero_budget(limit: float) -> tuple[Note, ...]:

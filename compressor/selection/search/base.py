@@ -30,31 +30,22 @@ class SubsetEvaluator(Protocol):
     @property
     def count(self) -> int:
         """Number of different subsets that were evaluated."""
-        ...
 
     @property
     def forwards(self) -> float:
         """Cost of these evaluations, in forwards of the whole model over all evaluation rows."""
-        ...
 
     def evaluate(self, kept: frozenset[Head]) -> float:
         """The metric on the evaluation rows with the heads `kept`, negated if lower is better."""
-        ...
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
         """`evaluate` of `kept` without each of `heads`, in their order; cheaper than separate calls."""
-        ...
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
         """`evaluate` of each subset, in their order."""
-        ...
 
     def sensitivity(self, kept: frozenset[Head], rows: int) -> Mapping[Head, float]:
-        """Mean over at most `rows` training rows of |dL/dgate| of each head, with the heads outside `kept` at zero.
-
-        See `gradient_importance`.
-        """
-        ...
+        """Mean over at most `rows` training rows of |dL/dgate| of each head, with the heads outside `kept` at zero."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +69,7 @@ class Decision:
 
 
 class Search(ABC):
-    """A method that selects heads by evaluating subsets, without training.
-
-    Args:
-        options: an instance of `options_class`; None: its defaults.
-    """
+    """A method that selects heads by evaluating subsets, without training."""
 
     options_class: ClassVar[type[MethodOptions]] = MethodOptions
     options: MethodOptions
@@ -92,12 +79,9 @@ class Search(ABC):
 
     @abstractmethod
     def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
-        """The decisions from all heads down to the selected ones; the last one holds the result.
-
-        The first decision keeps all heads. Each later one keeps a subset of what the one before it keeps.
+        """The decisions from all heads down to the selected ones, each of which keeps a subset of the one before it.
 
         Args:
-            evaluator: evaluates subsets of the model's heads.
             keep: exact number of heads to keep; None: as few as the budget permits.
             budget: maximum drop of the metric from that of all heads, as computed; ignored if `keep` is set.
 
@@ -127,16 +111,7 @@ def metric_drop(before: float, after: float) -> float:
 
 
 def require_end(method: str, keep: int | None, budget: float | None) -> float:
-    """The budget of a search; infinity if the number of heads is fixed.
-
-    Args:
-        method: name of the search, for the message.
-        keep: number of heads to keep, or None.
-        budget: maximum drop of the metric, or None.
-
-    Raises:
-        UsageError: neither `keep` nor `budget` is set, or the budget is negative.
-    """
+    """The budget of a search; infinity if the number of heads is fixed. UsageError if it is missing or negative."""
     if keep is not None:
         return float("inf")
     if budget is None:

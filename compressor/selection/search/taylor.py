@@ -41,27 +41,20 @@ class TaylorSearch(base.Search):
     options_class = TaylorOptions
     options: TaylorOptions
 
-    @property
-    def normalizes(self) -> bool:
-        """Whether importance is divided by the l2 norm of the importance of all heads of the site."""
-        return self.options.by == "gradient" if self.options.normalize is None else self.options.normalize
-
-    @property
-    def rescores(self) -> bool:
-        """Whether importance is measured anew before every step."""
-        return self.options.by == "gradient" if self.options.rescore is None else self.options.rescore
-
     def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
         limit = base.require_end("taylor", keep, budget)
         kept = frozenset(evaluator.heads)
         baseline = evaluator.evaluate(kept)
         yield base.decide(evaluator, kept)
+        by_gradient = self.options.by == "gradient"
+        normalizes = by_gradient if self.options.normalize is None else self.options.normalize
+        rescores = by_gradient if self.options.rescore is None else self.options.rescore
         per_step = max(1, round(self.options.share * len(evaluator.heads)))
         importance: Mapping[Head, float] = {}
         while len(kept) > (keep or 0):
-            if self.rescores or not importance:
+            if rescores or not importance:
                 importance = self._importance(evaluator, kept)
-            ranking = rank_heads(importance, kept, evaluator.heads, normalize=self.normalizes)
+            ranking = rank_heads(importance, kept, evaluator.heads, normalize=normalizes)
             removed = ranking[: min(per_step, len(kept) - (keep or 0))]
             cost = base.metric_drop(baseline, evaluator.evaluate(kept - frozenset(removed)))
             if keep is None and cost > limit:
@@ -88,9 +81,7 @@ def rank_heads(
     """The heads `kept`, least important first; of equal heads, the later one in (site, head) order comes first.
 
     Args:
-        importance: importance of every head.
         kept: the heads to rank; the norm of a site covers only these.
-        heads: all heads in (site, head) order.
         normalize: divide by the l2 norm of the site; the heads of a site whose norm is zero score zero.
     """
     ranking = [head for head in heads if head in kept]

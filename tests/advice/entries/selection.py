@@ -42,7 +42,7 @@ def _(w: World) -> None:
     w.right(*search(w, "astar", "--max-drop", "0.1", "--certify", "0.9", "--eval-data", "eval.tsv"))
 
 
-@advice("selection.certified_rows check_rows_unseen rows-overlap")
+@advice("selection.certify check_rows_unseen rows-overlap")
 def _(w: World) -> None:
     command = search(w, "astar", "--max-drop", "0.9", "--certify", "0.5")
     w.fails(*command, "--eval-data", "rows.tsv")
@@ -74,7 +74,7 @@ def _(w: World) -> None:
     w.right(*command, "--max-drop", "10", "--metric", "loss")
 
 
-@advice("selection.run_search _certified_budget contradiction", zoo=True)
+@advice("selection.learn _certified_budget contradiction", zoo=True)
 def _(w: World) -> None:
     w.patch.setenv("XDG_CACHE_HOME", str(w.path))
     w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=4, certify=0.5))
@@ -83,7 +83,7 @@ def _(w: World) -> None:
     w.right(*search(w, "taylor", "--max-drop", "0.9", "--certify", "0.5"))
 
 
-@advice("selection.run_search _nothing_removed nothing-removed", zoo=True)
+@advice("selection.learn _nothing_removed nothing-removed", zoo=True)
 def _(w: World) -> None:
     w.learns()
     w.fails(*search(w, "astar", "--max-drop", "0"))
@@ -144,7 +144,7 @@ def _(w: World) -> None:
     w.right(*search(w, "taylor", "--max-drop", "0.6", "--options", "share=0.5"))
 
 
-@advice("selection.pool heads_to_keep text")
+@advice("selection.options heads_to_keep text")
 def _(w: World) -> None:
     w.fails(*search(w, "dsp", "--keep", "3"))
     w.right(*search(w, "dsp", "--keep", "2"))
@@ -158,9 +158,9 @@ def _(w: World) -> None:
     w.right(require_finite_losses, "group", {1: 0.5, 2: 0.0})
 
 
-@advice("selection.pruners.reconstruct.choice require_tokens too-few-rows")
+@advice("selection.pruners.reconstruct.method require_tokens too-few-rows")
 def _(w: World) -> None:
-    from compressor.selection.pruners.reconstruct.choice import require_tokens
+    from compressor.selection.pruners.reconstruct.method import require_tokens
 
     groups: Any = [SimpleNamespace(name="neurons", linear="output", units=20, width=1)]
 
@@ -227,7 +227,7 @@ def _(w: World) -> None:
     w.learns()
     w.patch.setattr("compressor.selection.ray_search.evaluator.check_reachable", lambda where: None)
 
-    def refuse(where: str, settings: object) -> None:
+    def refuse(where: str, restarts: int) -> None:
         raise cluster._unavailable(where, "no memory")
 
     w.patch.setattr("compressor.selection.ray_search.evaluator.RayPool", refuse)
@@ -255,7 +255,7 @@ def _(w: World) -> None:
 
 def driver(w: World, error: Exception | None, cores: int = 2) -> Any:
     """A driver on a stand-in of Ray."""
-    from compressor.selection.ray_search.driver import Driver
+    from compressor.selection.ray_search.cluster import Driver
 
     class RayError(Exception):
         pass
@@ -282,18 +282,18 @@ def driver(w: World, error: Exception | None, cores: int = 2) -> Any:
     return made
 
 
-@advice("selection.ray_search.driver Driver.start_workers device-missing")
+@advice("selection.ray_search.cluster Driver.start_workers device-missing")
 def _(w: World) -> None:
-    w.fails(lambda: driver(w, None, 0).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
-    w.right(lambda: driver(w, None, 2).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+    w.fails(lambda: driver(w, None, 0).start_workers(2, 1, 1.0, on_gpu=False))
+    w.right(lambda: driver(w, None, 2).start_workers(2, 1, 1.0, on_gpu=False))
 
 
-@advice("selection.ray_search.driver Driver.start_workers runtime-failed", unfollowed=RAY)
+@advice("selection.ray_search.cluster Driver.start_workers runtime-failed", unfollowed=RAY)
 def _(w: World) -> None:
-    w.fails(lambda: driver(w, OSError("no such module")).start_workers(2, 1.0, 1, 1.0, on_gpu=False))
+    w.fails(lambda: driver(w, OSError("no such module")).start_workers(2, 1, 1.0, on_gpu=False))
 
 
-@advice("selection.ray_search.driver Driver.measure process-ended")
+@advice("selection.ray_search.cluster Driver.measure process-ended")
 def _(w: World) -> None:
     w.fails(lambda: driver(w, MemoryError("killed")).measure((), ()))
     w.right(lambda: driver(w, None).measure((), ()))

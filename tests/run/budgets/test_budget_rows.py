@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.pruning.allocate import Allocation
-from compressor.pruning.constraints import Constraint
+from compressor.pruning.allocate import Allocation, Constraint
 from compressor.results import BudgetRow, CostShare, Latency, NoteCode, Speed
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import budget_rows, cost_shares, delivered_rows, predicted_rows

@@ -15,7 +15,7 @@ from compressor.config.ladder import recipes_of
 from compressor.errors import BudgetError, ErrorCode
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import load
-from compressor.pruning.constraints import Constraint
+from compressor.pruning.allocate import Constraint
 from compressor.results import NoteCode, Report
 from compressor.run.ladder import compress_ladder
 from compressor.run.steps.units import pool_within

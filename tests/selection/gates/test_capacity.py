@@ -37,7 +37,7 @@ def gate_within(method: str, budget: UnitBudget, seed: int = 0) -> RankedGate:
     return gate
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(costs=costs_, other_costs=costs_, shares=st.tuples(shares_, shares_), weights=weights_)
 def test_a_selection_meets_every_budget_and_leaves_no_room(
     costs: list[float], other_costs: list[float], shares: tuple[float, float], weights: list[float]
@@ -51,7 +51,7 @@ def test_a_selection_meets_every_budget_and_leaves_no_room(
         assert (budget.costs[:, unit] > room - 1e-9 * budget.limits).any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cost=st.floats(1e-3, 1e6), keep=st.integers(0, HEADS), weights=weights_)
 def test_equal_costs_keep_exactly_the_k_largest(cost: float, keep: int, weights: list[float]) -> None:
     budget, values = UnitBudget([[cost] * HEADS], [keep * cost]), vector(weights)
@@ -61,7 +61,7 @@ def test_equal_costs_keep_exactly_the_k_largest(cost: float, keep: int, weights:
         assert budget.soft_select(values, 1.0).sum().item() == pytest.approx(keep)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(costs=costs_, other_costs=costs_, shares=st.tuples(shares_, shares_), weights=weights_, power=st.floats(-8, 3))
 def test_a_relaxed_selection_uses_up_the_first_budget(
     costs: list[float], other_costs: list[float], shares: tuple[float, float], weights: list[float], power: float
@@ -110,7 +110,7 @@ def test_a_weight_rises_if_its_unit_is_worth_its_cost() -> None:
 
 
 @pytest.mark.parametrize("method", GATE_METHODS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(costs=costs_, share=shares_, weights=weights_, seed=st.integers(0, 2**31))
 def test_every_gate_meets_its_budget_for_any_weights(
     method: str, costs: list[float], share: float, weights: list[float], seed: int

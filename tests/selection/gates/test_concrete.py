@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import base
-from compressor.selection.gates.bin_concrete import BinConcreteGate, BinConcreteOptions, scale_groups
-from compressor.selection.gates.hard_concrete import HardConcreteGate
+from compressor.selection.gates.concrete import BinConcreteGate, BinConcreteOptions, HardConcreteGate, scale_groups
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import (
@@ -27,7 +26,7 @@ from tests.selection.gates.weights import (
 UNSCALED = BinConcreteOptions(output_scaling=False)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     weights=st.lists(st.floats(-5, 5), min_size=HEADS, max_size=HEADS),
     keep=st.integers(1, HEADS - 1),
@@ -46,7 +45,7 @@ def test_bin_concrete_is_zero_or_one_with_the_gradient_before_rounding(
     assert central_differences(gate, lambda: gate.concrete(uniform).sum()) == pytest.approx(slopes, abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(mask=st.lists(st.booleans(), min_size=HEADS, max_size=HEADS))
 def test_open_heads_compensate_for_closed_heads(mask: list[bool]) -> None:
     gates = torch.tensor(mask, dtype=torch.float64)
@@ -61,7 +60,7 @@ def test_a_site_that_is_almost_closed_is_scaled_by_its_heads_at_most() -> None:
     assert scale_groups(gates, [3, 1]).tolist() == pytest.approx([0.75, 0.75, 0.0, 1.0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(gates=st.lists(st.floats(0.4, 1.0), min_size=HEADS, max_size=HEADS))
 def test_gradients_through_the_scale_equal_finite_differences(gates: list[float]) -> None:
     parts = np.split(np.array(gates), np.cumsum(LAYERS)[:-1])
@@ -85,7 +84,7 @@ def test_samples_and_final_gates_have_the_same_scale() -> None:
 
 
 @pytest.mark.parametrize("method", PENALISED_METHODS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(weights=st.lists(st.floats(-30, 30, width=32), min_size=HEADS, max_size=HEADS))
 def test_without_a_number_to_keep_the_open_heads_stay(method: str, weights: list[float]) -> None:
     gate = make_concrete(method, None, cooldown=0.4)
@@ -157,7 +156,7 @@ def test_a_penalty_without_warm_up_is_full_from_the_start(method: str) -> None:
     assert gate.penalty(0).item() == pytest.approx(0.5 * gate.counts()["expected"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     weights=st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 1.0]), min_size=HEADS, max_size=HEADS),
     keep=st.integers(0, HEADS),

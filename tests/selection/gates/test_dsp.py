@@ -19,7 +19,7 @@ from tests.faults import fails_with
 from tests.selection.gates.weights import HEADS, LAYERS, central_differences, gradient
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     weights=st.lists(st.floats(-50, 50), min_size=2, max_size=12),
     share=st.floats(0, 1),
@@ -42,7 +42,7 @@ def test_soft_top_is_hard_at_low_temperature() -> None:
     assert soft_top(weights, 2, 1e-8).tolist() == [0, 1, 0, 1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     weights=st.lists(st.floats(-1e9, 1e9) | st.floats(-1000, 1000), min_size=2, max_size=12),
     share=st.floats(0, 1),

@@ -13,7 +13,7 @@ from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import RankedGate
 from compressor.selection.gates.capacity import top
-from compressor.selection.gates.ste import StraightThroughGate
+from compressor.selection.gates.dsp import StraightThroughGate
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import HEADS, LAYERS, gradient, make_gate
@@ -23,7 +23,7 @@ weights_ = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0]), min_size
 
 
 @pytest.mark.parametrize("method", GATE_METHODS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(weights=weights_, keep=st.integers(0, HEADS))
 def test_hardens_to_exactly_k(method: str, weights: list[float], keep: int) -> None:
     gate = make_gate(method, keep)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.selection.gates import Gate, PerKindGate
+from compressor.selection.gates.base import divide_heads
 from compressor.selection.gates.dsp import DspGate
-from compressor.selection.gates.per_kind import divide_heads
 from tests.selection.gates.weights import HEADS, LAYERS, make_gate
 
 POOLS = ["bidirectional", "causal", "bidirectional"]

@@ -44,6 +44,7 @@ def test_every_registered_method_keeps_its_promises(method: type[Pruner[Any]], t
 @pytest.mark.parametrize("method", [pytest.param(FisherPruner, marks=pytest.mark.zoo), ReconstructPruner])
 def test_parts_of_other_weights_are_not_read(method: type[Pruner[Any]], tmp_path: Path) -> None:
     inputs = family_inputs("bert", tmp_path / "shared")
+    inputs = replace(inputs, groups=inputs.groups[:3])
     result_of(method, inputs)
     changed = copy.deepcopy(inputs.model)
     with torch.no_grad():

@@ -54,8 +54,15 @@ def pvt() -> PreTrainedModel:
 MODELS: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {"swin": (swin, 16), "pvt": (pvt, 16)}
 
 
-@pytest.mark.parametrize("method", [ReconstructPruner, FisherPruner])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("swin", FisherPruner),
+        ("pvt", ReconstructPruner),
+        pytest.param("swin", ReconstructPruner, marks=pytest.mark.zoo),
+        pytest.param("pvt", FisherPruner, marks=pytest.mark.zoo),
+    ],
+)
 def test_units_are_chosen_and_refitted(name: str, method: type[Pruner[Any]], tmp_path: Path) -> None:
     build, size = MODELS[name]
     torch.manual_seed(0)

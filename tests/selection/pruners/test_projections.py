@@ -20,7 +20,7 @@ from tests.selection.pruners.pruning import (
 )
 
 
-@pytest.mark.parametrize("method", ["dsp", "taylor"])
+@pytest.mark.parametrize("method", ["dsp", pytest.param("taylor", marks=pytest.mark.zoo)])
 def test_exactly_as_many_heads_are_kept_as_requested(method: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {

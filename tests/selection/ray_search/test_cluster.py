@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from compressor.errors import ErrorCode, TargetMissingError
-from compressor.selection.ray_search.cluster import RayProcess, RaySettings, check_reachable, is_installed
+from compressor.selection.ray_search.cluster import RayPool, check_reachable, is_installed
 from tests.command import enable_ctrl_c
 from tests.faults import fails_with
 
@@ -82,7 +82,7 @@ def test_an_address_that_does_not_answer_gives_a_one_line_error() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         check_reachable(address)
         with fails_with(ErrorCode.SERVER_UNREACHABLE, TargetMissingError, value=address, reason="no answer for 1 s"):
-            RayProcess(address, RaySettings(answer_seconds=1), 0)
+            RayPool(address, answer_seconds=1).start(0, 1, on_gpu=False)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

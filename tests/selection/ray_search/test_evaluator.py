@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from compressor.errors import CompressorError, ErrorCode, InputError, TargetMissingError
-from compressor.selection.measure_subsets import Measurement
+from compressor.selection.learn import run_search
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.selection.ray_search.cluster import RaySettings, is_installed
-from compressor.selection.ray_search.evaluator import RayPool, evaluator_factory, factory_of
-from compressor.selection.ray_search.worker import ShareWorker
-from compressor.selection.run_search import run_search
+from compressor.selection.ray_search.cluster import RayPool, ShareWorker, is_installed
+from compressor.selection.ray_search.evaluator import evaluator_factory, factory_of
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from tests.faults import fails_with
 from tests.selection import tiny
@@ -39,7 +37,7 @@ class LocalPool(RayPool):
         self.released: list[int] = []
         self._started: dict[tuple[int, int], ShareWorker] = {}
 
-    def start(self, model: Any, maximum: int) -> int:
+    def start(self, shared_bytes: int, maximum: int, *, on_gpu: bool) -> int:
         return min(self.count, maximum)
 
     def share(self, content: Any) -> int:
@@ -53,12 +51,12 @@ class LocalPool(RayPool):
         """Replace every worker by one without records."""
         self._started.clear()
 
-    def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
-        measured = []
+    def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[tuple[Any, float]]:
+        measured: list[tuple[Any, float]] = []
         for setup, rows, subsets, base, record in requests:
             key = (setup, rows)
             if key not in self._started:
-                self._started[key] = ShareWorker(self.contents[setup], self.contents[rows])
+                self._started[key] = ShareWorker(self.contents[setup](self.contents[rows]))
             measured.append(self._started[key].measure(subsets, base, record=record))
         return measured
 
@@ -82,7 +80,9 @@ def check_equal(distributed: ModelSubsetEvaluator, single: ModelSubsetEvaluator)
     assert distributed.forwards == pytest.approx(single.forwards)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.zoo), 2, pytest.param(3, marks=pytest.mark.zoo), 7]
+)
 def test_every_number_equals_that_of_one_process(workers: int) -> None:
     check_equal(evaluator_of(factory_of(LocalPool(workers))), evaluator_of(ModelSubsetEvaluator))
 
@@ -105,7 +105,7 @@ def test_shared_content_is_released_with_the_evaluator() -> None:
     assert sorted(pool.released) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.zoo), 2])
 @pytest.mark.parametrize(("method", "options"), [("astar", {"variant": "lazy"}), ("random", {"trials": 8})])
 def test_the_plan_equals_that_of_one_process(workers: int, method: str, options: Any, tmp_path: Path) -> None:
     def search(make: EvaluatorFactory, folder: Path) -> LearningResult:
@@ -124,7 +124,7 @@ def test_the_plan_equals_that_of_one_process(workers: int, method: str, options:
 @pytest.fixture(scope="module")
 def make() -> Iterator[EvaluatorFactory]:
     """Evaluators on two workers of Ray, each of which is restarted once at most."""
-    with evaluator_factory("local:2", RaySettings(restarts=1)) as factory:
+    with evaluator_factory("local:2", restarts=1) as factory:
         yield factory
 
 

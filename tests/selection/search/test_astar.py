@@ -87,7 +87,7 @@ def subsets(
     return list(dict.fromkeys(step.kept for step in search.choose(evaluator, keep, budget)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(costs=costs, budget=st.integers(1, 80))
 def test_lazy_equals_paper_if_costs_add_up(costs: list[float], budget: int) -> None:
     steps = list(LAZY.choose(additive(costs), None, budget))
@@ -96,7 +96,7 @@ def test_lazy_equals_paper_if_costs_add_up(costs: list[float], budget: int) -> N
     assert NoteCode.COSTS_DECREASED not in [note.code for step in steps for note in step.notes]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(costs=costs, pair_costs=pairs, keep=st.integers(0, len(HEADS)) | st.none())
 def test_lazy_equals_paper_if_costs_only_grow_and_nothing_is_eliminated(
     costs: list[float], pair_costs: dict[tuple[int, int], float], keep: int | None
@@ -106,7 +106,7 @@ def test_lazy_equals_paper_if_costs_only_grow_and_nothing_is_eliminated(
     assert lazy.count <= paper.count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(costs=costs, pair_costs=pairs, budget=st.integers(1, 80))
 def test_lazy_equals_paper_as_long_as_both_eliminated_the_same_heads(
     costs: list[float], pair_costs: dict[tuple[int, int], float], budget: int

@@ -16,8 +16,7 @@ from compressor.results import NoteCode
 from compressor.selection.options import read_options
 from compressor.selection.search import Search
 from compressor.selection.search.astar import AStarOptions, AStarSearch
-from compressor.selection.search.greedy import GreedySearch
-from compressor.selection.search.greedy_by_index import GreedyByIndexSearch
+from compressor.selection.search.greedy import GreedyByIndexSearch, GreedySearch
 from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
 from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
 from tests.faults import fails_with
@@ -37,7 +36,7 @@ SEARCHES: dict[str, Callable[[], Search]] = {
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(costs=costs, pair_costs=pairs, keep=st.integers(0, len(HEADS)))
 def test_ends_with_exactly_k(
     name: str, costs: list[float], pair_costs: dict[tuple[int, int], float], keep: int
@@ -51,7 +50,7 @@ def test_ends_with_exactly_k(
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(costs=costs, pair_costs=pairs, budget=st.integers(0, 60))
 def test_stays_within_the_budget(
     name: str, costs: list[float], pair_costs: dict[tuple[int, int], float], budget: int

@@ -1,32 +1,55 @@
 """Run a model layer by layer over many batches, of each of which only the latest layer output is held.
 
-Two runs, one over the dense model and one over a copy that is pruned on the way, see the inputs and outputs of the same
-linear side by side::
+A run over the dense model and one over a copy that is pruned on the way see the calls of a linear side by side.
 
-    for dense_calls, calls in zip(dense.observe(readers), pruned.observe(readers)):
-        ...  # of one batch
+No module computes the sum of a linear's output and the residual stream, so it is observed at the first module that
+reads it: the norm of a post-norm model; the next sublayer, the next layer or the final norm of a pre-norm model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import psutil
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.pruners.layerwise.layer_calls import (
+from compressor.progress import ProgressCallback
+from compressor.selection.pruners.base import Batch
+from compressor.selection.pruners.layerwise.forwards import (
     CallOrder,
     EndForwardError,
-    layer_groups,
+    count_tokens,
+    first_tensor,
     run_layers,
+    token_mask,
 )
-from compressor.selection.pruners.layerwise.linear_inputs import first_tensor
-from compressor.selection.pruners.layerwise.residual_sum import SumReader, readers_of
-from compressor.units.layers import removed_afterwards
+from compressor.units.layers import linear_at, linear_sizes, outermost_layers, removed_afterwards
+
+_CANDIDATES = 32
+"""Module calls after a linear that are examined."""
+_ROUNDING = 16
+"""Tolerance of each number in a comparison, in roundings of the numbers that are added."""
+_ROWS_OF_SEARCH = 2
+"""Examples on which `find_sum` looks for the sum of a linear's output and the residual stream."""
+_KEPT_BYTES = 1 << 30
+"""Size of the dense model's sums that are kept at a time, whatever the size of the model."""
+_REFIT_BYTES = 7 << 28
+"""Size of these sums and of the weights of both models up to which more is kept for small models."""
+_PROCESS_BYTES = 13 << 28
+"""Memory of the process up to which sums are kept; beyond it they are computed again for each request."""
+
+
+SumReader = tuple[tuple[str, int], ...]
+"""For each call of a linear with the output y, the path of the module whose first tensor argument is `s = y + R`, and
+which of the calls of that module after the call of the linear it is (1: the first one)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +57,6 @@ class LinearCall:
     """One call of a linear `y = W x + b`. Its tensors are those of the forward and must not be changed.
 
     Attributes:
-        linear: module path.
         number: which of the calls of the linear in the forward it is, from 0.
         input: x `[batch, position, in]`.
         output: y `[batch, position, out]`; None if neither it nor a sum is observed.
@@ -45,7 +67,7 @@ class LinearCall:
     number: int
     input: Tensor
     output: Tensor | None
-    sum: Tensor | None
+    sum: Tensor | None = None
 
 
 class LayerwiseRun:
@@ -58,7 +80,6 @@ class LayerwiseRun:
     Args:
         model: a transformers model. Weights and hooks may change between calls; changes of a layer before `start` have
             no effect any more.
-        batches: inputs `[batch, ...]` of each batch, with or without `labels`.
 
     Attributes:
         start: the layer call that the next forward starts at, from 0.
@@ -67,7 +88,11 @@ class LayerwiseRun:
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]]) -> None:
         self._model, self._batches = model, batches
-        self._group_of = layer_groups(model)
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        self._list_of = {  # the number of the first module list that has each layer
+            layer: next(number for number, members in enumerate(lists) if layer in set(members.children()))
+            for layer in outermost_layers(model)
+        }
         self._latest: list[dict[int, Any]] = [{} for _ in batches]
         self._order = CallOrder(model, batches[0])
         self.start, self.end = 0, self._order.layer_calls
@@ -75,8 +100,7 @@ class LayerwiseRun:
     def layers_of(self, linear: str) -> range:
         """The layer calls from the first to the last one that calls a linear. Modules behind all layers: `end`.
 
-        Raises:
-            ValueError: a forward does not call the linear.
+        ValueError if a forward does not call the linear.
         """
         calls = self._order.of(linear)
         return range(calls[0], calls[-1] + 1)
@@ -120,11 +144,7 @@ class LayerwiseRun:
     def advance(self, layer_call: int) -> None:
         """Run all batches up to the start of a layer call, and record the outputs of the layers on the way.
 
-        Args:
-            layer_call: the new `start`, at most `end`.
-
-        Raises:
-            ValueError: the run is already past this layer call, or the model has fewer.
+        ValueError if the run is already past this layer call, or the model has fewer.
         """
         if layer_call != self.start:
             for _ in self.observe({}, advance_to=layer_call):
@@ -135,14 +155,15 @@ class LayerwiseRun:
         latest = self._latest[batch]
 
         def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
-            group = self._group_of[layer]
+            members = self._list_of[layer]
             if number < self.start:
-                return latest[group]
+                return latest[members]
             output = run()
             if number < stop:
-                latest[group] = output
+                latest[members] = output
                 if number + 1 == stop:
-                    observation.end_recording()
+                    observation.recorded = True
+                    observation.end_if_complete()
             return output
 
         run_layers(self._model, self._batches[batch], around)
@@ -170,34 +191,31 @@ class _Observation:
     recorded: bool
     calls: list[LinearCall] = field(default_factory=list)
     pending: list[_PendingCall] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
         # The hook of a linear precedes those of others, which may change its output.
         for name, reader in self.readers.items():
             linear = model.get_submodule(name)
             if reader is None and not self.with_outputs:
-                yield linear.register_forward_pre_hook(partial(self._on_input, name))
+                yield linear.register_forward_pre_hook(partial(self._on_linear, name))
             else:
                 yield linear.register_forward_hook(partial(self._on_linear, name), prepend=True)
-        for name in readers_of(list(self.readers.values())):
+        for name in {name for reader in self.readers.values() for name, _ in reader or ()}:
             module = model.get_submodule(name)
             yield module.register_forward_pre_hook(partial(self._on_reader, name), with_kwargs=True)
 
-    def _on_input(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._complete(LinearCall(name, self._next_number(name), args[0], None, None))
-
-    def _on_linear(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        number = self._next_number(name)
-        reader = self.readers[name]
+    def _on_linear(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
+        number, reader = self.counts[name], self.readers[name]
+        self.counts[name] += 1
+        # An operation in place could change the output before its sum is read, or where the forward goes on.
+        if output is not None and (reader is not None or self.expected > 1 or not self.recorded):
+            output = output.clone()
+        call = LinearCall(name, number, args[0], output)
         if reader is None:
-            # Where the forward goes on, an operation in place could change the output.
-            kept = output if self.expected == 1 and self.recorded else output.clone()
-            self._complete(LinearCall(name, number, args[0], kept, None))
+            self._complete(call)
         else:
-            path, nth = reader.calls[number]
-            # An operation in place could change the output before its sum is read.
-            self.pending.append(_PendingCall(LinearCall(name, number, args[0], output.clone(), None), path, nth))
+            self.pending.append(_PendingCall(call, *reader[number]))
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for pending in self.pending:
@@ -207,19 +225,234 @@ class _Observation:
         for call in complete:
             self._complete(replace(call, sum=first_tensor(args, kwargs)))
 
-    def _next_number(self, name: str) -> int:
-        number = self.counts.get(name, 0)
-        self.counts[name] = number + 1
-        return number
-
-    def end_recording(self) -> None:
-        self.recorded = True
-        self._end_if_complete()
-
     def _complete(self, call: LinearCall) -> None:
         self.calls.append(call)
-        self._end_if_complete()
+        self.end_if_complete()
 
-    def _end_if_complete(self) -> None:
+    def end_if_complete(self) -> None:
         if self.recorded and len(self.calls) == self.expected:
             raise EndForwardError
+
+
+def find_sum(model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str) -> SumReader | None:
+    """The first module after each call of a linear whose input is the linear's output plus something else.
+
+    It is found by experiment: the input has the shape of the output y, differs from it, and shifts by delta when y is
+    shifted by a random delta. None if a call of the linear has no such module call.
+    """
+    calls = []
+    for number, call in enumerate(_readings(model, batch, linear)):
+        delta = _delta(call.output)
+        reader = _first_sum(call, _readings(model, batch, linear, (number, delta))[number], delta)
+        if reader is None:
+            return None
+        calls.append(reader)
+    return tuple(calls) or None
+
+
+@dataclass
+class _Readings:
+    """The output of a call of a linear, and the inputs of module calls after it, by path and number of the call."""
+
+    output: Tensor
+    inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.inputs) == _CANDIDATES
+
+
+def _readings(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], linear: str, shift: tuple[int, Tensor] | None = None
+) -> list[_Readings]:
+    """The calls of a linear in one forward, up to the call number `shift[0]` where one is shifted by `shift[1]`."""
+    calls: list[_Readings] = []
+
+    def on_linear(module: nn.Module, args: object, output: Tensor) -> Tensor | None:
+        shifted = output + shift[1] if shift is not None and len(calls) == shift[0] else None
+        # A later operation in place would change the recorded output.
+        calls.append(_Readings((output if shifted is None else shifted).clone()))
+        return shifted
+
+    def on_module(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensor = first_tensor(args, kwargs)
+        for call in calls:
+            if not call.is_complete:
+                call.counts[name] += 1
+                if tensor is not None and tensor.shape == call.output.shape and not torch.equal(tensor, call.output):
+                    call.inputs[name, call.counts[name]] = tensor.clone()
+        if shift is not None and len(calls) > shift[0] and calls[shift[0]].is_complete:
+            raise EndForwardError
+
+    # The hook of the linear precedes all others, which then see the shifted output.
+    hooks = [model.get_submodule(linear).register_forward_hook(on_linear, prepend=True)]
+    hooks += [
+        module.register_forward_pre_hook(partial(on_module, name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    with removed_afterwards(hooks):
+        run_layers(model, batch)
+    return calls
+
+
+def _first_sum(call: _Readings, shifted: _Readings, delta: Tensor) -> tuple[str, int] | None:
+    """The first module call whose input moved by delta, up to the rounding of each number."""
+    for reader, tensor in call.inputs.items():
+        moved = shifted.inputs.get(reader)
+        if moved is None or moved.dtype != delta.dtype:
+            continue
+        values = [value.double() for value in (tensor, moved, delta, call.output, shifted.output)]
+        size = torch.stack([value.abs() for value in values]).sum(0) + values[0].square().mean().sqrt()
+        difference = (values[1] - values[0] - values[2]).abs()
+        if bool((difference <= _ROUNDING * torch.finfo(delta.dtype).eps * size).all()):
+            return reader
+    return None
+
+
+def _delta(output: Tensor) -> Tensor:
+    """Random numbers of the shape and the scale of an output, the same ones in every process."""
+    generator = torch.Generator().manual_seed(0)
+    scale = float(output.float().square().mean().sqrt()) or 1.0
+    return (torch.randn(output.shape, generator=generator) * scale).to(output.device, output.dtype)
+
+
+def kept_bytes(model: nn.Module) -> int:
+    """Largest size of the dense model's sums that are kept at a time, in the memory that this process has left."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    return min(max(_KEPT_BYTES, _REFIT_BYTES - 2 * weights), _PROCESS_BYTES - psutil.Process().memory_info().rss)
+
+
+class DenseSums:
+    """The residual stream of the dense model after each of some linears, which pruning in order restores.
+
+    It is `y + R` at each token: y is the output of the linear, R what y is added to. Where nothing is added, it is y.
+    The sums of as many consecutive linears as fit into memory are computed in one pass and kept until others are
+    requested. Those of linears that do not fit together are computed batch by batch.
+
+    They are those of a copy, which stays dense while the linears of the model are changed in place. The copy holds
+    weights of these linears alone; it shares all other parameters and buffers with the model, which must not change.
+
+    Args:
+        linears: module paths, in the order in which the model calls them.
+        unsummed: those of the linears for which no sum is searched.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, linears: Sequence[str], batches: Sequence[Batch], unsummed: Collection[str] = ()
+    ) -> None:
+        changed = {id(value) for name in linears for value in model.get_submodule(name).parameters()}
+        shared = {id(value): value for value in (*model.parameters(), *model.buffers()) if id(value) not in changed}
+        self._model = model = copy.deepcopy(model, shared)
+        self._linears, self._batches = list(dict.fromkeys(linears)), batches
+        example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
+        self.readers = {name: None if name in unsummed else find_sum(model, example, name) for name in linears}
+        self._run = LayerwiseRun(model, batches)
+        self._kept: Sequence[dict[str, list[Tensor]]] = ()
+        self._limit = kept_bytes(model)  # before the forward below, whose memory the process may hold on to
+        tokens = count_tokens(model, batches, self._linears)
+        self._bytes = {  # float32
+            name: 4 * tokens[name] * linear_sizes(linear_at(model, name))[1] for name in self._linears
+        }
+
+    def start(self) -> None:
+        """Begin a pass from the first linear on."""
+        if self._run.start > self._run.layers_of(self._linears[0]).start:
+            self._run, self._kept = LayerwiseRun(self._model, self._batches), ()
+
+    def of(self, linears: Sequence[str]) -> Iterator[Mapping[str, list[Tensor]]]:
+        """The sums of each call of some linears of one layer, `[tokens, out]` without padding, batch by batch.
+
+        They are consecutive ones of all linears, and since `start` never before those of an earlier request; ValueError
+        if a linear is not among all linears, or the pass is already past its layer.
+        """
+        if not self._kept or not set(linears) <= set(self._kept[0]):
+            self._kept = ()
+            self._run.advance(self._run.layers_of(linears[0]).start)
+            first = self._linears.index(linears[0])
+            end, size = first + len(linears), sum(self._bytes[name] for name in linears)
+            while end < len(self._linears) and size + self._bytes[self._linears[end]] <= self._limit:
+                size += self._bytes[self._linears[end]]
+                end += 1
+            observed = self._observed(first, end)
+            if size > self._limit:
+                yield from observed
+                return
+            self._kept = list(observed)
+        yield from self._kept
+
+    def _observed(self, first: int, end: int) -> Iterator[dict[str, list[Tensor]]]:
+        """The sums of the linears from one number to another; the run goes on to the linear behind them."""
+        linears, rest = self._linears[first:end], self._linears[end:]
+        following = self._run.layers_of(rest[0]).start if rest else None
+        calls_of_batches = self._run.observe({name: self.readers[name] for name in linears}, advance_to=following)
+        for batch, calls in zip(self._batches, calls_of_batches, strict=True):
+            sums: dict[str, list[Tensor]] = {name: [] for name in linears}
+            for call in sorted(calls, key=lambda call: call.number):
+                total = call.output if call.sum is None else call.sum
+                assert total is not None
+                sums[call.linear].append(total[token_mask(self._model, call.linear, batch, call.input.shape[:-1])])
+            yield sums
+
+
+@dataclass(frozen=True)
+class TargetedCall:
+    """One call of a linear on one batch, in the model as it is pruned so far.
+
+    Attributes:
+        linear, number: see `LinearCall`.
+        mask: the tokens of its input that are not padding, usually `[batch, position]`.
+        inputs: its inputs without padding, `[tokens, in]`.
+        targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
+    """
+
+    linear: str
+    batch: int
+    number: int
+    mask: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+
+def calls_in_order(
+    model: PreTrainedModel,
+    linear_sets: Sequence[Sequence[str]],
+    batches: Sequence[Batch],
+    sums: DenseSums,
+    on_progress: ProgressCallback,
+) -> Iterator[Iterator[TargetedCall]]:
+    """For each set of linears, their calls on all batches; sets and calls run when they are requested.
+
+    With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
+    model, the target of y is y' + R' - R; without such a sum it is y'.
+
+    The linears of a set are changed before the next set is requested, whose calls are computed with the changed model.
+    The calls of a set may be left unread, but cannot be read after the next set is requested.
+
+    Args:
+        linear_sets: module paths of linears, in the order in which the model calls them; those of one set are called in
+            the same layer and do not depend on each other.
+        batches: inputs `[batch, ...]`.
+
+    Raises:
+        KeyError: a linear has no sums.
+        ValueError: a forward does not call a linear, or the sets are in another order than the calls.
+    """
+    run = LayerwiseRun(model, batches)
+    sums.start()
+
+    def targeted(linears: Sequence[str]) -> Iterator[TargetedCall]:
+        observed = run.observe({linear: sums.readers[linear] for linear in linears}, with_outputs=False)
+        for number, (batch, calls, dense) in enumerate(zip(batches, observed, sums.of(linears), strict=True)):
+            for call in calls:
+                mask = token_mask(model, call.linear, batch, call.input.shape[:-1])
+                target = dense[call.linear][call.number]
+                if call.output is not None and call.sum is not None:
+                    target = target - (call.sum - call.output)[mask]
+                yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
+
+    for number, linears in enumerate(linear_sets):
+        on_progress(number, len(linear_sets))
+        run.advance(run.layers_of(linears[0]).start)
+        yield targeted(linears)
+    on_progress(len(linear_sets), len(linear_sets))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.layerwise.linear_inputs import entries_per_row, token_mask
+from compressor.selection.pruners.layerwise.forwards import entries_per_row, token_mask
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_logits_only, scored_mask
 from compressor.units.find import evaluation_mode
@@ -41,13 +41,7 @@ Term = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """How functions of the outputs are drawn.
-
-    Attributes:
-        generator: draws classes and signs.
-        kind: what the `logits` of the model are (`several_answers`); None: their axes tell.
-        deviations: see `number_deviations`.
-    """
+    """How functions of the outputs are drawn: see `several_answers` for the kind, and `number_deviations`."""
 
     generator: torch.Generator
     kind: AnswerKind | None = None
@@ -99,10 +93,6 @@ def sensitivity_of(
     Args:
         model: a transformers model; it runs in evaluation mode, and is restored afterwards.
         batches: inputs `[batch, ...]`, with or without `labels`.
-        linears: module paths.
-        names: the outputs that the task scores, see `Task.outputs`.
-        seed: seed of the draws.
-        on_progress: called with (batches, all batches).
 
     Raises:
         InputError: an output from whose distribution classes or positions are drawn is not finite.
@@ -130,11 +120,9 @@ def sensitivity_of(
 def _parts(batch: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
     """A batch in parts of few rows; the whole batch where its tensors have different numbers of rows."""
     rows = {len(value) for value in batch.values()}
-    if len(rows) > 1:
-        yield batch
-        return
-    for start in range(0, rows.pop(), _ROWS):
-        yield {name: value[start : start + _ROWS] for name, value in batch.items()}
+    size = _ROWS if len(rows) == 1 else max(rows)
+    for start in range(0, max(rows), size):
+        yield {name: value[start : start + size] for name, value in batch.items()}
 
 
 def _fisher(
@@ -163,7 +151,9 @@ def _fisher(
             if gradient is None:
                 continue
             squares = gradient.float().square().sum(-1)
-            scale = _per_token(name, row_weights, squares)
+            # The first axis of tokens is rows, windows of rows, or tokens flattened row by row.
+            scale = row_weights.repeat_interleave(entries_per_row(name, len(squares), len(row_weights)))
+            scale = scale.reshape(-1, *(1,) * (squares.dim() - 1))
             total += (squares * scale).cpu()
             mask = token_mask(model, name, batch, squares.shape)
             rows = (gradient.float() * scale.sqrt()[..., None])[mask]
@@ -246,12 +236,6 @@ def _drawn(log: Tensor, generator: torch.Generator) -> Tensor:
         )
     drawn = torch.multinomial(p, 1, generator=generator).reshape(*log.shape[:-1], 1)
     return log.gather(-1, drawn).squeeze(-1)
-
-
-def _per_token(linear: str, row_weights: Tensor, squares: Tensor) -> Tensor:
-    """Weights `[rows]` for tokens whose first axis is rows, windows of rows, or tokens flattened row by row."""
-    weights = row_weights.repeat_interleave(entries_per_row(linear, len(squares), len(row_weights)))
-    return weights.reshape(-1, *(1,) * (squares.dim() - 1))
 
 
 def _normalise(batches: Sequence[tuple[list[Tensor], Tensor]]) -> None:

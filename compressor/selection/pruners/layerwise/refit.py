@@ -1,4 +1,4 @@
-"""Refitting of a linear to the outputs of the original model, from sums over tokens.
+"""Linears fitted to sums over the tokens that they read: Gram matrices, their factors and their file, and refits.
 
 With inputs A of the model as pruned so far, the weights of a linear are the ridge regression to its targets T that
 stays close to the weights W_0 of the second-order step: argmin ||A W' + b - T||^2 + lambda ||W - W_0||^2. Where T is
@@ -8,35 +8,152 @@ ones, as the layer-wise reconstruction of K-prune does (Park et al. 2024, "Accur
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 from scipy.linalg import cho_solve
 
 from compressor.errors import ErrorCode, InputError
-from compressor.selection.pruners.layerwise.gram import Gram, extend, factorize, split
+
+_log = logging.getLogger(__name__)
+
+_LEAST_DAMP = 1e-8
+"""The damping that follows zero when a factorisation fails."""
+_MOST_DAMP = 1e4
+"""A matrix that has no factor at this damping is refused."""
+
+Array = Any
+"""An array of NumPy, or a tensor of PyTorch on any device."""
 
 
 @dataclass(frozen=True, eq=False)
-class Refit:
-    """Weights of a linear that was refitted on a part of its inputs.
+class LinearWeights:
+    """The weights of a linear y = W x + b.
 
     Attributes:
-        weight: `[out, in]`, float64; zero in the columns that are not kept.
-        bias: `[out]`, float64; None for a linear without bias.
-        ridge: the ridge used; more than requested if the matrix has no Cholesky factor with that.
+        weight: W `[outputs, inputs]`, float32 or float64; fitted weights are float64, and zero in columns not kept.
+        bias: b `[outputs]`, float64; None for a linear without bias.
+        damp: of fitted weights: share of the mean diagonal that was added to the diagonal of the Gram matrix; more than
+            requested if the matrix has no Cholesky factor with that.
     """
 
     weight: np.ndarray
     bias: np.ndarray | None
-    ridge: float
+    damp: float = 0.0
+
+    @property
+    def extended(self) -> np.ndarray:
+        """The weight with the bias, if there is one, as its last column, float64."""
+        columns = self.weight if self.bias is None else np.column_stack([self.weight, self.bias])
+        return np.array(columns, np.float64)
+
+    @classmethod
+    def of(cls, extended: np.ndarray, damp: float, *, has_ones: bool) -> LinearWeights:
+        """The weights whose `extended` this is."""
+        weight, bias = (extended[:, :-1].copy(), extended[:, -1].copy()) if has_ones else (extended, None)
+        return cls(weight, bias, damp)
 
 
-Array = Any
-"""An array of NumPy, or a tensor of PyTorch on any device."""
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """Weighted sum of outer products of the inputs of a linear.
+
+    Attributes:
+        matrix: `[inputs, inputs]`, or `[inputs + 1, inputs + 1]` with `has_ones`, float64.
+        has_ones: whether the last row and column belong to an input that is always one, whose weight is the bias.
+    """
+
+    matrix: np.ndarray
+    has_ones: bool
+
+    @property
+    def inputs(self) -> int:
+        """Number of inputs of the linear, without the column of ones."""
+        return len(self.matrix) - self.has_ones
+
+    @property
+    def damping(self) -> np.ndarray:
+        """What a damping of one adds to the diagonal: the mean diagonal of the inputs; nothing for the ones."""
+        diagonal = np.diagonal(self.matrix)[: self.inputs]
+        scale = (diagonal.mean() if len(diagonal) else 0.0) or 1.0
+        return np.append(np.full(self.inputs, scale), np.zeros(int(self.has_ones)))
+
+    def with_ones(self, columns: np.ndarray) -> np.ndarray:
+        """Indices of input columns, followed by that of the ones if there are any."""
+        return np.append(columns, [self.inputs] * self.has_ones).astype(np.intp)
+
+    def select(self, columns: np.ndarray) -> Gram:
+        """The Gram matrix of some input columns, and of the ones if there are any."""
+        kept = self.with_ones(columns)
+        return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
+
+
+def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.ndarray, float]:
+    """Lower Cholesky factor of `matrix + damp * diag(damping)`, and the damping used.
+
+    The damping is raised tenfold until the factor exists.
+
+    Raises:
+        InputError: the matrix is not finite, or has no factor with any damping.
+    """
+    if not np.isfinite(matrix).all():
+        text = "the sums over the calibration rows are NaN or infinite; check the weights of the model and the rows"
+        raise InputError(text, code=ErrorCode.NOT_FINITE)
+    while True:
+        damped = matrix.copy()
+        damped[np.diag_indices_from(damped)] += damp * damping
+        try:
+            return np.linalg.cholesky(damped), damp
+        except np.linalg.LinAlgError as error:
+            if damp >= _MOST_DAMP:
+                raise InputError(
+                    "the sums over the calibration rows are not positive definite, or every token has weight zero; use"
+                    " more rows, or rows of the kind that the model serves",
+                    code=ErrorCode.INVALID_ROWS,
+                ) from error
+            raised = max(10 * damp, _LEAST_DAMP)
+            _log.info("no Cholesky factor with damping %g; continuing with %g", damp, raised)
+            damp = raised
+
+
+class StoredGrams(Mapping[str, Gram]):
+    """Module path of a linear -> Gram matrix of its inputs, read from the file at each access.
+
+    Together they may take more memory than the model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with safetensors.safe_open(path, "numpy") as file:
+            names: list[str] = list(file.keys())
+        self._linears = [name.removesuffix(".matrix") for name in names if name.endswith(".matrix")]
+
+    def __getitem__(self, linear: str) -> Gram:
+        if linear not in self._linears:
+            raise KeyError(linear)
+        with safetensors.safe_open(self._path, "numpy") as file:
+            return Gram(file.get_tensor(f"{linear}.matrix"), bool(file.get_tensor(f"{linear}.has_ones")))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._linears)
+
+    def __len__(self) -> int:
+        return len(self._linears)
+
+
+def write_grams(grams: Mapping[str, Gram], path: Path) -> None:
+    """Write the file of `StoredGrams`."""
+    tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
+    tensors |= {f"{name}.has_ones": np.array(gram.has_ones) for name, gram in grams.items()}
+    safetensors.numpy.save_file(tensors, path)
 
 
 class RefitSums:
@@ -46,31 +163,25 @@ class RefitSums:
     for float64 activations and else in float32; the sums are float64 on the device of the first ones.
 
     Args:
-        inputs: number of inputs of the linear.
         outputs: number of its outputs; None: there are no targets and only `gram` is needed.
-        has_ones: whether the linear has a bias, which is the weight of an input that is always one.
-        name: name of the linear in error messages.
+        has_ones: see `Gram`; whether the linear has a bias.
     """
 
     def __init__(self, inputs: int, outputs: int | None = None, *, has_ones: bool, name: str = "a linear") -> None:
-        self.name = name
-        self.inputs = inputs
-        self.outputs = outputs
-        self.has_ones = has_ones
+        self.name, self.outputs, self.has_ones = name, outputs, has_ones
+        self._size = inputs + has_ones
         self._sums: tuple[Array, Array] | None = None
 
     @property
     def gram(self) -> Gram:
         """The Gram matrix of the inputs so far."""
-        size = self.inputs + self.has_ones
-        return Gram(np.zeros((size, size)) if self._sums is None else _numpy(self._sums[0]), self.has_ones)
+        matrix = np.zeros((self._size, self._size)) if self._sums is None else _numpy(self._sums[0])
+        return Gram(matrix, self.has_ones)
 
     @property
     def cross(self) -> np.ndarray:
         """Sum of the products of inputs, and of the ones if there are any, with targets: `[inputs, outputs]`."""
-        if self._sums is None:
-            return np.zeros((self.inputs + self.has_ones, self.outputs or 0))
-        return _numpy(self._sums[1])
+        return np.zeros((self._size, self.outputs or 0)) if self._sums is None else _numpy(self._sums[1])
 
     def add(self, inputs: Array, targets: Array | None = None, weights: Array | None = None) -> None:
         """Add tokens.
@@ -84,7 +195,7 @@ class RefitSums:
         Raises:
             InputError: an input, target or weight, or a sum of their products, is NaN or infinite.
         """
-        xp = sys.modules[type(inputs).__module__.partition(".")[0]]  # the functions below have one signature in both
+        xp = _library(inputs)  # the functions below have one signature in both
         kind = {"dtype": xp.promote_types(inputs.dtype, xp.float32), "device": inputs.device}
         columns = [xp.asarray(inputs, **kind)]
         if self.has_ones:
@@ -92,20 +203,18 @@ class RefitSums:
         if targets is not None:
             columns.append(xp.asarray(targets, **kind))
         rows = xp.concatenate(columns, -1)
-        rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+        scaled = rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
         if weights is not None:
             scales = xp.asarray(weights, **kind).reshape(-1)
             self._check_finite(scales, "weights")
             rows, scales = rows[scales > 0], scales[scales > 0]
             scaled = rows * xp.sqrt(scales)[:, None]
-        else:
-            scaled = rows
-        size = self.inputs + self.has_ones
-        products = scaled[:, :size].T @ scaled
+        products = scaled[:, : self._size].T @ scaled
         if not xp.isfinite(products).all():  # so they are wherever an activation is not, and are fewer
             self._check_finite(rows, "activations")
             self._check_finite(products, "sums of products of activations")
-        gram, cross = (xp.asarray(part, dtype=xp.float64) for part in (products[:, :size], products[:, size:]))
+        parts = (products[:, : self._size], products[:, self._size :])
+        gram, cross = (xp.asarray(part, dtype=xp.float64) for part in parts)
         gram = (gram + gram.T) / 2
         if self._sums is None:
             self._sums = gram, cross
@@ -113,22 +222,19 @@ class RefitSums:
             for total, part in zip(self._sums, (gram, cross), strict=True):
                 total += xp.asarray(part, device=total.device)
 
-    def solve(self, start: np.ndarray, start_bias: np.ndarray | None, columns: np.ndarray, *, ridge: float) -> Refit:
+    def solve(self, start: LinearWeights, columns: np.ndarray, *, ridge: float) -> LinearWeights:
         """The weights of some columns that fit the targets, near those of `start`.
 
         Args:
-            start: the weight W_0 before the refit, `[out, in]`.
-            start_bias: its bias `[out]`, which only says that there is one: the refitted bias is not held near it. None
-                exactly if there is no column of ones.
-            columns: indices of the columns that are kept.
+            start: the weights W_0 before the refit. Their bias only says that there is one: the refitted bias is not
+                held near it.
             ridge: lambda as a share of the mean diagonal of A'A over the kept columns; it is raised tenfold until the
                 matrix has a Cholesky factor.
 
         Raises:
             InputError: the sums are not finite.
         """
-        extended = extend(start, start_bias)
-        sums = self.gram
+        extended, sums = start.extended, self.gram
         gram, kept = sums.select(columns), sums.with_ones(columns)
         factor, ridge = factorize(gram.matrix, gram.damping, ridge)
         # lambda for each column; the bias has none.
@@ -136,22 +242,23 @@ class RefitSums:
         fitted = np.zeros_like(extended)
         right = self.cross[kept] + penalty[:, None] * extended[:, kept].T
         fitted[:, kept] = cho_solve((factor, True), right).T
-        return Refit(*split(fitted, self.has_ones), ridge)
+        return LinearWeights.of(fitted, ridge, has_ones=self.has_ones)
 
     def _check_finite(self, values: Array, subject: str) -> None:
-        """Raise InputError if one of the values is NaN or infinite."""
-        finite = sys.modules[type(values).__module__.partition(".")[0]].isfinite(values)
+        finite = _library(values).isfinite(values)
         if finite.all():
             return
         count = int((~finite).sum())
-        raise InputError(
+        text = (
             f"{self.name}: {count} of {math.prod(values.shape)} {subject} on the calibration rows are NaN or infinite;"
-            " check the weights of the model and the rows, or compute in float32",
-            code=ErrorCode.NOT_FINITE,
-            linear=self.name,
-            subject=subject,
-            count=count,
+            " check the weights of the model and the rows, or compute in float32"
         )
+        raise InputError(text, code=ErrorCode.NOT_FINITE, linear=self.name, subject=subject, count=count)
+
+
+def _library(values: Array) -> Any:
+    """NumPy or PyTorch, whichever has these values."""
+    return sys.modules[type(values).__module__.partition(".")[0]]
 
 
 def _numpy(sums: Array) -> np.ndarray:

@@ -1,25 +1,70 @@
-"""A model of PyTorch as a refit sees it: its modules are observed by hooks, layer by layer."""
+"""A model of PyTorch as a refit sees it, by hooks of its modules, and the network that a model runs on."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+from transformers.exporters.utils import get_leaf_tensors
+from transformers.pytorch_utils import Conv1D
 
+import graph_passes
+from compressor.graph.network import GraphNetwork
+from compressor.graph.sentences import SentenceGraph
+from compressor.graph.sessions import Arrays, LayeredGraph
+from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
-from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.curves import PartialKL
-from compressor.selection.pruners.layerwise.feeders import feeders_of
-from compressor.selection.pruners.layerwise.gram import Gram
-from compressor.selection.pruners.layerwise.in_order import DenseSums, TargetedCall, calls_in_order
-from compressor.selection.pruners.layerwise.linear_inputs import TokenWeights, collect_inputs, count_tokens
+from compressor.selection.pruners.base import Batch, PruningInputs
+from compressor.selection.pruners.layerwise.forwards import (
+    CallOrder,
+    TokenWeights,
+    collect_inputs,
+    count_tokens,
+    first_tensor,
+    run_layers,
+)
+from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
-from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.network import Divergence, LinearWeights, RefitSet, SumsOfLinears
+from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
+from compressor.selection.pruners.layerwise.session_network import Compare, SessionNetwork
+from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet, SumsOfLinears
+from compressor.tasks.divergence import are_numbers, divergence, variances
+from compressor.tasks.forwards import scored_logits_only
 from compressor.training.precision import native_autocast
-from compressor.units.layers import linear_at, linear_sizes, linear_weight
+from compressor.units.layers import (
+    AroundLayer,
+    Linear,
+    is_linear,
+    linear_at,
+    linear_sizes,
+    linear_weight,
+    removed_afterwards,
+)
+
+_ROWS = 2
+"""Rows on which feeders are searched."""
+TEMPERATURE = 2.0
+"""Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
+rows varies more from draw to draw."""
+_RECORDED_BYTES = 2**30
+"""Memory for outputs of layers, which the last batch that is recorded may exceed."""
+
+
+def network_of(inputs: PruningInputs) -> Network:
+    """The network that forwards run on: sessions of ONNX Runtime for a graph on the CPU, else modules of PyTorch.
+
+    Modules run graphs in half precision, encoder-decoders, graphs in which several matmuls have one weight or bias, and
+    encoders of sentences, whose scored output is computed from that of the graph.
+    """
+    return sessions_of(inputs) or TorchNetwork(inputs)
 
 
 class TorchNetwork:
@@ -28,13 +73,13 @@ class TorchNetwork:
     Sums are accumulated on the device of the model. Forwards that measure losses run in bfloat16 where the machine
     computes it natively.
 
-    Args:
-        inputs: the model, its groups and its batches.
+    Attributes:
+        token_weights: the weights of the tokens of each batch; known after `weigh`.
     """
 
     def __init__(self, inputs: PruningInputs) -> None:
         self._inputs, self._model = inputs, inputs.model
-        self._weights: Sequence[TokenWeights] = ()
+        self.token_weights: Sequence[TokenWeights] = ()
         self._ends = {str(group.linear): group.name for group in inputs.groups}
 
     @property
@@ -42,13 +87,8 @@ class TorchNetwork:
         return sum(len(next(iter(batch.values()))) for batch in self._inputs.statistics)
 
     @property
-    def token_weights(self) -> Sequence[TokenWeights]:
-        """The weights of the tokens of each batch; known after `weigh`."""
-        return self._weights
-
-    @property
     def calls_once(self) -> bool:
-        return all(len(calls) == 1 for calls in self._weights[0].values())
+        return all(len(calls) == 1 for calls in self.token_weights[0].values())
 
     def linear(self, path: str) -> LinearWeights:
         linear = linear_at(self._model, path)
@@ -69,13 +109,13 @@ class TorchNetwork:
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         inputs = self._inputs
         sensitivity = sensitivity_of(self._model, inputs.statistics, linears, inputs.outputs, inputs.seed, on_progress)
-        self._weights = sensitivity.weights
+        self.token_weights = sensitivity.weights
         return sensitivity.metrics
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
-        sums = {name: self._sums(name, has_targets=False) for name in linears}
+        sums = {name: self._sums(name) for name in linears}
         batches = self._inputs.statistics
-        for number, (batch, weights) in enumerate(zip(batches, self._weights, strict=True)):
+        for number, (batch, weights) in enumerate(zip(batches, self.token_weights, strict=True)):
             on_progress(number, len(batches))
             observe = lambda name, inputs, scales: sums[name].add(inputs, weights=scales)  # noqa: E731
             collect_inputs(self._model, batch, list(linears), observe, weights)
@@ -86,10 +126,10 @@ class TorchNetwork:
         def mean(linear: str, weights: LinearWeights) -> float:
             bias = None if weights.bias is None else torch.from_numpy(weights.bias)
             with native_autocast(self._model.device, self._model.dtype):
-                return partial.mean(linear, torch.from_numpy(weights.weight), bias)
+                return losses.mean(linear, torch.from_numpy(weights.weight), bias)
 
         with native_autocast(self._model.device, self._model.dtype):
-            partial = PartialKL(self._model, self._inputs.held_out, self._inputs.outputs)
+            losses = PartialKL(self._model, self._inputs.held_out, self._inputs.outputs)
         return mean
 
     def feeders(self, linear: str) -> tuple[str, ...]:
@@ -99,38 +139,275 @@ class TorchNetwork:
         linear_sets, batches = [part.linears for part in sets], self._inputs.statistics
         calls_of_sets = calls_in_order(self._model, linear_sets, batches, self._dense_sums, on_progress)
         for part, calls in zip(sets, calls_of_sets, strict=True):
-            yield functools.partial(self._sums_of, part, calls)
+            yield partial(self._sums_of, part, calls)
 
     def _sums_of(self, part: RefitSet, calls: Iterator[TargetedCall]) -> Mapping[str, RefitSums]:
         columns = None if part.columns is None else torch.from_numpy(part.columns)
-        inputs = None if columns is None else len(columns)
-        sums = {name: self._sums(name, inputs, has_targets=True) for name in part.linears}
+        sums = {name: self._sums(name, part) for name in part.linears}
         for call in calls:
             scales, values = None, call.inputs
             if part.weighted_by is not None:
-                scales = self._weights[call.batch][part.weighted_by][call.number].to(call.mask.device)[call.mask]
+                scales = self.token_weights[call.batch][part.weighted_by][call.number].to(call.mask.device)[call.mask]
             if columns is not None:
                 values = values[:, columns.to(values.device)]
             sums[call.linear].add(values, call.targets, scales)
         return sums
 
-    def _sums(self, path: str, inputs: int | None = None, *, has_targets: bool) -> RefitSums:
-        """Sums without tokens for all inputs of a linear, or for a number of them."""
+    def _sums(self, path: str, part: RefitSet | None = None) -> RefitSums:
+        """Sums without tokens for the refit of a linear, or for its Gram matrix alone."""
         linear = linear_at(self._model, path)
-        every, outputs = linear_sizes(linear)
-        name = self._ends.get(path, path) if has_targets else path
-        count = every if inputs is None else inputs
-        return RefitSums(count, outputs if has_targets else None, has_ones=linear.bias is not None, name=name)
+        inputs, outputs = linear_sizes(linear)
+        has_ones = linear.bias is not None
+        if part is None:
+            return RefitSums(inputs, has_ones=has_ones, name=path)
+        count = inputs if part.columns is None else len(part.columns)
+        return RefitSums(count, outputs, has_ones=has_ones, name=self._ends.get(path, path))
 
-    @functools.cached_property
+    @cached_property
     def _dense_sums(self) -> DenseSums:
         """The activations of the dense model that refits restore; computed before the first one."""
         linears = [name for end in self._ends for name in (*self._feeders[end], end)]
-        return DenseSums.of_copy(
-            self._model, linears, self._inputs.statistics, unsummed=set(linears) - self._ends.keys()
-        )
+        return DenseSums(self._model, linears, self._inputs.statistics, unsummed=set(linears) - self._ends.keys())
 
-    @functools.cached_property
+    @cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:
-        """The linears that feed the linear of each group."""
         return feeders_of(self._model, list(self._ends), self._inputs.statistics[0])
+
+
+class PartialKL:
+    """The divergence of a model from itself with the weights of one linear replaced.
+
+    The outputs of all layers are recorded once, which takes rows * positions * width * layers numbers; forwards of
+    batches for which the memory does not suffice start at the first layer. The model must not change otherwise while
+    this object is in use.
+
+    Args:
+        model: a transformers model; its present outputs are the dense ones.
+        recorded_bytes: memory for outputs of layers; the batch that exceeds it is the last that is recorded.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batches: Sequence[Mapping[str, Tensor]],
+        names: Sequence[str],
+        recorded_bytes: int = _RECORDED_BYTES,
+    ) -> None:
+        self._model, self._batches, self._names = model, batches, names
+        self._kind = several_answers(model.config)
+        self._free_bytes = recorded_bytes
+        self._order = CallOrder(model, batches[0])
+        self._layers: list[list[Any]] = [[] for _ in batches]
+        self._dense: list[dict[str, Tensor] | None] = [self._record(number) for number in range(len(batches))]
+        kept = [dense for dense in self._dense if dense is not None]
+        self._variance = dense_variance(kept, names, self._kind)
+
+    def rows(self, linear: str, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """KL(dense || changed) at `TEMPERATURE` of each row of all batches, `[rows]`, float64, on the CPU.
+
+        Args:
+            weight: another weight of the linear, `[out, in]`.
+            bias: another bias `[out]`; None: the bias that it has.
+        """
+        start = self._order.of(linear)[0]
+        module = self._model.get_submodule(linear)
+        parts = []
+        for number, batch in enumerate(self._batches):
+            dense = self._dense[number] or self._forward(number, len(self._layers[number]))
+            with with_weight(module, weight, bias):
+                changed = self._forward(number, start)
+            losses = divergence(
+                dense, changed, self._names, batch, self._variance, kind=self._kind, temperature=TEMPERATURE
+            )
+            parts.append(losses.cpu())
+        return torch.cat(parts)
+
+    def mean(self, linear: str, weight: Tensor, bias: Tensor | None = None) -> float:
+        """The mean of `rows`."""
+        return float(self.rows(linear, weight, bias).mean())
+
+    def _forward(self, batch: int, start: int) -> dict[str, Tensor]:
+        """The scored outputs of a forward that starts at a layer call, where the layers of the batch are recorded."""
+        layers = self._layers[batch][:start]
+
+        def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
+            return layers[number] if number < len(layers) else run()
+
+        return self._outputs(batch, around)
+
+    def _record(self, batch: int) -> dict[str, Tensor] | None:
+        """Record the layers; the outputs, or None where they are large and are computed from the last layer."""
+        layers = self._layers[batch]
+
+        def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
+            output = run()
+            if is_recorded:
+                layers.append(output)
+                # Layers may pass on a tensor, such as a bias of positions.
+                sizes.update({tensor.data_ptr(): tensor.nbytes for tensor in get_leaf_tensors(output).values()})
+            return output
+
+        is_recorded, sizes = self._free_bytes > 0, dict[int, int]()
+        dense = self._outputs(batch, around)
+        self._free_bytes -= sum(sizes.values())
+        return dense if all(tensor.dim() <= 2 for tensor in dense.values()) else None
+
+    def _outputs(self, batch: int, around: AroundLayer) -> dict[str, Tensor]:
+        """The scored outputs of a forward whose layer calls are routed through a function."""
+        with scored_logits_only(self._model, self._batches[batch]):
+            outputs = run_layers(self._model, self._batches[batch], around)
+        return {name: outputs[name] for name in self._names}
+
+
+def dense_variance(
+    dense: Sequence[Mapping[str, Tensor]], names: Sequence[str], kind: AnswerKind | None
+) -> Tensor | None:
+    """The variance of each output of a regression over all rows, `[numbers]`; None for other tasks."""
+    if len(names) > 1 or not dense or not are_numbers(dense[0][names[0]], names[0], kind):
+        return None
+    return variances(torch.cat([outputs[names[0]] for outputs in dense]))
+
+
+@contextmanager
+def with_weight(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Iterator[None]:
+    """A linear with another weight; on exit it has its former tensors again.
+
+    Args:
+        module: `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
+        weight: `[out, in]`.
+        bias: `[out]`; None: the bias that it has.
+    """
+    assert isinstance(module, Linear)
+    changes = {module.weight: weight.T if isinstance(module, Conv1D) else weight}
+    if bias is not None:
+        changes[module.bias] = bias
+    former = {parameter: parameter.data for parameter in changes}
+    try:
+        for parameter, tensor in changes.items():
+            parameter.data = tensor.detach().to(parameter.device, parameter.dtype).contiguous()
+        yield
+    finally:
+        for parameter, data in former.items():
+            parameter.data = data
+
+
+def feeders_of(
+    model: PreTrainedModel, linears: Sequence[str], batch: Mapping[str, Tensor]
+) -> dict[str, tuple[str, ...]]:
+    """The linears that compute what the units of each linear are made of: queries, keys and values, or up-projections.
+
+    Feeders are the linears called last before it in the same layer call that read one tensor, so that none of them
+    depends on another. They read as many tokens as the linear does, and are in the order in which a forward calls them.
+
+    Cases without feeders:
+        1. The linear is outside layers.
+        2. Experts, which are called for a part of the tokens each.
+        3. Linears that read the output of an encoder, e.g. keys and values of a cross-attention.
+
+    Args:
+        batch: inputs of one forward `[batch, ...]`; a few rows are used.
+    """
+    example = {name: value[:_ROWS] for name, value in batch.items()}
+    # The numbers of tokens that a flattened input of all rows may have.
+    numbers = {value.shape[0] * value.shape[1] for value in example.values() if value.dim() == 2}
+    feeders: dict[str, tuple[str, ...]] = {}
+    # The inputs of the linears called since the last one of `linears`: equal addresses mean equal tensors.
+    calls: list[tuple[str, Tensor]] = []
+    encoded: list[Tensor] = []
+
+    def on_linear(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        tensor = first_tensor(args, {})
+        if tensor is None:
+            return
+        if name not in linears:
+            calls.append((name, tensor))
+            return
+        shape = tensor.shape[:-1]
+        if name not in feeders and (len(shape) > 1 or shape.numel() in numbers):
+            outside = {value.data_ptr() for value in encoded}
+            read = [(path, x.data_ptr()) for path, x in calls if x.shape[:-1] == shape and x.data_ptr() not in outside]
+            feeders[name] = tuple(path for path, address in read if address == read[-1][1])
+        calls.clear()
+
+    def hooks() -> Iterator[RemovableHandle]:
+        for name, module in model.named_modules():
+            if is_linear(module):
+                yield module.register_forward_hook(partial(on_linear, name))
+        if model.config.is_encoder_decoder:
+            yield model.get_encoder().register_forward_hook(lambda module, args, output: encoded.append(output[0]))
+
+    order = CallOrder(model, example)
+    with removed_afterwards(hooks()):
+        run_layers(model, example)
+    in_layer = {name: order.of(name)[0] for name in feeders}
+    return {
+        name: tuple(path for path in feeders[name] if in_layer[name] in order.of(path))
+        if name in feeders and in_layer[name] < order.layer_calls
+        else ()
+        for name in linears
+    }
+
+
+def sessions_of(inputs: PruningInputs) -> SessionNetwork | None:
+    """Sessions of the graph of a model, with gradients of PyTorch; None: modules of PyTorch run it."""
+    network = inputs.model
+    if (
+        not isinstance(network, GraphNetwork)
+        or isinstance(network, SentenceGraph)
+        or torch.cuda.is_available()
+        or network.precision != "fp32"
+        or network.config.is_encoder_decoder
+        or not set(inputs.outputs) <= network.output_specs.keys()
+    ):
+        return None
+    model = network.with_weights()
+    stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
+    ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
+    graph = LayeredGraph(model)
+    linears = graph.division.linears
+    uses = Counter(value.name for linear in linears for value in (linear.weight, linear.bias) if value is not None)
+    if max(uses.values(), default=0) > 1 or any(
+        len(weights) != 1 or weights[0] not in uses for weights in ends.values()
+    ):
+        return None
+
+    def write(name: str, values: np.ndarray) -> None:
+        with torch.no_grad():
+            network.weights[name].value.copy_(torch.from_numpy(values))
+
+    def weigh(
+        linears: Sequence[str], on_progress: ProgressCallback
+    ) -> tuple[list[dict[str, np.ndarray]], Mapping[str, np.ndarray]]:
+        modules = TorchNetwork(inputs)
+        metrics = modules.weigh(linears, on_progress)
+        return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
+
+    def arrays(batch: Batch) -> dict[str, np.ndarray]:
+        specs = network.input_specs
+        return {name: batch[name].cpu().numpy().astype(spec.dtype, copy=False) for name, spec in specs.items()}
+
+    return SessionNetwork(
+        graph,
+        {path: weights[0] for path, weights in ends.items()},
+        [arrays(batch) for batch in inputs.statistics],
+        [arrays(batch) for batch in inputs.held_out],
+        partial(_comparing, inputs),
+        weigh=weigh,
+        write=write,
+    )
+
+
+def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
+    """How outputs on held-out batches are compared; see `SessionNetwork`."""
+    names, kind = inputs.outputs, several_answers(inputs.model.config)
+    variance = dense_variance([_tensors(outputs) for outputs in dense], names, kind)
+
+    def compare(number: int, before: Arrays, after: Arrays) -> np.ndarray:
+        outputs, batch = (_tensors(before), _tensors(after)), inputs.held_out[number]
+        return divergence(*outputs, names, batch, variance, kind=kind, temperature=TEMPERATURE).numpy()
+
+    return compare
+
+
+def _tensors(outputs: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in outputs.items()}

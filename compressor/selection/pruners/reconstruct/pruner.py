@@ -13,16 +13,18 @@ from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
-from compressor.selection.pruners.layerwise.gram import Gram, StoredGrams, write_grams
-from compressor.selection.pruners.layerwise.graph_sessions import network_of
-from compressor.selection.pruners.network import Divergence, Network
-from compressor.selection.pruners.reconstruct.choice import (
+from compressor.selection.pruners.layerwise.refit import Gram, StoredGrams, write_grams
+from compressor.selection.pruners.layerwise.torch_network import network_of
+from compressor.selection.pruners.reconstruct.method import (
+    Damping,
+    Divergence,
     GroupChoice,
+    Network,
     choices_of,
     loss_curve,
+    refit_in_order,
     require_tokens,
 )
-from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
 from compressor.store import File, Json, digest, versioned
 from compressor.units import PrunableGroup
 
@@ -74,11 +76,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         inputs = self.inputs
         linears = [str(group.linear) for group in inputs.groups]
 
-        @versioned(
-            2,
-            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
-            *("compressor.graph.layers", "compressor.graph.sessions"),
-        )
+        @versioned(2, "compressor.selection.pruners.layerwise", "compressor.graph.layers", "compressor.graph.sessions")
         def gather(_: Path) -> Mapping[str, Gram]:
             return self._network.grams(list(dict.fromkeys(linears)), progress_of(1))
 
@@ -100,8 +98,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
         @versioned(
             2,
-            "compressor.selection.pruners.reconstruct",
-            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
+            *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.reconstruct"),
             *("compressor.graph.layers", "compressor.graph.sessions"),
         )
         def measure(group: PrunableGroup, _: Path) -> Curve:

@@ -17,7 +17,7 @@ from scipy.linalg.blas import dgemm
 from scipy.linalg.lapack import dpotri
 from threadpoolctl import threadpool_limits
 
-from compressor.selection.pruners.layerwise.gram import Gram, extend, factorize, split
+from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, factorize
 
 _COMPACT_BELOW = 0.85
 """Share of columns in use below which the working arrays are copied without the others."""
@@ -40,21 +40,6 @@ class Removal:
         return tuple(sorted(self.order[len(self.order) - count :]))
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """Weights of a linear that reads a part of its inputs.
-
-    Attributes:
-        weight: `[out, in]`, float64; zero in the columns that are not kept.
-        bias: `[out]`, float64; None for a linear without bias.
-        damp: the damping used; more than requested if the matrix has no Cholesky factor with that.
-    """
-
-    weight: np.ndarray
-    bias: np.ndarray | None
-    damp: float
-
-
 def removal_order(
     weight: np.ndarray,
     gram: Gram,
@@ -71,13 +56,8 @@ def removal_order(
 
     Args:
         weight: weight of the linear that reads the units, `[out, in]`; a unit is `in / units` consecutive columns.
-        gram: Gram matrix of the inputs of the linear.
-        units: number of units.
-        together: number of units that are eliminated at a time. More are faster where a unit is a single column; the
-            order does not depend on it.
-        parts: number of consecutive parts of equal size, which lose units in turn: no part loses one while another has
-            lost fewer, so that after every `parts` units all have lost equally many.
-        damp: share of the mean diagonal that is added to the diagonal.
+        together: number of units that are eliminated at a time: more are faster where a unit is a single column.
+        parts: number of consecutive parts of equal size: no part loses a unit while another has lost fewer.
         metric: positive semidefinite matrix D `[out, out]` that weights output errors: a unit costs
             trace(D W_S (G_SS)^-1 W_S'); None: the identity.
 
@@ -85,8 +65,10 @@ def removal_order(
         InputError: the Gram matrix is not finite.
     """
     weight = np.array(weight, np.float64)
-    if metric is not None:
-        weight = _root(metric) @ weight
+    if metric is not None:  # R with R'R = D, without the directions that D does not see
+        values, vectors = np.linalg.eigh(metric)
+        seen = values > values.max(initial=0.0) * 1e-12
+        weight = (vectors[:, seen] * np.sqrt(values[seen])).T @ weight
     factor, damp = factorize(gram.matrix, gram.damping, damp)
     elimination = _Elimination(weight, gram, factor, gram.inputs // units, parts)
     order: list[int] = []
@@ -97,43 +79,24 @@ def removal_order(
     return Removal(tuple(order), damp)
 
 
-def reconstruct(
-    weight: np.ndarray,
-    bias: np.ndarray | None,
-    gram: Gram,
-    columns: np.ndarray,
-    *,
-    damp: float = 0.01,
-) -> Reconstruction:
+def reconstruct(dense: LinearWeights, gram: Gram, columns: np.ndarray, *, damp: float = 0.01) -> LinearWeights:
     """The weights of some columns that reproduce the linear's outputs best, W_K + W_R H_RK (H_KK)^-1.
 
     It equals the result of removing the columns R one at a time as in `removal_order`.
 
     Args:
-        weight: weight of the linear, `[out, in]`.
-        bias: its bias `[out]`; None exactly if the Gram matrix has no column of ones.
-        gram: Gram matrix of the inputs of the linear.
-        columns: indices of the columns K that are kept.
-        damp: share of the mean diagonal that is added to the diagonal.
+        dense: weights of the linear, with a bias exactly if the Gram matrix has a column of ones.
 
     Raises:
         InputError: the Gram matrix is not finite.
     """
-    extended = extend(weight, bias)
-    kept = gram.with_ones(columns)
+    extended, kept = dense.extended, gram.with_ones(columns)
     removed = np.setdiff1d(np.arange(len(gram.matrix)), kept)
     factor, damp = factorize(gram.matrix[np.ix_(kept, kept)], gram.damping[kept], damp)
     reconstructed = np.zeros_like(extended)
     change = cho_solve((factor, True), gram.matrix[np.ix_(kept, removed)] @ extended[:, removed].T)
     reconstructed[:, kept] = extended[:, kept] + change.T
-    return Reconstruction(*split(reconstructed, gram.has_ones), damp)
-
-
-def _root(metric: np.ndarray) -> np.ndarray:
-    """R with R'R = D, without the directions that D does not see."""
-    values, vectors = np.linalg.eigh(metric)
-    seen = values > values.max(initial=0.0) * 1e-12
-    return (vectors[:, seen] * np.sqrt(values[seen])).T
+    return LinearWeights.of(reconstructed, damp, has_ones=gram.has_ones)
 
 
 class _Elimination:

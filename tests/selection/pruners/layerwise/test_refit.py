@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.layerwise.refit import RefitSums
+from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums, StoredGrams, write_grams
 from compressor.selection.pruners.reconstruct.second_order import reconstruct
 from tests.faults import fails_with
 
@@ -38,7 +41,7 @@ def test_a_refit_is_ridge_regression(seed: int, has_ones: bool, columns: np.ndar
     inputs, targets, weights = draw(seed)
     start = np.random.default_rng(seed).standard_normal((OUTPUTS, INPUTS))
     bias = np.ones(OUTPUTS) if has_ones else None
-    refit = sums_of(inputs, targets, weights, has_ones=has_ones).solve(start, bias, columns, ridge=0.02)
+    refit = sums_of(inputs, targets, weights, has_ones=has_ones).solve(LinearWeights(start, bias), columns, ridge=0.02)
 
     scale = np.sqrt(weights.numpy())[:, None]
     kept = inputs.numpy()[:, columns]
@@ -54,14 +57,14 @@ def test_a_refit_is_ridge_regression(seed: int, has_ones: bool, columns: np.ndar
     assert (refit.bias is None) == (not has_ones)
     if refit.bias is not None:
         assert refit.bias == pytest.approx(expected[:, -1], abs=1e-9)
-    assert refit.ridge == 0.02
+    assert refit.damp == 0.02
 
 
 def test_without_inputs_the_bias_is_the_mean_target() -> None:
     inputs, targets, weights = draw(0)
     sums = RefitSums(0, OUTPUTS, has_ones=True)
     sums.add(inputs[:, :0], targets, weights)
-    refit = sums.solve(np.zeros((OUTPUTS, 0)), np.zeros(OUTPUTS), np.arange(0), ridge=0.02)
+    refit = sums.solve(LinearWeights(np.zeros((OUTPUTS, 0)), np.zeros(OUTPUTS)), np.arange(0), ridge=0.02)
     assert refit.bias == pytest.approx((weights @ targets / weights.sum()).numpy())
 
 
@@ -69,7 +72,7 @@ def test_targets_that_the_weights_reach_give_these_weights() -> None:
     inputs, _, weights = draw(0)
     weight, bias = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS)), np.arange(4.0)
     targets = inputs @ torch.from_numpy(weight).T + torch.from_numpy(bias)
-    refit = sums_of(inputs, targets, weights).solve(weight, np.zeros(4), np.arange(INPUTS), ridge=0.02)
+    refit = sums_of(inputs, targets, weights).solve(LinearWeights(weight, np.zeros(4)), np.arange(INPUTS), ridge=0.02)
     assert refit.weight == pytest.approx(weight)
     assert refit.bias == pytest.approx(bias)
 
@@ -78,8 +81,8 @@ def test_targets_of_the_dense_linear_give_its_reconstruction() -> None:
     inputs, _, weights = draw(0)
     weight, bias = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS)), np.arange(4.0)
     sums = sums_of(inputs, inputs @ torch.from_numpy(weight).T + torch.from_numpy(bias), weights)
-    refit = sums.solve(weight, bias, COLUMNS, ridge=1e-9)
-    expected = reconstruct(weight, bias, sums.gram, COLUMNS, damp=1e-9)
+    refit = sums.solve(LinearWeights(weight, bias), COLUMNS, ridge=1e-9)
+    expected = reconstruct(LinearWeights(weight, bias), sums.gram, COLUMNS, damp=1e-9)
     assert refit.weight == pytest.approx(expected.weight, abs=1e-6)
     assert refit.bias == pytest.approx(expected.bias, abs=1e-6)
 
@@ -94,8 +97,10 @@ def test_pieces_give_the_sums_of_the_whole(has_ones: bool, dtype: torch.dtype, t
         pieces.add(inputs[part], targets[part], weights[part])
     assert pieces.gram.matrix == pytest.approx(whole.gram.matrix, rel=tolerance)
     start, bias = np.zeros((OUTPUTS, INPUTS)), np.zeros(OUTPUTS) if has_ones else None
-    expected = whole.solve(start, bias, COLUMNS, ridge=0.02).weight
-    assert pieces.solve(start, bias, COLUMNS, ridge=0.02).weight == pytest.approx(expected, rel=100 * tolerance)
+    expected = whole.solve(LinearWeights(start, bias), COLUMNS, ridge=0.02).weight
+    assert pieces.solve(LinearWeights(start, bias), COLUMNS, ridge=0.02).weight == pytest.approx(
+        expected, rel=100 * tolerance
+    )
 
 
 @pytest.mark.parametrize("has_ones", [False, True])
@@ -166,14 +171,49 @@ def test_products_that_overflow_are_refused_by_the_name_of_the_linear() -> None:
 def test_the_ridge_is_raised_until_the_matrix_has_a_factor() -> None:
     inputs, targets, weights = draw(0)
     inputs[:, 2] = 0
-    refit = sums_of(inputs, targets, weights).solve(np.ones((OUTPUTS, INPUTS)), np.zeros(OUTPUTS), COLUMNS, ridge=0)
-    assert 0 < refit.ridge < 0.02
+    refit = sums_of(inputs, targets, weights).solve(
+        LinearWeights(np.ones((OUTPUTS, INPUTS)), np.zeros(OUTPUTS)), COLUMNS, ridge=0
+    )
+    assert 0 < refit.damp < 0.02
     assert refit.weight[:, 2] == pytest.approx(1)
 
 
 def test_a_large_ridge_keeps_the_weights_and_frees_the_bias() -> None:
     inputs, targets, _ = draw(0)
     start = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS))
-    refit = sums_of(inputs, targets, None).solve(start, np.full(OUTPUTS, 9.0), np.arange(INPUTS), ridge=1e9)
+    refit = sums_of(inputs, targets, None).solve(
+        LinearWeights(start, np.full(OUTPUTS, 9.0)), np.arange(INPUTS), ridge=1e9
+    )
     assert refit.weight == pytest.approx(start, abs=1e-6)
     assert refit.bias == pytest.approx((targets.numpy() - inputs.numpy() @ start.T).mean(0), abs=1e-6)
+
+
+def test_matrices_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    grams = {
+        "encoder.layer.0.output": Gram(rng.normal(size=(4, 4)), has_ones=False),
+        "encoder.layer.1.output": Gram(rng.normal(size=(3, 3)), has_ones=True),
+    }
+    write_grams(grams, tmp_path / "grams")
+    stored = StoredGrams(tmp_path / "grams")
+    assert stored.keys() == grams.keys()
+    for name, gram in grams.items():
+        np.testing.assert_array_equal(stored[name].matrix, gram.matrix)
+        assert stored[name].has_ones is gram.has_ones
+    with pytest.raises(KeyError):
+        stored["encoder.layer.2.output"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a', b"\xff" * 100])
+def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "grams").write_bytes(content)
+    with pytest.raises(SafetensorError):
+        StoredGrams(tmp_path / "grams")
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "grams"
+    write_grams({"linear": Gram(np.ones((4, 4)), has_ones=False)}, file)
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(SafetensorError):
+        StoredGrams(file)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.layerwise.gram import Gram
+from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights
 from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order
 from compressor.units.prunable import unit_columns
 from tests.faults import fails_with
@@ -57,7 +57,7 @@ def error_with(
     """The relative error of the weights that are reconstructed for `count` kept units."""
     columns = unit_columns(removal.kept(count), weight.shape[1] // len(removal.order))
     bias = np.zeros(len(weight)) if has_ones else None
-    result = reconstruct(weight, bias, gram_of(inputs, has_ones=has_ones), columns, damp=damp)
+    result = reconstruct(LinearWeights(weight, bias), gram_of(inputs, has_ones=has_ones), columns, damp=damp)
     return relative_error(inputs, weight, result.weight, np.zeros(len(weight)) if result.bias is None else result.bias)
 
 
@@ -138,7 +138,9 @@ def test_neurons_that_are_always_zero_go_before_all_others(together: int) -> Non
 def test_a_duplicate_moves_into_the_other_column() -> None:
     inputs, weight = draw(0)
     inputs[:, 5] = inputs[:, 2]
-    result = reconstruct(weight, None, gram_of(inputs, has_ones=False), np.delete(np.arange(12), 5), damp=1e-9)
+    result = reconstruct(
+        LinearWeights(weight, None), gram_of(inputs, has_ones=False), np.delete(np.arange(12), 5), damp=1e-9
+    )
     expected = weight.copy()
     expected[:, 2] += expected[:, 5]
     expected[:, 5] = 0
@@ -150,7 +152,9 @@ def test_a_constant_column_moves_into_the_bias() -> None:
     inputs, weight = draw(0)
     inputs[:, 5] = 3.0
     bias = np.arange(5.0)
-    result = reconstruct(weight, bias, gram_of(inputs, has_ones=True), np.delete(np.arange(12), 5), damp=1e-9)
+    result = reconstruct(
+        LinearWeights(weight, bias), gram_of(inputs, has_ones=True), np.delete(np.arange(12), 5), damp=1e-9
+    )
     assert result.bias == pytest.approx(bias + 3 * weight[:, 5], abs=1e-6)
     removal = removal_order(weight, gram_of(inputs, has_ones=True), 12, damp=1e-9)
     assert removal.order[0] == 5
@@ -162,7 +166,7 @@ def test_a_constant_column_moves_into_the_bias() -> None:
 def test_reconstruction_is_least_squares(has_ones: bool, columns: list[int]) -> None:
     inputs, weight = draw(1)
     bias = np.arange(5.0) if has_ones else None
-    result = reconstruct(weight, bias, gram_of(inputs, has_ones=has_ones), np.array(columns), damp=DAMP)
+    result = reconstruct(LinearWeights(weight, bias), gram_of(inputs, has_ones=has_ones), np.array(columns), damp=DAMP)
     expected, bias_change = least_squares(inputs, weight, np.array(columns), has_ones=has_ones)
     assert result.weight == pytest.approx(expected, abs=1e-8)
     assert (result.bias is None) == (bias is None)
@@ -174,7 +178,7 @@ def test_without_units_the_mean_output_remains_in_the_bias() -> None:
     inputs, weight = draw(1)
     gram = gram_of(inputs, has_ones=True)
     removal = removal_order(weight, gram, 12)
-    result = reconstruct(weight, np.zeros(5), gram, np.array([], int))
+    result = reconstruct(LinearWeights(weight, np.zeros(5)), gram, np.array([], int))
     assert not result.weight.any()
     assert result.bias == pytest.approx(weight @ inputs.mean(0))
     assert error_with(inputs, weight, removal, 0, has_ones=True) < 1
@@ -186,7 +190,7 @@ def test_the_damping_is_raised_until_the_matrix_has_a_factor() -> None:
     inputs[:, 5] = 0
     gram = gram_of(inputs, has_ones=True)
     removal = removal_order(weight, gram, 12, damp=0)
-    result = reconstruct(weight, np.zeros(5), gram, np.arange(6), damp=0)
+    result = reconstruct(LinearWeights(weight, np.zeros(5)), gram, np.arange(6), damp=0)
     assert 0 < removal.damp < DAMP
     assert 0 < result.damp < DAMP
     assert removal.order[0] == 5
@@ -199,7 +203,7 @@ def test_inputs_that_are_all_zero_lose_nothing() -> None:
     assert sorted(removal.order) == list(range(4))
     for count in range(5):
         columns = unit_columns(removal.kept(count), 3)
-        result = reconstruct(weight, None, gram, columns)
+        result = reconstruct(LinearWeights(weight, None), gram, columns)
         assert (result.weight[:, columns] == weight[:, columns]).all()
         assert not np.delete(result.weight, columns, axis=1).any()
 

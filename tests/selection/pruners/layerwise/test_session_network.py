@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,30 +14,28 @@ import graph_passes
 from compressor.graph.network import GraphNetwork
 from compressor.graph.sessions import LayeredGraph
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.graph_sessions import network_of, sessions_of
-from compressor.selection.pruners.layerwise.torch_network import TorchNetwork
-from compressor.selection.pruners.network import Network
+from compressor.selection.pruners.layerwise.session_network import SessionNetwork
+from compressor.selection.pruners.layerwise.torch_network import TorchNetwork, network_of, sessions_of
+from compressor.selection.pruners.reconstruct.method import Network
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
-from compressor.selection.pruners.session_network import SessionNetwork
 from tests.graph.files import classifier, halve
 from tests.graph.test_network import legacy, load_network
 from tests.selection.pruners.pruning import pruning_inputs, random_counts
 from tests.zoo import VOCABULARY, text
 
 Make = Callable[[PruningInputs], Network]
-QUICK = ("bert", "llama")
-FAMILIES = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo)
-    for name in ("bert", "distilbert", "modernbert", "gpt2", "llama", "qwen3")
-]
+FAMILIES = ("bert", "distilbert", "modernbert", "gpt2", "llama", "qwen3")
+QUICK = (("bert", 12, 3), ("llama", 6, 3))
+"""Families, numbers of positions, and numbers of groups that are pruned."""
 
 
-def graph_inputs(path: Path, store: Path, length: int = 6) -> PruningInputs:
-    """The network of a graph with rows of text."""
+def graph_inputs(path: Path, store: Path, length: int = 6, groups: int | None = None) -> PruningInputs:
+    """The network of a graph with rows of text, and its first groups."""
     graph, batches = load_network(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
     for batch in batches:
         batch["input_ids"] %= min(spec.ids or VOCABULARY for spec in graph.input_specs.values())
-    return pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
+    inputs = pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
+    return replace(inputs, groups=inputs.groups[:groups])
 
 
 def sessions(inputs: PruningInputs) -> SessionNetwork:
@@ -54,14 +53,27 @@ def finished(inputs: PruningInputs, store: Path, make: Make) -> ReconstructPrune
     return pruner
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("length", [6, 12])
-def test_both_runtimes_prune_alike(family: str, length: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The graph of each family, which is written once."""
+    return functools.cache(lambda family: legacy(family, tmp_path_factory.mktemp(family))[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "groups"),
+    [
+        *QUICK,
+        *(pytest.param(family, length, None, marks=pytest.mark.zoo) for family in FAMILIES for length in (6, 12)),
+    ],
+)
+def test_both_runtimes_prune_alike(
+    family: str, length: int, groups: int | None, graph_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     """With 12 rows of 12 positions, axes of rows and of positions have one size."""
-    path, _ = legacy(family, tmp_path)
+    path = graph_of(family)
     makes: tuple[Make, ...] = (TorchNetwork, sessions)
     pruners = [
-        finished(graph_inputs(path, tmp_path, length), tmp_path / str(number), make)
+        finished(graph_inputs(path, tmp_path, length, groups), tmp_path / str(number), make)
         for number, make in enumerate(makes)
     ]
     weights: list[dict[str, np.ndarray]] = []
@@ -77,14 +89,14 @@ def test_both_runtimes_prune_alike(family: str, length: int, tmp_path: Path) -> 
 
 
 def test_losses_are_those_of_pytorch_and_do_not_depend_on_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _ = legacy("bert", tmp_path)
-    inputs = graph_inputs(path, tmp_path)
+    inputs = graph_inputs(graph_of("bert"), tmp_path)
+    inputs = replace(inputs, groups=inputs.groups[1::3])  # one in the first layer, and one in the last
     curves = []
     makes: list[tuple[Make, int]] = [(TorchNetwork, 1 << 30), (sessions, 1 << 30), (sessions, 0)]
     for number, (make, limit) in enumerate(makes):
-        monkeypatch.setattr("compressor.selection.pruners.session_network._RECORDED_BYTES", limit)
+        monkeypatch.setattr("compressor.selection.pruners.layerwise.session_network._RECORDED_BYTES", limit)
         stored = replace(inputs, store=tmp_path / str(number))
         pruner = ReconstructPruner(stored, network=make(stored))
         pruner.rank()
@@ -94,9 +106,9 @@ def test_losses_are_those_of_pytorch_and_do_not_depend_on_memory(
             assert actual[name] == pytest.approx(curve, rel=1e-3, abs=1e-9)
 
 
-def test_a_second_refit_starts_from_the_whole_graph(tmp_path: Path) -> None:
-    path, _ = legacy("bert", tmp_path)
-    inputs = graph_inputs(path, tmp_path)
+def test_a_second_refit_starts_from_the_whole_graph(graph_of: Callable[[str], Path], tmp_path: Path) -> None:
+    inputs = graph_inputs(graph_of("bert"), tmp_path)
+    inputs = replace(inputs, groups=inputs.groups[:3])
     model = inputs.model
     assert isinstance(model, GraphNetwork)
     whole = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -109,8 +121,8 @@ def test_a_second_refit_starts_from_the_whole_graph(tmp_path: Path) -> None:
     assert all(np.array_equal(value.detach().numpy(), first[name]) for name, value in model.initializers.items())
 
 
-def test_without_gradients_every_token_counts_alike(tmp_path: Path) -> None:
-    path, _ = legacy("bert", tmp_path)
+def test_without_gradients_every_token_counts_alike(graph_of: Callable[[str], Path], tmp_path: Path) -> None:
+    path = graph_of("bert")
     inputs = graph_inputs(path, tmp_path)
     groups = graph_passes.find_groups(model := graph_passes.load(path)).groups
     statistics, held_out = (
@@ -136,8 +148,10 @@ def test_without_gradients_every_token_counts_alike(tmp_path: Path) -> None:
         assert not columns[:, dropped].any()
 
 
-def test_modules_run_graphs_in_half_precision_or_with_one_bias_for_several_linears(tmp_path: Path) -> None:
-    path, _ = legacy("bert", tmp_path)
+def test_modules_run_graphs_in_half_precision_or_with_one_bias_for_several_linears(
+    graph_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = graph_of("bert")
     half, untrained = halve(path, tmp_path / "half.onnx"), classifier(tmp_path / "untrained.onnx")
     networks = [network_of(graph_inputs(graph, tmp_path)) for graph in (path, half, untrained)]
     assert [type(network) for network in networks] == [SessionNetwork, TorchNetwork, TorchNetwork]

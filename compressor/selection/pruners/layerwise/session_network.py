@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.layers import GraphLinear, is_sum
 from compressor.graph.sessions import Arrays, LayeredGraph, LayerPass
-from compressor.progress import ProgressCallback
-from compressor.selection.pruners.layerwise.gram import Gram
-from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.network import Divergence, LinearWeights, RefitSet, SumsOfLinears
+from compressor.progress import ProgressCallback, ignore_progress
+from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
+from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 
 _MASK = "attention_mask"
 _RECORDED_BYTES = 2**30
@@ -29,14 +28,7 @@ Compare = Callable[[int, Arrays, Arrays], np.ndarray]
 
 
 class _Call(NamedTuple):
-    """A call of a linear.
-
-    Attributes:
-        layer: number of the layer.
-        linear: the linear.
-        residual: the residual stream that its output is added to; None: there is none.
-        total: the sum; without one, the output.
-    """
+    """A call of a linear in a layer; the residual stream that its output is added to, if there is one; and the sum."""
 
     layer: int
     linear: GraphLinear
@@ -54,9 +46,7 @@ class SessionNetwork:
         graph: a graph in float32, each of whose linears is called once.
         ends: path of the linear of each group -> name of the initializer of its weight.
         statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
-        held_out: the examples on which losses are measured, in the same form.
         comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
-        weigh: see `Weigh`; None: weights are equal.
         write: called with the name of an initializer and its values after each refit.
     """
 
@@ -77,14 +67,15 @@ class SessionNetwork:
         self._weights: Sequence[Mapping[str, np.ndarray]] = ()
         paths = {name: path for path, name in ends.items()}
         self._calls = {
-            paths.get(linear.weight.name or "", linear.weight.name or ""): _call_of(number, linear)
-            for number, layer in enumerate(self._graph.layers)
+            paths.get(_name(linear.weight), _name(linear.weight)): _call_of(number, linear)
+            for number, layer in enumerate(graph.layers)
             for linear in (operator.linear for operator in layer.operators)
             if linear is not None
         }
-        self._ends = [path for path in self._calls if path in ends]
-        self._shapes = self._first_shapes()
-        self._feeders = self._find_feeders()
+        self._last_layer = max(call.layer for path, call in self._calls.items() if path in ends)
+        inputs = self._inputs(statistics[:1], self._calls)
+        self._shapes = {path: tokens.shape[:-1] for _, path, tokens in inputs}  # of the first batch
+        self._feeders = self._find_feeders(ends.keys())
 
     @property
     def rows(self) -> int:
@@ -115,18 +106,10 @@ class SessionNetwork:
         return metrics
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
-        calls = {path: self._calls[path] for path in linears}
-        sums = {path: RefitSums(self._width(path), has_ones=self._has_bias(path), name=path) for path in linears}
-        dense, last = LayerPass(self._graph, self._statistics, {}), self._last_layer
-        for layer in range(last + 1):
-            on_progress(layer * len(self._statistics) // (last + 1), len(self._statistics))
-            here = {path: call.linear.activation for path, call in calls.items() if call.layer == layer}
-            for number, values in enumerate(dense.observe(list(here.values()), advance=layer < last)):
-                for path, activation in here.items():
-                    tokens = values[activation.name or ""]
-                    mask = _mask(self._statistics[number], tokens.shape[:-1])
-                    sums[path].add(tokens[mask], weights=self._scales(path, number, mask))
-        on_progress(len(self._statistics), len(self._statistics))
+        sums = {path: self._sums(path) for path in linears}
+        for number, path, tokens in self._inputs(self._statistics, linears, on_progress):
+            mask = _mask(self._statistics[number], tokens.shape[:-1])
+            sums[path].add(tokens[mask], weights=self._scales(path, number, mask))
         return {path: sums.pop(path).gram for path in linears}
 
     def divergence(self) -> Divergence:
@@ -138,7 +121,8 @@ class SessionNetwork:
             run = self._graph.run_of(layer, self._graph.layers[layer].results, self._stored(path, weights))
             parts = []
             for number, batch in enumerate(self._held_out):
-                changed = recorded.outputs_after(number, layer, run({**batch, **recorded.operands(number, layer)}))
+                results = run({**batch, **recorded.operands(number, layer)})
+                changed = recorded.outputs_after(number, layer, results)
                 parts.append(compare(number, recorded.outputs_of(number), changed))
             return float(np.concatenate(parts).mean())
 
@@ -161,72 +145,67 @@ class SessionNetwork:
 
     def _sums_of(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Mapping[str, RefitSums]:
         calls = {path: self._calls[path] for path in part.linears}
-        is_end = part.columns is not None
-        targets = {path: call.total if is_end else call.linear.output for path, call in calls.items()}
-        residuals = [call.residual for call in calls.values() if is_end and call.residual is not None]
-        activations = [call.linear.activation for call in calls.values()]
-        sums = {}
-        for path in calls:
-            inputs, outputs = self._width(path), len(self.linear(path).weight)
-            count = inputs if part.columns is None else len(part.columns)
-            sums[path] = RefitSums(count, outputs, has_ones=self._has_bias(path), name=path)
-        passes = zip(dense.observe(list(targets.values())), pruned.observe([*activations, *residuals]), strict=True)
+        if part.columns is None:  # feeders, whose outputs are the targets
+            calls = {path: call._replace(residual=None, total=call.linear.output) for path, call in calls.items()}
+        sums = {path: self._sums(path, part.columns, has_targets=True) for path in calls}
+        read = [value for call in calls.values() for value in (call.linear.activation, call.residual)]
+        passes = zip(
+            dense.observe([call.total for call in calls.values()]),
+            pruned.observe([value for value in read if value is not None]),
+            strict=True,
+        )
         for number, (expected, actual) in enumerate(passes):
             for path, call in calls.items():
-                tokens, target = actual[call.linear.activation.name or ""], expected[targets[path].name or ""]
-                if is_end and call.residual is not None:
-                    target = target - actual[call.residual.name or ""]
+                tokens, target = actual[_name(call.linear.activation)], expected[_name(call.total)]
+                if call.residual is not None:
+                    target = target - actual[_name(call.residual)]
                 mask = _mask(self._statistics[number], tokens.shape[:-1])
                 tokens = tokens[mask] if part.columns is None else tokens[mask][:, part.columns]
                 sums[path].add(tokens, target[mask], self._scales(part.weighted_by, number, mask))
         return sums
 
-    @property
-    def _last_layer(self) -> int:
-        return max(self._calls[path].layer for path in self._ends)
+    def _sums(self, path: str, columns: np.ndarray | None = None, *, has_targets: bool = False) -> RefitSums:
+        """Sums without tokens for all inputs of a linear, or for some columns."""
+        linear = self._calls[path].linear
+        outputs, inputs = self._values(linear.weight).shape[:: -1 if linear.is_transposed else 1]
+        count = inputs if columns is None else len(columns)
+        return RefitSums(count, outputs if has_targets else None, has_ones=linear.bias is not None, name=path)
+
+    def _inputs(
+        self, batches: Sequence[Arrays], paths: Iterable[str], on_progress: ProgressCallback = ignore_progress
+    ) -> Iterator[tuple[int, str, np.ndarray]]:
+        """Number of the batch, path and inputs of linears of the whole graph, up to the layer of the last end."""
+        dense, last = LayerPass(self._graph, batches, {}), self._last_layer
+        for layer in range(last + 1):
+            on_progress(layer * len(batches) // (last + 1), len(batches))
+            here = {path: self._calls[path].linear.activation for path in paths if self._calls[path].layer == layer}
+            activations = list(dict.fromkeys(here.values()))
+            for number, values in enumerate(dense.observe(activations, advance=layer < last)):
+                yield from ((number, path, values[_name(activation)]) for path, activation in here.items())
+        on_progress(len(batches), len(batches))
 
     def _values(self, value: ir.Value) -> np.ndarray:
         """The present values of an initializer."""
         assert value.const_value is not None
-        name = value.name or ""
+        name = _name(value)
         return self._changed[name] if name in self._changed else value.const_value.numpy()
 
     def _stored(self, path: str, weights: LinearWeights) -> dict[str, np.ndarray]:
         """Name of the initializer -> its values, for weights of a linear."""
         linear = self._calls[path].linear
         weight = weights.weight.T if linear.is_transposed else weights.weight
-        stored = {linear.weight.name or "": np.ascontiguousarray(weight, np.float32)}
+        stored = {_name(linear.weight): np.ascontiguousarray(weight, np.float32)}
         if linear.bias is not None and weights.bias is not None:
-            stored[linear.bias.name or ""] = weights.bias.astype(np.float32)
+            stored[_name(linear.bias)] = weights.bias.astype(np.float32)
         return stored
-
-    def _width(self, path: str) -> int:
-        """Number of inputs of a linear."""
-        linear = self._calls[path].linear
-        return self._values(linear.weight).shape[0 if linear.is_transposed else 1]
-
-    def _has_bias(self, path: str) -> bool:
-        return self._calls[path].linear.bias is not None
 
     def _scales(self, path: str | None, batch: int, mask: np.ndarray) -> np.ndarray | None:
         """The weights of the tokens of a batch that are not padding; None: all are equal."""
         return None if path is None or not self._weights else self._weights[batch][path][mask]
 
-    def _first_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Path of each linear up to the last end -> the axes of its tokens in the first batch."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        first, last = LayerPass(self._graph, self._statistics[:1], {}), self._last_layer
-        for layer in range(last + 1):
-            here = {path: call.linear.activation for path, call in self._calls.items() if call.layer == layer}
-            activations = list(dict.fromkeys(here.values()))
-            for values in first.observe(activations, advance=layer < last):
-                shapes |= {path: values[activation.name or ""].shape[:-1] for path, activation in here.items()}
-        return shapes
-
     def _count(self, shape: tuple[int, ...]) -> int:
         """Number of tokens of all batches, by the axes of those of the first."""
-        mask = self._statistics[0].get(_MASK)
-        is_masked = mask is not None and _fits(mask, shape)
+        is_masked = _is_mask(self._statistics[0].get(_MASK), shape)
         sizes = [
             np.count_nonzero(batch[_MASK]) if is_masked else next(iter(batch.values())).size
             for batch in self._statistics
@@ -234,37 +213,30 @@ class SessionNetwork:
         tokens = sizes[0] if is_masked else int(np.prod(shape))
         return int(tokens * sum(sizes) // max(sizes[0], 1))
 
-    def _find_feeders(self) -> dict[str, tuple[str, ...]]:
+    def _find_feeders(self, ends: Collection[str]) -> dict[str, tuple[str, ...]]:
         """The feeders of each end: of the linears before it in its layer, those that read what the last one reads."""
         feeders: dict[str, tuple[str, ...]] = {}
-        mask = self._statistics[0].get(_MASK)
-        for end in self._ends:
-            call, shape = self._calls[end], self._shapes[end]
-            before: list[str] = []
-            for path, earlier in self._calls.items():
-                if path == end:
-                    break
-                if earlier.layer != call.layer:
-                    continue
-                before = [] if path in self._ends else [*before, path]
-            alike = [path for path in before if self._shapes[path] == shape]
-            is_whole = len(shape) > 1 or (mask is not None and _fits(mask, shape))
-            read = self._calls[alike[-1]].linear.activation if alike and is_whole else None
+        before: list[str] = []  # the linears of the layer since its last end
+        for path, call in self._calls.items():
+            before = [earlier for earlier in before if self._calls[earlier].layer == call.layer]
+            if path not in ends:
+                before.append(path)
+                continue
+            shape = self._shapes[path]
+            alike = [earlier for earlier in before if self._shapes[earlier] == shape]
+            is_whole = len(shape) > 1 or _is_mask(self._statistics[0].get(_MASK), shape)
             is_last = call.layer == len(self._graph.layers) - 1
-            same = () if is_last else (path for path in alike if self._calls[path].linear.activation is read)
-            feeders[end] = tuple(same)
+            read = [self._calls[earlier].linear.activation for earlier in alike]
+            same = zip(alike, read, strict=True) if is_whole and not is_last else ()
+            feeders[path] = tuple(earlier for earlier, activation in same if activation is read[-1])
+            before = []
         return feeders
 
 
 class _Recorded:
     """What the whole graph computes on batches: the operands of layers as far as the memory suffices, and outputs.
 
-    Args:
-        graph: the graph.
-        batches: its inputs by name, `[batch, ...]` each.
-
-    Attributes:
-        outputs: the outputs of each batch; None: they have more than two axes and are computed again when needed.
+    Outputs with more than two axes are None; they are computed again when needed.
     """
 
     def __init__(self, graph: LayeredGraph, batches: Sequence[Arrays]) -> None:
@@ -285,14 +257,12 @@ class _Recorded:
             self.outputs.append(operands if all(array.ndim <= 2 for array in operands.values()) else None)
 
     def operands(self, batch: int, layer: int) -> Arrays:
-        """The operands of a layer on a batch."""
+        """The operands of a layer on a batch; behind the last layer, the outputs of the graph."""
         start = min(layer, len(self._operands[batch]) - 1)
         return self._run(batch, start, self._operands[batch][start], layer)
 
     def outputs_of(self, batch: int) -> Arrays:
-        """The outputs of the graph on a batch."""
-        last = len(self._runs) - 1
-        return self.outputs[batch] or self._run(batch, last, self.operands(batch, last), len(self._runs))
+        return self.outputs[batch] or self.operands(batch, len(self._runs))
 
     def outputs_after(self, batch: int, layer: int, results: Arrays) -> Arrays:
         """The outputs of the graph on a batch with other results of a layer."""
@@ -302,6 +272,10 @@ class _Recorded:
         for run in self._runs[start:end]:
             operands = run({**self._batches[batch], **operands})
         return operands
+
+
+def _name(value: ir.Value) -> str:
+    return value.name or ""
 
 
 def _call_of(layer: int, linear: GraphLinear) -> _Call:
@@ -318,12 +292,12 @@ def _call_of(layer: int, linear: GraphLinear) -> _Call:
         output = readers[0].outputs[0]
 
 
-def _fits(mask: np.ndarray, shape: tuple[int, ...]) -> bool:
-    """Whether a mask has the axes of tokens, or those are flattened row by row."""
-    return mask.shape == shape or shape == (mask.size,)
+def _is_mask(mask: np.ndarray | None, shape: tuple[int, ...]) -> TypeGuard[np.ndarray]:
+    """Whether there is a mask that has the axes of tokens, or those are flattened row by row."""
+    return mask is not None and (mask.shape == shape or shape == (mask.size,))
 
 
 def _mask(batch: Arrays, shape: tuple[int, ...]) -> np.ndarray:
     """The tokens that are not padding, of the axes of a linear's input without the last."""
     mask = batch.get(_MASK)
-    return np.ones(shape, bool) if mask is None or not _fits(mask, shape) else mask.reshape(shape) != 0
+    return mask.reshape(shape) != 0 if _is_mask(mask, shape) else np.ones(shape, bool)

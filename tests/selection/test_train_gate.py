@@ -12,7 +12,7 @@ import torch
 from compressor.config.methods import METHODS
 from compressor.selection.gates.capacity import UnitBudget
 from compressor.selection.gates.dsp import DspGate
-from compressor.selection.unit_pool import UnitPool
+from compressor.selection.train_gate import UnitPool
 from compressor.training.gated_model import attach_gate
 from compressor.units import gated, keep_all
 from tests.language import EndOfPowerError
@@ -23,8 +23,14 @@ from tests.training.runs import stop_after
 INPUTS = {"input_ids": torch.tensor([[3, 14, 7, 2, 19], [5, 1, 12, 0, 0]])}
 
 
-@pytest.mark.parametrize("method", GATE_METHODS)
-@pytest.mark.parametrize(("share", "seed"), [(0.3, 1), pytest.param(0.62, 2, marks=pytest.mark.zoo)])
+@pytest.mark.parametrize(
+    ("share", "seed", "method"),
+    [
+        pytest.param(share, seed, method, marks=() if seed == 1 and method in ("dsp", "ste") else pytest.mark.zoo)
+        for share, seed in ((0.3, 1), (0.62, 2))
+        for method in GATE_METHODS
+    ],
+)
 def test_a_budget_is_met_as_closely_as_bundles_allow(method: str, share: float, seed: int, tmp_path: Path) -> None:
     learned = pools.learn(tmp_path, method, share, seed)
     plan, total = learned.plan, 8 * pools.HEAD + 16 * pools.BUNDLE
@@ -38,14 +44,14 @@ def test_a_budget_is_met_as_closely_as_bundles_allow(method: str, share: float, 
 
 
 def test_a_budget_of_everything_and_of_nothing(tmp_path: Path) -> None:
-    whole, empty = (pools.learn(tmp_path / str(share), share=share).plan for share in (1.0, 0.0))
+    whole, empty = (pools.learn(tmp_path / str(share), share=share, steps=2).plan for share in (1.0, 0.0))
     assert (whole.heads_kept, whole.neurons_kept) == (whole.heads, whole.neurons)
     assert (empty.heads_kept, empty.neurons_kept) == (0, 0)
 
 
 @pytest.mark.parametrize(("types", "unchanged"), [(("heads",), "neurons"), (("neurons",), "heads")])
 def test_units_that_do_not_compete_stay(types: tuple[str, ...], unchanged: str, tmp_path: Path) -> None:
-    plan = pools.learn(tmp_path, types=types).plan
+    plan = pools.learn(tmp_path, types=types, steps=2).plan
     assert getattr(plan, f"{types[0]}_kept") < getattr(plan, types[0])
     assert getattr(plan, f"{unchanged}_kept") == getattr(plan, unchanged)
 
@@ -63,8 +69,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method: str, tmp_path: Path) 
 
 
 def test_the_budget_is_part_of_what_is_resumed(tmp_path: Path) -> None:
-    pools.learn(tmp_path, share=0.3)
-    assert pools.learn(tmp_path, share=0.6).plan == pools.learn(tmp_path / "other", share=0.6).plan
+    pools.learn(tmp_path, share=0.3, steps=2)
+    other = pools.learn(tmp_path / "other", share=0.6, steps=2)
+    assert pools.learn(tmp_path, share=0.6, steps=2).plan == other.plan
 
 
 def test_gates_at_one_leave_the_model_as_it_is() -> None:
@@ -80,7 +87,7 @@ def test_gates_at_one_leave_the_model_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("method", ["dsp", "bin-concrete"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.zoo) for seed in (1, 2))])
 def test_a_model_with_its_gate_is_the_gated_model_of_the_plan(method: str, seed: int) -> None:
     model = pools.classifier().eval()
     pool = pools.make_pool(model, 0.5)

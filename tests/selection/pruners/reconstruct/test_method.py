@@ -10,9 +10,7 @@ import pytest
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.layerwise.torch_network import TorchNetwork
-from compressor.selection.pruners.network import RefitSet, SumsOfLinears
-from compressor.selection.pruners.reconstruct.choice import choices_of
-from compressor.selection.pruners.reconstruct.refit_in_order import Damping, refit_in_order
+from compressor.selection.pruners.reconstruct.method import Damping, RefitSet, SumsOfLinears, choices_of, refit_in_order
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
 from tests.selection.pruners.pruning import family_inputs

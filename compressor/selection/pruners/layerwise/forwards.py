@@ -1,4 +1,8 @@
-"""The inputs of linears on calibration batches: which of their tokens are padding, and which row they are of."""
+"""Forwards on calibration batches: when they call layers and linears, and what the linears read.
+
+A layer is an element of the model's outermost module lists, see `outermost_layers`. Layers of one list form a chain:
+each reads the output of the one before.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,62 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.selection.pruners.layerwise.layer_calls import run_layers
-from compressor.tasks.forwards import decoder_mask, scored_logits_only
-from compressor.units.layers import removed_afterwards
+from compressor.tasks.forwards import decoder_mask, forward_arguments, scored_logits_only
+from compressor.units.find import evaluation_mode
+from compressor.units.layers import AroundLayer, outermost_layers, removed_afterwards, routed_forwards
 
 TokenWeights = Mapping[str, Sequence[Tensor]]
 """The weights of the tokens of one batch: for each linear, one tensor `[batch, position]` for each of its calls."""
 InputObserver = Callable[[str, Tensor, Tensor], None]
 """Called with the path of a linear, its inputs `[tokens, in]` without padding, and their weights `[tokens]`."""
+
+
+class EndForwardError(Exception):
+    """Ends a forward early, raised from a hook; `run_layers` returns None."""
+
+
+def run_layers(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], around: AroundLayer = lambda number, layer, run: run()
+) -> Any:
+    """The output of a forward in evaluation mode without gradients, each layer call routed through a function.
+
+    The model keeps its hooks and gates, and is restored afterwards. None if `EndForwardError` was raised.
+    """
+    with torch.no_grad(), evaluation_mode(model), routed_forwards(outermost_layers(model), around):
+        try:
+            return model(**forward_arguments(model, batch))
+        except EndForwardError:
+            return None
+
+
+class CallOrder:
+    """When a forward of a few rows calls its layers and its other modules.
+
+    Attributes:
+        layer_calls: number of layer calls.
+    """
+
+    def __init__(self, model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
+        self.layer_calls = 0
+        self._calls: dict[str, list[int]] = {}
+
+        def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
+            output = run()
+            self.layer_calls = number + 1
+            return output
+
+        def record(name: str, *_: object) -> None:
+            self._calls.setdefault(name, []).append(self.layer_calls)
+
+        leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
+        with removed_afterwards(module.register_forward_hook(partial(record, name)) for name, module in leaves):
+            run_layers(model, batch, around)
+
+    def of(self, linear: str) -> Sequence[int]:
+        """The number of layer calls that end before each call of a linear; ValueError if the forward never calls it."""
+        if linear not in self._calls:
+            raise ValueError(f"{linear}: no module that a forward calls; use the path of a linear of this model")
+        return self._calls[linear]
 
 
 def collect_inputs(
@@ -35,9 +87,6 @@ def collect_inputs(
     Args:
         model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
         batch: inputs `[batch, ...]`, with or without `labels`.
-        linears: module paths.
-        observer: receives the inputs.
-        weights: the weights of the batch, see `Sensitivity`; None: one for each token.
     """
     counts = dict.fromkeys(linears, 0)
 
@@ -50,7 +99,7 @@ def collect_inputs(
 
     hooks = (model.get_submodule(name).register_forward_hook(partial(on_input, name)) for name in linears)
     with removed_afterwards(hooks), scored_logits_only(model, batch):
-        run_layers(model, batch, lambda number, layer, run: run())
+        run_layers(model, batch)
 
 
 def count_tokens(
@@ -59,11 +108,6 @@ def count_tokens(
     """The number of tokens that `collect_inputs` passes on for each linear, without a forward on every batch.
 
     The first batch runs; the others have tokens in proportion to what is not padding, or to the sizes of their inputs.
-
-    Args:
-        model: a transformers model.
-        batches: inputs `[batch, ...]`, with or without `labels`.
-        linears: module paths.
     """
     tokens = dict.fromkeys(linears, 0)
 
@@ -71,22 +115,16 @@ def count_tokens(
         tokens[name] += len(inputs)
 
     collect_inputs(model, batches[0], linears, count)
+    elements = [next(iter(batch.values())).numel() for batch in batches]
     for name, number in tokens.items():
-        sizes = [_size(model, name, batch) for batch in batches]
+        masks = [padding_mask(model, name, batch) for batch in batches]
+        sizes = [
+            every if mask is None else int(mask.count_nonzero()) for mask, every in zip(masks, elements, strict=True)
+        ]
         if number % max(sizes[0], 1):  # the mask is not that of the linear's inputs
-            sizes = [_elements(batch) for batch in batches]
+            sizes = elements
         tokens[name] = number * sum(sizes) // max(sizes[0], 1)
     return tokens
-
-
-def _size(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> int:
-    """Number of positions that are not padding, or of elements where the batch has no mask."""
-    mask = padding_mask(model, linear, batch)
-    return _elements(batch) if mask is None else int(mask.count_nonzero())
-
-
-def _elements(batch: Mapping[str, Tensor]) -> int:
-    return next(iter(batch.values())).numel()
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -95,19 +133,14 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | N
 
 
 def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
-    """The tokens of a linear's input that are not padding.
+    """The tokens of a linear's input that are not padding: bool, of `shape`, on the device of the model.
 
     All are where there is no mask (images), or the axes of the input differ from those of the mask. Tokens that are
     flattened row by row are recognised.
 
     Args:
-        model: a transformers model.
-        linear: module path of the linear.
         batch: inputs of the model `[batch, ...]`, with or without `labels`.
         shape: shape of the linear's input without its last axis, usually `[batch, position]`.
-
-    Returns:
-        Bool, of `shape`, on the device of the model.
     """
     mask = padding_mask(model, linear, batch)
     if mask is not None and (mask.shape == shape or shape == (mask.numel(),)):
@@ -134,12 +167,9 @@ def entries_per_row(linear: str, entries: int, rows: int) -> int:
         InputError: they do not belong to rows one after another, as in experts that read chosen tokens.
     """
     if entries % rows:
-        raise InputError(
+        text = (
             f"{linear}: it reads {entries} tokens of {rows} rows, as experts do that read chosen tokens; how much a row"
-            " depends on it cannot be measured: leave it out of the groups",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            linear=linear,
-            entries=entries,
-            rows=rows,
+            " depends on it cannot be measured: leave it out of the groups"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, linear=linear, entries=entries, rows=rows)
     return entries // rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
+from compressor.selection.measure_subsets import ActivationCache, NotRowsError, PartialForward
 from compressor.units import Site, find_sites, hooked
 from compressor.units.layers import outermost_layers
 from tests.selection import tiny
@@ -24,7 +24,12 @@ def whole_output(model: PreTrainedModel, sites: Sequence[Site], inputs: dict[str
         return model(**inputs)[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("bert", "gpt2", "t5", "vit", "modernbert")
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+)
 def test_every_family_can_be_replayed(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     sites = find_sites(model, inputs)
