@@ -1,20 +1,42 @@
-"""Select the sites that are faster with a mask on this machine, by the times of the forms of attention."""
+"""Select the sites that are faster with a mask on this machine, by the times of the forms of their attention.
+
+An engine can compute the masked attention of a site in three forms:
+
+1. whole: the runtime's fused attention without a mask.
+2. masked: the same with the mask as a bias; nothing is skipped.
+3. block-sparse: only the blocks that the mask keeps.
+
+Every form has the inputs of the site (memory, persistent vectors and biases of the scores) in the precision of the
+engine. Grouped key/value heads are repeated, as in the graph.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, AttentionExtras, AttentionTimer, SiteTimes
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
+from compressor.measure.timing import wait_until_idle
 from compressor.results import Note, NoteCode, SiteBlocks
 from compressor.store import Json, Store
-from graph_passes import BlockMask, Plan, SitePlan
+from compressor.targets.base import Feeds
+from compressor.targets.onnxruntime import ort_session
+from compressor.units.find import evaluating
+from compressor.units.hook import Call, intercepted
+from graph_passes import BlockMask, Plan, SitePlan, save
+from graph_passes.block_sparse.function import block_sparse_attention, call
 
 MIN_GAIN = 1.1
 """A site is masked if block-sparse attention is at least this many times as fast as whole attention."""
@@ -26,6 +48,297 @@ _LISTED = 3
 Form = Literal["whole", "masked", "block-sparse"]
 MASKS = "masks"
 """Name of the selected masks in the store of a step."""
+WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
+_SECONDS = 0.15
+"""Approximate time in seconds for each form at one length."""
+_CALLS = 5
+"""Number of calls of a form per turn; fewer if a form takes long."""
+_TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
+Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
+"""Returns milliseconds of each form, from the session of each form and the inputs of a call."""
+Shape = tuple[int | str, ...]
+"""Shape of an input; names are dynamic axes."""
+
+
+@dataclass(frozen=True)
+class AttentionExtras:
+    """Inputs of a site's attention besides positions, padding and causality.
+
+    Attributes:
+        persistent: number of keys at the end that every query attends to.
+        bias: number of heads of a bias that is added to the scores, 1 or all; 0: no bias.
+    """
+
+    persistent: int = 0
+    bias: int = 0
+
+
+def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, AttentionExtras]:
+    """The extra inputs of each site, from one forward.
+
+    Args:
+        model: the model, which is restored afterwards.
+        inputs: keyword arguments of its forward.
+    """
+    extras: dict[str, AttentionExtras] = {}
+
+    def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
+        bias = max(_bias_heads(call.mask), _bias_heads(call.options.get("position_bias")))
+        extras[call.site] = AttentionExtras(getattr(call.module, "persistent", 0), bias)
+        return call.run()
+
+    with evaluating(model), torch.no_grad(), intercepted(model, on_call, None):
+        model(**inputs)
+    return extras
+
+
+def _bias_heads(mask: Tensor | None) -> int:
+    """Number of heads of a mask `[batch, head, query, key]` that also changes scores; 0 if it only hides keys."""
+    if mask is None or mask.dtype == torch.bool:
+        return 0
+    visible = mask[mask > torch.finfo(mask.dtype).min / 2]
+    return int(mask.shape[1]) if bool(visible.any()) else 0
+
+
+@dataclass(frozen=True)
+class SiteTimes:
+    """Times of the forms of one site at one size.
+
+    Attributes:
+        length: number of query positions, and of key positions without the memory.
+        milliseconds: median time of a call by form. A mask of single entries has no block-sparse form; the masked form
+            is timed only at the first batch size.
+        batch: number of rows.
+    """
+
+    length: int
+    milliseconds: Mapping[str, float]
+    batch: int = 1
+
+    @property
+    def gain(self) -> float:
+        """Time of whole attention over time of block-sparse attention; 0 without a block-sparse form."""
+        block_sparse = self.milliseconds.get(BLOCK_SPARSE)
+        return self.milliseconds[WHOLE] / block_sparse if block_sparse else 0.0
+
+
+class AttentionTimer:
+    """Times the forms of attention in sessions with the settings of a recipe's engine.
+
+    Args:
+        recipe: provider, precision, threads and kernel.
+        extras: extra inputs of each site that has any.
+        measure: measures the sessions; None: `median_milliseconds`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, extras: Mapping[str, AttentionExtras] | None = None, measure: Measure | None = None
+    ) -> None:
+        engine = recipe.engine
+        provider = ort_session.choose_provider(engine.provider, engine.definite_precision, engine.kernel)
+        self._settings = ort_session.session_settings(provider, engine.threads, engine.kernel)
+        self._dtype = _TYPES.get(engine.precision, ir.DataType.FLOAT)
+        self._extras, self._measure = extras or {}, measure or median_milliseconds
+
+    def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:
+        """Time every form of a site.
+
+        Args:
+            site: the site with the heads that it keeps.
+            mask: the mask of those heads.
+            length: number of query positions, and of key positions without the memory.
+            batch: number of rows.
+            masked: time the masked form too, whose bias holds every pair of positions of every head.
+        """
+        case = _Case(site, mask, length, self._extras.get(site.name, AttentionExtras()), self._dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            sessions = {}
+            for form, model in case.models(masked=masked).items():
+                path = Path(folder) / f"{form}.onnx"
+                save(model, path)
+                sessions[form] = ort_session.open_session(path, self._settings)
+            return SiteTimes(length, self._measure(sessions, case.feeds(batch, masked=masked)), batch)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The attention of one site, with the heads that it keeps and their mask, at one length and in one type."""
+
+    site: SitePlan
+    mask: BlockMask
+    length: int
+    extras: AttentionExtras
+    dtype: ir.DataType
+
+    @property
+    def heads(self) -> int:
+        return len(self.site.kept)
+
+    @property
+    def keys(self) -> int:
+        """Number of key positions, with the memory and without persistent vectors."""
+        return self.length + self.mask.memory
+
+    @property
+    def is_causal(self) -> bool:
+        return self.site.kind == "causal"
+
+    @property
+    def causality_in_mask(self) -> bool:
+        """Whether causality is in the family's own mask of pairs: with a memory, persistent vectors or a bias."""
+        return self.is_causal and bool(self.mask.memory or self.extras.persistent or self.extras.bias)
+
+    @property
+    def mask_heads(self) -> int:
+        """Number of heads of the family's own mask of pairs; 0: no such mask."""
+        return min(self.heads, self.extras.bias or int(self.causality_in_mask))
+
+    def models(self, *, masked: bool) -> dict[str, ir.Model]:
+        """The graph of each form."""
+        dim, persistent, full = self.site.head_dim, self.extras.persistent, self.mask_heads
+        causal = self.is_causal and not self.causality_in_mask
+        bias = "full" if full else None
+        models = {WHOLE: dense(self.heads, dim, bias, full, causal=causal, dtype=self.dtype)}
+        if masked:
+            models[MASKED] = dense(self.heads, dim, "mask", self.heads, dtype=self.dtype)
+        if self.mask.block > 1:
+            models[BLOCK_SPARSE] = sparse(
+                self.mask, dim, row=True, full=full, persistent=persistent, causal=causal, dtype=self.dtype
+            )
+        return models
+
+    def feeds(self, batch: int, *, masked: bool) -> dict[str, np.ndarray]:
+        """Inputs of all forms, for a number of rows."""
+        dtype, keys = self.dtype.numpy(), self.keys + self.extras.persistent
+        rng = np.random.default_rng(0)
+        feeds = {
+            name: rng.standard_normal((batch, size, self.heads * self.site.head_dim), dtype=np.float32).astype(dtype)
+            for name, size in (("query", self.length), ("key", keys), ("value", keys))
+        }
+        past = np.ones((self.length, self.keys), np.bool_)
+        if self.is_causal:
+            past = np.tri(self.length, self.keys, self.mask.memory, dtype=np.bool_)
+        hidden = np.finfo(dtype).min / 2
+        feeds["row"] = np.zeros((1, 1, 1, keys), dtype)
+        if self.mask_heads:
+            visible = self._with_persistent(past[None])
+            shape = (1, self.mask_heads, *visible.shape[1:])
+            feeds["full"] = np.broadcast_to(np.where(visible, 0.0, hidden), shape).astype(dtype)
+        if masked:
+            visible = self._with_persistent(self.mask.entries(self.length, self.keys, memory=self.mask.memory) & past)
+            feeds["mask"] = np.where(visible, 0.0, hidden)[None].astype(dtype)
+        return feeds
+
+    def _with_persistent(self, pairs: np.ndarray) -> np.ndarray:
+        """Extend bool `[head, query, key]` by the persistent keys, to which every query attends."""
+        return np.pad(pairs, ((0, 0), (0, 0), (0, self.extras.persistent)), constant_values=True)
+
+
+def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
+    """Median milliseconds of a call of each form, timed by a few calls of each form in turn.
+
+    Args:
+        sessions: session of each form.
+        feeds: inputs of a call; each form ignores those that its graph lacks.
+    """
+    samples: dict[str, list[float]] = {form: [] for form in sessions}
+    start = time.perf_counter()
+    while min(map(len, samples.values())) < _CALLS or time.perf_counter() - start < _SECONDS * len(sessions):
+        for form, session in sessions.items():
+            wait_until_idle()
+            ort_session.run_session(session, feeds)
+            turn_start = time.perf_counter()
+            for _ in range(_CALLS):
+                call_start = time.perf_counter()
+                ort_session.run_session(session, feeds)
+                samples[form].append(1e3 * (time.perf_counter() - call_start))
+                if time.perf_counter() - turn_start > _SECONDS:
+                    break
+    return {form: float(np.median(times)) for form, times in samples.items()}
+
+
+def dense(
+    heads: int,
+    dim: int,
+    bias: str | None = None,
+    bias_heads: int = 0,
+    *,
+    causal: bool = False,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Graph of ONNX Runtime's fused attention over all pairs of positions.
+
+    Args:
+        heads: number of heads.
+        dim: width of a head.
+        bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: no such input.
+        bias_heads: number of heads of that input, 1 or all.
+        causal: hide keys after the query.
+        dtype: type of all inputs.
+    """
+    biases: list[tuple[str, Shape]] = [(bias, (1, bias_heads, "length", "keys"))] if bias else []
+    inputs = _inputs(heads * dim, dtype, biases)
+    attributes = {"num_heads": heads, "unidirectional": int(causal)}
+    # Inputs 3 and 4 are a bias of the projections and a padding mask.
+    operands = [*inputs[:3], None, None, inputs[3]] if bias else inputs
+    return _model(inputs, [ir.node("MultiHeadAttention", operands, attributes, domain="com.microsoft")], [])
+
+
+def sparse(
+    mask: BlockMask,
+    dim: int,
+    *,
+    row: bool = False,
+    full: int = 0,
+    persistent: int = 0,
+    causal: bool = False,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Graph of attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
+
+    Args:
+        mask: masks of all heads.
+        dim: width of a head.
+        row: add an input `row` `[1, 1, 1, key]`, which is added to the scores of every query.
+        full: heads, 1 or all, of an input `full` `[1, full, query, key]`, added to the scores; 0: no such input.
+        persistent: number of keys at the end that every query attends to.
+        causal: hide keys after the query.
+        dtype: type of all inputs.
+    """
+    heads = len(mask.kept)
+    biases: list[tuple[str, Shape]] = [("row", (1, 1, 1, "keys"))] if row else []
+    biases += [("full", (1, full, "length", "keys"))] if full else []
+    inputs = _inputs(heads * dim, dtype, biases)
+    function = block_sparse_attention(
+        mask, dim, dim, scale=dim**-0.5, causal=causal, row=row, full=full, persistent=persistent, dtype=dtype
+    )
+    arrays = {
+        "split_shape": np.array([0, 0, heads, dim]),
+        "merged_shape": np.array([0, 0, heads * dim]),
+        "block_mask": mask.kept,
+    }
+    constants = {name: ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in arrays.items()}
+    split = [ir.node("Reshape", [value, constants["split_shape"]]) for value in inputs[:3]]
+    attention = call(function, [*(node.outputs[0] for node in split), constants["block_mask"], *inputs[3:]])
+    merged = ir.node("Reshape", [attention.outputs[0], constants["merged_shape"]])
+    model = _model(inputs, [*split, attention, merged], list(constants.values()))
+    model.functions[function.identifier()] = function
+    return model
+
+
+def _inputs(width: int, dtype: ir.DataType, biases: Sequence[tuple[str, Shape]]) -> list[ir.Value]:
+    """Queries, keys and values of a width, followed by biases with their names and shapes."""
+    states = [("query", ("batch", "length", width)), *((name, ("batch", "keys", width)) for name in ("key", "value"))]
+    return [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype)) for name, shape in (*states, *biases)]
+
+
+def _model(inputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]) -> ir.Model:
+    """A model of nodes, whose output is that of the last node."""
+    output = nodes[-1].outputs[0]
+    output.name, output.type, output.shape = "output", inputs[0].type, inputs[0].shape
+    opsets = {"": 18, "com.microsoft": 1, "compressor": 1}
+    graph = ir.Graph(inputs, [output], nodes=nodes, initializers=constants, opset_imports=opsets, name="attention")
+    return ir.Model(graph, ir_version=10)
 
 
 @dataclass(frozen=True)

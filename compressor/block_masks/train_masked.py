@@ -16,10 +16,12 @@ from compressor.block_masks.attention_maps import (
     MAPS_FILE,
     AttentionMaps,
     build_masks,
+    collect_attention_maps,
+    load_maps,
+    notes_on_maps,
     shares_by_kind,
     unreached_share,
 )
-from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps
 from compressor.block_masks.mask_selector import MASKS, MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
@@ -134,7 +136,7 @@ def _maps(
     """The maps that the step names, or those of an interrupted run, else new ones; all are stored."""
     source = None if step.maps is None else load_maps(step.maps, model, sites, length)
 
-    @versioned(1, "compressor.block_masks.collect_maps", "compressor.units.entmax", "compressor.training.fit")
+    @versioned(1, "compressor.block_masks.attention_maps", "compressor.units.entmax", "compressor.training.fit")
     def collect(work: Path) -> AttentionMaps:
         if source is not None:
             return source

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +37,7 @@ from compressor.targets.base import Feeds
 from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from compressor.units.hook import unwrap
 from graph_passes import FoundGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
 from graph_passes.passes import Normalize
@@ -97,13 +99,6 @@ class Operation:
     drops: tuple[int, ...] = ()
 
 
-@dataclass
-class _Shared:
-    """Values of the current forward that every layer may read: the inputs, and what depends on them alone."""
-
-    values: dict[int, Tensor] = field(default_factory=dict)
-
-
 class Values(tuple[Tensor, ...]):
     """The values after a layer, which know their numbers: a pass may continue with those of a later layer.
 
@@ -124,13 +119,17 @@ class GraphLayer(nn.Module):
 
     Args:
         operations: the nodes.
-        shared: values that nodes of several layers read.
+        shared: values of the current forward that every layer may read: the inputs, and what depends on them alone.
         operands: numbers of the values that earlier layers compute, the residual stream first.
         results: numbers of the values that later layers read, the residual stream first.
     """
 
     def __init__(
-        self, operations: Sequence[Operation], shared: _Shared, operands: Sequence[int], results: Sequence[int]
+        self,
+        operations: Sequence[Operation],
+        shared: Mapping[int, Tensor],
+        operands: Sequence[int],
+        results: Sequence[int],
     ) -> None:
         super().__init__()
         self._operations, self._shared = list(operations), shared
@@ -139,7 +138,7 @@ class GraphLayer(nn.Module):
     def forward(self, *values: Tensor) -> Values:
         """The values of `results`, from those of `operands`."""
         computed = dict(zip(self.operands, values, strict=True))
-        execute(self._operations, computed, self._shared.values)
+        execute(self._operations, computed, self._shared)
         return Values(self.results, computed)
 
 
@@ -210,7 +209,7 @@ class GraphNetwork(PreTrainedModel):
         self.input_specs, self.output_specs = program.signature
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
-        self.constants, self.sums = _Constants(), nn.ModuleDict()
+        self.constants, self.sums = nn.Module(), nn.ModuleDict()  # what belongs to no linear
         builder = _Builder(self, program)
         self.weights = builder.weights
         self._shared = builder.shared
@@ -233,22 +232,15 @@ class GraphNetwork(PreTrainedModel):
         """A graph has no module of embeddings."""
         return None
 
-    def get_output_embeddings(self) -> Any:
-        """A graph has no module of embeddings."""
-        return None
+    get_output_embeddings = get_input_embeddings
 
     @property
     def initializers(self) -> dict[str, Tensor]:
         """The weights by the names of the graph, in its layouts."""
-        parameters = ((name, weight) for name, weight in self.weights.items() if weight.is_parameter)
-        return {name: weight.value for name, weight in parameters}
+        return {name: weight.value for name, weight in self.weights.items() if weight.is_parameter}
 
-    def read_graph(self) -> ir.Model:
-        """The graph as its file has it, normalized, so that initializers have the names of `weights`.
-
-        Raises:
-            InputError: the file has changed since it was read.
-        """
+    def _read_graph(self) -> ir.Model:
+        """The graph as its file has it, normalized, so that initializers have the names of `weights`."""
         if graph_digest(self.file) != self._content:
             raise InputError(
                 f"{self.file}: the file has changed since this run read it; run the command again",
@@ -298,18 +290,18 @@ class GraphNetwork(PreTrainedModel):
         Args:
             gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
                 weights stay as they are.
+
+        Raises:
+            InputError: the file has changed since it was read.
         """
-        model = self.read_graph()
+        model = self._read_graph()
         factors = {} if gates is None else self._factors(gates)
-        for name, weight in self.weights.items():
-            if not weight.is_parameter:
-                continue
+        for name, stored in self.initializers.items():
             value = model.graph.initializers[name]
             assert value.const_value is not None
-            content = weight.value.detach().cpu().numpy()
-            if name in factors:
-                factor = factors[name]
-                content = content * (factor[:, None] if weight.is_transposed else factor)
+            content = stored.detach().cpu().numpy()
+            if (factor := factors.get(name)) is not None:
+                content = content * (factor[:, None] if self.weights[name].is_transposed else factor)
             content = content.astype(value.const_value.dtype.numpy())
             if not np.array_equal(content, value.const_value.numpy()):
                 value.const_value = ir.Tensor(content, dtype=value.const_value.dtype, name=name)
@@ -331,7 +323,7 @@ class GraphNetwork(PreTrainedModel):
         Args:
             inputs: the inputs of the graph by name.
         """
-        shared = self._shared.values
+        shared = self._shared
         shared.clear()
         for name, number in self._inputs.items():
             value = inputs[name]
@@ -339,7 +331,8 @@ class GraphNetwork(PreTrainedModel):
         try:
             execute(self._before, shared, {})
             computed: dict[int, Tensor] = {}
-            for layer in self._layers():
+            layers: Any = self.graph_layers  # each a `GraphLayer`
+            for layer in layers:
                 # What replays the values of a later layer in place of this one leaves it without operands.
                 values = layer(*(computed.get(number) for number in layer.operands))
                 computed = dict(zip(values.numbers, values, strict=True))
@@ -352,26 +345,18 @@ class GraphNetwork(PreTrainedModel):
         finally:
             shared.clear()
 
-    def _layers(self) -> Iterator[GraphLayer]:
-        for layer in self.graph_layers:
-            assert isinstance(layer, GraphLayer)
-            yield layer
-
     def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
-        """The outputs, and the loss of the first one where there are labels."""
+        """The outputs, and, where there are labels, the loss of the logits, or else of the first output of floats."""
         outputs = self.compute(inputs)
         if labels is not None:
-            return ModelOutput({"loss": self._loss(outputs[self._scored(outputs)], labels), **outputs})
+            floats = (output for output in outputs.values() if output.is_floating_point())
+            scored = outputs[_LOGITS] if _LOGITS in outputs else next(floats)
+            return ModelOutput({"loss": self._loss(scored, labels), **outputs})
         if all(name in inputs for name in _SPAN_LABELS):
             pairs = zip(_SPAN_LABELS, _SPAN_LOGITS, strict=True)
             losses = [nn.functional.cross_entropy(outputs[name], inputs[label]) for label, name in pairs]
             return ModelOutput({"loss": torch.stack(losses).mean(), **outputs})
         return ModelOutput(outputs)
-
-    def _scored(self, outputs: Mapping[str, Tensor]) -> str:
-        """The output that is compared with labels: the logits, else the first that has floats."""
-        floats = (name for name, output in outputs.items() if output.is_floating_point())
-        return _LOGITS if _LOGITS in outputs else next(floats)
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         kind = answer_kind(self.config)
@@ -397,17 +382,13 @@ class _Input(inspect.Parameter):
         self._name = name
 
 
-class _Constants(nn.Module):
-    """The weights and constants of a graph that belong to no linear."""
-
-
 class _Builder:
     """Makes the modules and operations of a network from a graph."""
 
     def __init__(self, network: GraphNetwork, program: Program) -> None:
         self._network, self._program = network, program
         self.weights: dict[str, Weight] = {}
-        self.shared = _Shared()
+        self.shared: dict[int, Tensor] = {}
         self._numbers: dict[ir.Value, int] = {}
         self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
         self.paths: dict[str, nn.Linear] = {}
@@ -457,7 +438,8 @@ class _Builder:
         for operator, unused in zip(layer.operators, layer.unused, strict=True):
             operation = self._operation(operator)
             if operator.adds_activations:
-                operation.run = _ObservedSum(operation.run, self._identity(len(self._network.sums)))
+                self._network.sums[str(len(self._network.sums))] = module = nn.Identity()
+                operation.run = partial(_observed_sum, operation.run, module)
             operation.drops = tuple(self._number(value) for value in unused)
             operations.append(operation)
         return operations
@@ -465,20 +447,22 @@ class _Builder:
     def _operation(self, operator: Operator) -> Operation:
         node, linear = operator.node, operator.linear
         if linear is not None:
-            call, operands = _LinearCall(self._module_of(linear)), (self._operand(linear.activation),)
-            return Operation(call, operands, (self._number(linear.output),), f"{node.op_type} {node.name}")
-        run = executor(node, self._program.opset(node))
-        results = tuple(self._number(value) for value in node.outputs)
-        values = tuple(self._operand(value) for value in node.inputs)
-        return Operation(run, values, results, f"{node.op_type} {node.name}")
+            run: Execute = partial(_run_linear, self._module_of(linear))
+        else:
+            run = executor(node, self._program.opset(node))
+        operands = tuple(self._operand(value) for value in operator.reads)
+        return Operation(run, operands, tuple(map(self._number, node.outputs)), f"{node.op_type} {node.name}")
 
     def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
         name = linear.weight.name or ""
         path = self._program.paths.get(name)
         key = (linear.weight, linear.is_transposed, linear.bias)
-        if path in self.paths and key not in self._linears:
-            self._linears[key] = self._call_again(self.paths[path], linear)
+        if path in self.paths and key not in self._linears:  # the weight is a copy of that of another call
+            module = self._linears[key] = self.paths[path]
+            self.weights.setdefault(name, Weight(module, "weight", linear.is_transposed))
+            if linear.bias is not None and module.bias is not None:
+                self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
         if key not in self._linears:
             known = self.weights.get(name)
             module = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
@@ -492,24 +476,12 @@ class _Builder:
                 bias = self._weight(linear.bias) if self._used[linear.bias] else None
                 module.bias = nn.Parameter(_content(linear.bias)) if bias is None else getattr(bias.owner, bias.name)
                 self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
-            _attach(self._network, path or _readable(name), module)
+            _attach(self._network, path or name.removesuffix(".weight").strip(".") or "linear", module)
             if path is not None:
                 self.paths[path] = module
             self.weights.setdefault(name, Weight(module, "weight", linear.is_transposed))
             self._linears[key] = module
         return self._linears[key]
-
-    def _call_again(self, module: nn.Linear, linear: GraphLinear) -> nn.Linear:
-        """The module of a matmul whose weight is a copy of that of another call."""
-        self.weights.setdefault(linear.weight.name or "", Weight(module, "weight", linear.is_transposed))
-        if linear.bias is not None and module.bias is not None:
-            self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
-        return module
-
-    def _identity(self, number: int) -> nn.Identity:
-        module = nn.Identity()
-        self._network.sums[str(number)] = module
-        return module
 
 
 def network_of(
@@ -540,6 +512,12 @@ def network_of(
     return network.eval()
 
 
+def file_model(model: nn.Module) -> GraphNetwork | None:
+    """The model inside the wrappers of training, if it was loaded from an ONNX file; else None."""
+    bare: Any = unwrap(model)
+    return bare if isinstance(bare, GraphNetwork) else None
+
+
 def _content(value: ir.Value) -> Tensor:
     """The values of an initializer; floating-point numbers of less than 32 bits as float32."""
     assert value.const_value is not None
@@ -547,30 +525,13 @@ def _content(value: ir.Value) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
-@dataclass
-class _LinearCall:
-    """Runs a linear; an object, which is copied with its module."""
-
-    module: nn.Linear
-
-    def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
-        return (self.module(operands[0]),)
+def _run_linear(module: nn.Linear, operands: Sequence[Tensor | None]) -> Outputs:
+    return (module(operands[0]),)
 
 
-@dataclass
-class _ObservedSum:
-    """Runs a sum, which passes through a module where it can be observed."""
-
-    run: Execute
-    module: nn.Identity
-
-    def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
-        return (self.module(self.run(operands)[0]),)
-
-
-def _readable(name: str) -> str:
-    """The path of a module by the name of its weight."""
-    return name.removesuffix(".weight").strip(".") or "linear"
+def _observed_sum(run: Execute, module: nn.Identity, operands: Sequence[Tensor | None]) -> Outputs:
+    """A sum, which passes through a module where it can be observed."""
+    return (module(run(operands)[0]),)
 
 
 def _attribute(name: str, module: nn.Module) -> str:
@@ -591,7 +552,7 @@ def _attach(network: nn.Module, path: str, module: nn.Module) -> None:
         ):
             part += "_"
         if not hasattr(owner, part):
-            owner.add_module(part, _Constants())
+            owner.add_module(part, nn.Module())
         owner = getattr(owner, part)
     while hasattr(owner, leaf):
         leaf += "_"

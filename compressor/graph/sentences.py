@@ -13,8 +13,7 @@ from transformers.utils import ModelOutput
 from compressor.graph.network import GraphNetwork
 from compressor.graph.program import Program
 from compressor.model_folder.sentence_modules import SentenceModules
-from compressor.models.pooled_encoder import POOLINGS, PooledOutput
-from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
+from compressor.models.pooled_encoder import EMBEDDING, POOLINGS, PooledOutput, SentenceEncoder
 
 _STATES_RANK = 3
 

@@ -20,9 +20,17 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.configuration import CONFIG, MODULES, damaged, read_json, read_object
 from compressor.model_folder.weight_checks import PICKLED_WEIGHTS, SAFE_WEIGHTS, check_finite, check_weight_files
-from compressor.models.pooled_encoder import ACTIVATIONS, POOLINGS, DenseLayer, NormLayer
-from compressor.models.rerankers import Answers, CausalReranker, HeadLayer, ModuleReranker
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import (
+    ACTIVATIONS,
+    POOLINGS,
+    Answers,
+    CausalReranker,
+    DenseLayer,
+    HeadLayer,
+    ModuleReranker,
+    NormLayer,
+    SentenceEncoder,
+)
 from compressor.silence_libraries import one_line
 
 EMBEDDING, SCORES = "sentence_embedding", "scores"

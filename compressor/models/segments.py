@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -28,12 +28,7 @@ from compressor.units import Site, check_plan
 from graph_passes import Plan, SitePlan
 
 _COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "head_dim",
-    "intermediate_size",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size"),
     "max_position_embeddings",
 )
 Memories = tuple[Tensor, ...]
@@ -103,12 +98,9 @@ class SegmentConfig(PreTrainedConfig):
 
     def _check_sizes(self) -> None:
         """Raise InputError unless all sizes are in range and consistent."""
-        for name in _COUNTS:
-            if (size := getattr(self, name, None)) is not None and size < 1:
-                raise _out_of_range(name, size, "give 1 or more")
-        for name in ("memory_length", "num_persistent"):
-            if (size := getattr(self, name, 0)) < 0:
-                raise _out_of_range(name, size, "give 0 or more")
+        for name, least in (*((name, 1) for name in _COUNTS), ("memory_length", 0), ("num_persistent", 0)):
+            if (size := getattr(self, name, None)) is not None and size < least:
+                raise _out_of_range(name, size, f"give {least} or more")
         for name in ("attention_dropout", "embedding_dropout", "hidden_dropout"):
             if not 0 <= (share := getattr(self, name)) < 1:
                 raise _out_of_range(name, share, "give 0 or more, and less than 1")
@@ -150,7 +142,6 @@ class SegmentConfig(PreTrainedConfig):
 
 
 def _out_of_range(field: str, value: Any, remedy: str) -> InputError:
-    """The error for a field with a value out of range."""
     return InputError(f"{field} is {value}; {remedy}", code=ErrorCode.OUT_OF_RANGE, field=field, value=value)
 
 
@@ -255,10 +246,9 @@ class RelativeAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         width = heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.r_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.q_proj, self.k_proj, self.v_proj, self.r_proj = (
+            nn.Linear(config.hidden_size, width, bias=False) for _ in range(4)
+        )
         self.o_proj = nn.Linear(width, config.hidden_size)
         self.content_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_w
         self.position_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_r
@@ -313,59 +303,58 @@ class RelativeAttention(nn.Module):
 
 
 @dataclass
-class SegmentStates(ModelOutput):
-    """Output of the models without language model head.
-
-    Attributes:
-        last_hidden_state: normalized, `[batch, segment, hidden]`.
-        memories: memories for the next segment.
-    """
-
-    last_hidden_state: Tensor | None = None
-    memories: Memories | None = None
-
-
-@dataclass
 class SegmentOutput(ModelOutput):
-    """Output of the language models.
+    """Output of the models.
 
     Attributes:
         loss: mean loss per token, if labels are given.
-        logits: `[batch, segment, vocabulary]`.
+        logits: of a language model, `[batch, segment, vocabulary]`.
+        last_hidden_state: normalized, of a model without language model head, `[batch, segment, hidden]`.
         memories: memories for the next segment.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
     memories: Memories | None = None
 
-
-def by_name(outputs: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
-    """The outputs by their names in an exported graph with memory."""
-    memories = outputs.memories or ()
-    return {name: value for name, value in outputs.items() if torch.is_tensor(value)} | dict(
-        zip(new_memory_names(len(memories)), memories, strict=True)
-    )
+    def by_name(self) -> dict[str, Tensor]:
+        """The outputs by their names in an exported graph with memory."""
+        memories = self.memories or ()
+        return {name: value for name, value in self.items() if torch.is_tensor(value)} | dict(
+            zip(new_memory_names(len(memories)), memories, strict=True)
+        )
 
 
 class SegmentLayer(nn.Module):
-    """Pre-norm attention; a layer without heads only adds its output bias to the residual.
+    """Pre-norm attention, followed by a feed-forward in Transformer-XL.
+
+    Instead of attention, a layer without heads adds its output bias to the residual.
 
     Args:
         config: sizes of the model.
         heads: heads of this layer, or 0.
-        persistent: persistent vectors per head.
     """
 
-    def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
+    def __init__(self, config: SegmentConfig, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = nn.Dropout(config.hidden_dropout)
         if heads:
             self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            self.attention = RelativeAttention(config, heads, persistent)
+            self.attention = RelativeAttention(config, heads, getattr(config, "num_persistent", 0))
         else:
             self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+        self.feed_forward: nn.Module | None = None
+        if isinstance(config, TransformerXLConfig):
+            assert config.intermediate_size is not None
+            self.feed_forward = nn.Sequential(
+                nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
+                nn.Linear(config.hidden_size, config.intermediate_size),
+                nn.ReLU(),
+                nn.Dropout(config.hidden_dropout),
+                nn.Linear(config.intermediate_size, config.hidden_size),
+            )
 
     def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
         """Next hidden states `[batch, segment, hidden]`.
@@ -376,42 +365,12 @@ class SegmentLayer(nn.Module):
             positions: see `RelativeAttention.forward`.
             masked: see `RelativeAttention.forward`.
         """
-        if not self.heads:
-            return states + self.dropout(self.bias)
-        context = states if memory is None else torch.cat([memory, states], dim=1)
-        return states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, masked))
-
-
-class AllAttentionLayer(SegmentLayer):
-    """Attention with persistent vectors, without feed-forward layer."""
-
-    def __init__(self, config: AllAttentionConfig, heads: int) -> None:
-        super().__init__(config, heads, config.num_persistent)
-
-
-class TransformerXLLayer(SegmentLayer):
-    """Attention, followed by a feed-forward layer."""
-
-    def __init__(self, config: TransformerXLConfig, heads: int) -> None:
-        super().__init__(config, heads)
-        assert config.intermediate_size is not None
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
-            nn.Linear(config.hidden_size, config.intermediate_size),
-            nn.ReLU(),
-            nn.Dropout(config.hidden_dropout),
-            nn.Linear(config.intermediate_size, config.hidden_size),
-        )
-
-    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
-        """Next hidden states `[batch, segment, hidden]`, after the feed-forward.
-
-        Args:
-            states, memory: hidden states of the segment and of earlier ones, `[batch, positions, hidden]`.
-            positions, masked: those of `RelativeAttention.forward`.
-        """
-        states = super().forward(states, memory, positions, masked)
-        return states + self.dropout(self.feed_forward(states))
+        if self.heads:
+            context = states if memory is None else torch.cat([memory, states], dim=1)
+            states = states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, masked))
+        else:
+            states = states + self.dropout(self.bias)
+        return states if self.feed_forward is None else states + self.dropout(self.feed_forward(states))
 
 
 class SegmentPreTrainedModel(PreTrainedModel):
@@ -438,14 +397,12 @@ class SegmentPreTrainedModel(PreTrainedModel):
 class SegmentModel(SegmentPreTrainedModel):
     """The model without language model head: embedding, layers and final norm."""
 
-    layer_class: ClassVar[Callable[..., SegmentLayer]]
-
     def __init__(self, config: SegmentConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            self.layer_class(config, len(config.kept(layer))) for layer in range(config.num_hidden_layers)
+            SegmentLayer(config, len(config.kept(layer))) for layer in range(config.num_hidden_layers)
         )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
@@ -457,7 +414,7 @@ class SegmentModel(SegmentPreTrainedModel):
         memories: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
         **named: Any,
-    ) -> SegmentStates | dict[str, Tensor]:
+    ) -> SegmentOutput | dict[str, Tensor]:
         """Compute hidden states and new memories.
 
         Memories may also be passed by name, as to an exported graph: `memory_0`, `memory_1`, ... The result is then a
@@ -492,8 +449,8 @@ class SegmentModel(SegmentPreTrainedModel):
             context = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
             new_memories.append(context[:, torch.sym_max(context.shape[1] - self.config.memory_length, 0) :])
             states = layer(states, memory, positions, masked)
-        outputs = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(new_memories))
-        return by_name(outputs) if named_memories else outputs
+        outputs = SegmentOutput(last_hidden_state=self.norm(states), memories=tuple(new_memories))
+        return outputs.by_name() if named_memories else outputs
 
 
 class SegmentForCausalLM(SegmentPreTrainedModel):
@@ -521,12 +478,9 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
         """Compute logits of the next token at every position, the loss if labels are given, and new memories.
 
         Args:
-            input_ids: see `SegmentModel.forward`.
-            attention_mask: see `SegmentModel.forward`.
-            memories: see `SegmentModel.forward`.
+            input_ids, attention_mask, memories, inputs_embeds: see `SegmentModel.forward`.
             labels: `[batch, segment]`, the token at each position, shifted by one here; -100 is ignored.
             shift_labels: `[batch, segment]`, the token after each position, instead of `labels`.
-            inputs_embeds: see `SegmentModel.forward`.
             kwargs: memories by name, and arguments of the loss function.
 
         Raises:
@@ -542,7 +496,7 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
             )
         result = SegmentOutput(loss=loss, logits=logits, memories=outputs.memories)
-        return by_name(result) if named_memories else result
+        return result.by_name() if named_memories else result
 
 
 def _masked_keys(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
@@ -559,14 +513,12 @@ class AllAttentionModel(SegmentModel):
     """The All-attention Transformer without language model head."""
 
     config_class = AllAttentionConfig
-    layer_class = AllAttentionLayer
 
 
 class TransformerXLModel(SegmentModel):
     """Transformer-XL without language model head."""
 
     config_class = TransformerXLConfig
-    layer_class = TransformerXLLayer
 
 
 class AllAttentionForCausalLM(SegmentForCausalLM):
@@ -599,16 +551,13 @@ def pruned(model: Model, plan: Plan) -> Model:
     Raises:
         InputError: the plan belongs to another model, masks blocks of attention maps, or drops or scales neurons.
     """
-    neurons = [group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units]
+    neurons = tuple(group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units)
     if neurons:
         text = f"plan: it drops or scales neurons of {neurons[0]}, which only graphs are shrunk by; use a plan of heads"
-        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=tuple(neurons))
-    if plan.masks:
-        text = (
-            f"plan: it masks blocks of {', '.join(sorted(plan.masks))}, which removing heads cannot express; use a plan"
-            " that only drops heads"
-        )
-        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=tuple(sorted(plan.masks)))
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=neurons)
+    if masked := tuple(sorted(plan.masks)):
+        text = f"plan: it masks blocks of {', '.join(masked)}, which removing heads cannot express; use a plan of heads"
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=masked)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
     sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
     check_plan(plan, [Site(name, "causal", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
@@ -624,12 +573,8 @@ def pruned(model: Model, plan: Plan) -> Model:
         for key, tensor in _slice_heads(sites[site.name], site).items():
             state[f"{site.name}.{key}"] = tensor
         if not site.kept:
-            bias = state[f"{site.name}.o_proj.bias"]
-            state = {
-                key: value
-                for key, value in state.items()
-                if not key.startswith((f"{name}.attention.", f"{name}.norm."))
-            }
+            bias, removed = state[f"{site.name}.o_proj.bias"], (f"{name}.attention.", f"{name}.norm.")
+            state = {key: value for key, value in state.items() if not key.startswith(removed)}
             state[f"{name}.bias"] = bias
     with torch.device("meta"):
         smaller = type(model)(config)

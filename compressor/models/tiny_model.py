@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.models.rerankers import ModuleReranker
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import ModuleReranker, SentenceEncoder
 from compressor.models.text_config import text_config
 
 _HEADS, _LAYERS, _INNER = 2, 2, 32

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
+from compressor.models.pooled_encoder import EMBEDDING, SentenceEncoder
 from compressor.results import EmbeddingAgreement, Note, NoteCode
 from compressor.tasks import Data, batches
 from compressor.tasks.forwards import forward_arguments

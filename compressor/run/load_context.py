@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from accelerate import PartialState
 
-from compressor.block_masks.attention_timer import find_attention_extras
-from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_selector import MaskSelector, find_attention_extras
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Step, Units

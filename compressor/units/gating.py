@@ -33,25 +33,17 @@ def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) ->
     Raises:
         ValueError: a head in `scales` is of none of the sites.
     """
-    entries, sites = [], list(sites)
+    sites = list(sites)
     if unknown := scales.keys() - {(site.name, head) for site in sites for head in range(site.heads)}:
         raise ValueError(f"{min(unknown)}: no such head")
-    for site in sites:
-        kept = tuple(head for head in range(site.heads) if (site.name, head) in scales)
-        scale = tuple(scales[site.name, head] for head in kept)
-        entries.append(SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, kept, scale))
-    return Plan(sites=tuple(entries))
+    kept = [(site, [head for head in range(site.heads) if (site.name, head) in scales]) for site in sites]
+    return Plan(sites=tuple(site.plan(heads, [scales[site.name, head] for head in heads]) for site, heads in kept))
 
 
 def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
     """The plan that keeps every unit at scale one."""
-    plans: list[GroupPlan] = []
-    for group in groups:
-        if isinstance(group, PrunableGroup):
-            plans.append(group.plan(range(group.units)))
-        else:
-            plans += keep_only([group], {(group.name, head): 1.0 for head in range(group.heads)}).groups
-    return Plan(groups=tuple(plans))
+    units = ((group, group.units if isinstance(group, PrunableGroup) else group.heads) for group in groups)
+    return Plan(groups=tuple(group.plan(range(count)) for group, count in units))
 
 
 def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> None:
@@ -67,10 +59,9 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
     """
     in_model = {site.name: site for site in sites}
     in_plan = {site.name: site for site in plan.sites}
-    for name in in_plan:
-        if name not in in_model:
-            named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
-            raise _mismatch(f"the model has no attention site {name}{named}", name, source)
+    if foreign := [name for name in in_plan if name not in in_model]:
+        named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
+        raise _mismatch(f"the model has no attention site {foreign[0]}{named}", foreign[0], source)
     check_no_site_is_missing(plan, sites, source=source)
     for name, site in in_model.items():
         for field in _SIZES:
@@ -108,7 +99,6 @@ def _mismatch(text: str, site: str, source: str = "plan", **details: Any) -> Inp
 
 
 def _missing_site(name: str, source: str) -> InputError:
-    """The error for a site of the model that a plan lacks."""
     return InputError(
         f"{source}: site {name} of the model is missing; add an entry for every site",
         code=ErrorCode.PLAN_MISMATCH,
@@ -153,7 +143,9 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
 
     with ExitStack() as undo:
         for group in plan.groups:
-            undo.enter_context(_gate_buffer(modules[group.name], group, bare))
+            module, name = modules[group.name], GATE_NAMES[group.type]
+            module.register_buffer(name, _gate_of(module, group, bare), persistent=False)
+            undo.callback(delattr, module, name)
         for feed_forward in plan.feed_forwards:
             undo.enter_context(modules[feed_forward.name].register_forward_pre_hook(_multiply_input))
         undo.enter_context(hooked(model, multiply, sites=plan.sites, attention=attention))
@@ -163,19 +155,12 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         yield model
 
 
-@contextmanager
-def _gate_buffer(module: nn.Module, group: GroupPlan, model: PreTrainedModel) -> Iterator[None]:
-    """The module of a group with its gate as a buffer."""
+def _gate_of(module: nn.Module, group: GroupPlan, model: PreTrainedModel) -> Tensor:
     # The output of a module has the device and the type of its weights.
     weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
     dtype, device = (model.dtype, model.device) if weight is None else (weight.dtype, weight.device)
     gate = torch.tensor(group.gate, dtype=dtype, device=device)
-    name = GATE_NAMES[group.type]
-    module.register_buffer(name, gate[:, None] if group.type == "heads" else gate, persistent=False)
-    try:
-        yield
-    finally:
-        delattr(module, name)
+    return gate[:, None] if group.type == "heads" else gate
 
 
 def _multiply_input(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.exporters.utils import patch_attribute, patch_attributes
 from transformers.modeling_utils import AttentionInterface
 
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
@@ -119,12 +120,11 @@ def intercepted(
             return function(module, query, key, value, attention_mask, **options)
         return on_call(Call(site, module, implementation, function, query, key, value, attention_mask, options))
 
-    with _attention_implementation(unwrap(model), attention):
-        AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
-            AttentionInterface.get_interface = original  # type: ignore[method-assign]
+    with (
+        _attention_implementation(unwrap(model), attention),
+        patch_attribute(AttentionInterface, "get_interface", lambda _: get_interface),
+    ):
+        yield
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -193,11 +193,6 @@ def _attention_implementation(model: PreTrainedModel, attention: Attention | Non
             attention=unhooked[0],
         )
     # The property's setter would overwrite the names in all sub-configurations too.
-    for config, _ in configured:
-        if attention is not None:
-            config._attn_implementation_internal = attention
-    try:
+    internal = "_attn_implementation_internal"
+    with patch_attributes([(config, internal, lambda former: attention or former) for config, _ in configured]):
         yield
-    finally:
-        for config, name in configured:
-            config._attn_implementation_internal = name

@@ -34,6 +34,10 @@ class Site:
     head_dim: int
     batch_axis: int = 0
 
+    def plan(self, kept: Iterable[int], scale: Iterable[float] = ()) -> SitePlan:
+        """The plan that keeps these heads, each at its scale, or all at scale one."""
+        return SitePlan(self.name, self.kind, self.heads, self.kv_heads, self.head_dim, tuple(kept), tuple(scale))
+
 
 @dataclass(frozen=True)
 class PrunableGroup:
@@ -114,10 +118,7 @@ class PrunableGroup:
 
     def plan(self, kept: Sequence[int]) -> GroupPlan:
         """The plan that keeps these units at scale one."""
-        if self.site is None:
-            return NeuronPlan(self.name, self.units, tuple(kept))
-        site = self.site
-        return SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(kept))
+        return NeuronPlan(self.name, self.units, tuple(kept)) if self.site is None else self.site.plan(kept)
 
 
 def unit_columns(units: Iterable[int], width: int) -> np.ndarray:

@@ -12,8 +12,14 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.block_masks import AttentionMaps, build_masks, density, unreached_share
-from compressor.block_masks.attention_maps import mask_length, shares_by_kind
+from compressor.block_masks.attention_maps import (
+    AttentionMaps,
+    build_masks,
+    density,
+    mask_length,
+    shares_by_kind,
+    unreached_share,
+)
 from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode
 from compressor.units import Site

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.block_masks.attention_timer import (
+from compressor.block_masks.mask_selector import (
     AttentionExtras,
     AttentionTimer,
     SiteTimes,

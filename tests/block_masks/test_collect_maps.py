@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.block_masks import collect_attention_maps
+from compressor.block_masks.attention_maps import collect_attention_maps
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fingerprint
 from compressor.units import find_sites, hooked, keep_all, keep_only

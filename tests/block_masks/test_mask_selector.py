@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from compressor.block_masks import mask_selector
-from compressor.block_masks.attention_timer import AttentionTimer, SiteTimes
-from compressor.block_masks.mask_selector import MASKS_FILE, MaskSelector, SelectedMasks
+from compressor.block_masks.mask_selector import MASKS_FILE, AttentionTimer, MaskSelector, SelectedMasks, SiteTimes
 from compressor.config.run import Recipe
 from compressor.config.step_list import blocks_of
 from compressor.results import NoteCode

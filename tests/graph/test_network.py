@@ -12,9 +12,8 @@ import torch
 from transformers import AlbertConfig, AlbertForSequenceClassification
 
 import graph_passes
-from compressor.graph.network import GraphNetwork, network_of
+from compressor.graph.network import GraphNetwork, file_model, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.signature import file_model
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
 from graph_passes import Plan

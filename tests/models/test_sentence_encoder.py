@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 from compressor.model_folder import ModelFolder, example_inputs, load
-from compressor.models.sentence_encoder import SentenceEncoder, _ranking_loss
+from compressor.models.pooled_encoder import SentenceEncoder, _ranking_loss
 from compressor.units import find_sites, keep_all
 from graph_passes import load as load_graph
 from graph_passes import shrink

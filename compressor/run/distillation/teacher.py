@@ -8,7 +8,7 @@ from typing import Any
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.processor import image_settings
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import SentenceEncoder
 
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 """Fields of configurations with the number of layers of a decoder."""
