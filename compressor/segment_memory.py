@@ -31,19 +31,15 @@ def ordered_memories(inputs: Mapping[str, T]) -> list[T]:
         InputError: the memory of a layer is missing, or an input is called `memory`.
     """
     if "memory" in inputs:
-        raise InputError(
-            "memory: unknown; pass the memories of all layers as `memories`, or one by one as memory_0, memory_1, ...",
-            code=ErrorCode.UNKNOWN_NAME,
-            tensor="memory",
+        text = (
+            "memory: unknown; pass the memories of all layers as `memories`, or one by one as memory_0, memory_1, ..."
         )
+        raise InputError(text, code=ErrorCode.UNKNOWN_NAME, tensor="memory")
     names = memory_names(sum(name.startswith("memory_") for name in inputs))
     for name in names:
         if name not in inputs:
-            raise InputError(
-                f"{name}: missing among the inputs {', '.join(inputs)}; pass one memory per layer",
-                code=ErrorCode.TENSOR_MISMATCH,
-                tensor=name,
-            )
+            text = f"{name}: missing among the inputs {', '.join(inputs)}; pass one memory per layer"
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor=name)
     return [inputs[name] for name in names]
 
 
@@ -76,12 +72,8 @@ class MemoryLimits:
         """
         shapes = [tuple(int(size) for size in shape) for shape in memories]
         if shapes and len(shapes) != self.layers:
-            raise InputError(
-                f"{len(shapes)} memories: the model has {self.layers} layers; pass one memory per layer",
-                code=ErrorCode.TENSOR_MISMATCH,
-                memories=len(shapes),
-                layers=self.layers,
-            )
+            text = f"{len(shapes)} memories: the model has {self.layers} layers; pass one memory per layer"
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, memories=len(shapes), layers=self.layers)
         past = shapes[0][1] if shapes and len(shapes[0]) > 1 else 0
         for layer, shape in enumerate(shapes):
             expected = (batch, past, self.hidden_size)

@@ -73,9 +73,8 @@ class AttentionMaps:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, from which masks of any density can be derived later."""
         path = Path(path)
-        tensors = {f"{site}.map": array for site, array in self.maps.items()}
-        tensors |= {f"{site}.count": array for site, array in self.counts.items()}
-        tensors |= {f"{site}.hidden": array for site, array in self.hidden.items()}
+        parts = {"map": self.maps, "count": self.counts, "hidden": self.hidden}
+        tensors = {f"{site}.{part}": array for part, arrays in parts.items() for site, array in arrays.items()}
         metadata = {"kinds": json.dumps(dict(self.kinds)), "memory": str(self.memory)}
         metadata |= {name: value for name in ("model", "data") if (value := getattr(self, name))}
         with atomic_replace(path) as partial:
@@ -92,25 +91,17 @@ class AttentionMaps:
             with safetensors.safe_open(path, "numpy") as file:
                 metadata = file.metadata() or {}
                 kinds = dict(json.loads(metadata["kinds"]).items())
-                maps = {site: file.get_tensor(f"{site}.map") for site in kinds}
-                counts = {site: file.get_tensor(f"{site}.count") for site in kinds}
-                names = {site: f"{site}.hidden" for site in kinds}
-                stored = set(file.keys())  # nothing is hidden from a site without such a tensor
-                hidden = {site: file.get_tensor(name) for site, name in names.items() if name in stored}
+                stored = {name: file.get_tensor(name) for name in set(file.keys())}
+                maps, counts = ({site: stored[f"{site}.{part}"] for site in kinds} for part in ("map", "count"))
+                hidden = {site: stored[f"{site}.hidden"] for site in kinds if f"{site}.hidden" in stored}
                 origin = metadata.get("model"), metadata.get("data")
                 return cls(maps, counts, kinds, int(metadata["memory"]), *origin, hidden)
         except FileNotFoundError as error:
-            raise InputError(
-                f"{path}: no such file of attention maps; use the maps.safetensors of an earlier run",
-                code=ErrorCode.FILE_MISSING,
-                path=Path(path),
-            ) from error
+            text = f"{path}: no such file of attention maps; use the maps.safetensors of an earlier run"
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=Path(path)) from error
         except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"{path}: not a file of attention maps ({error}); use the maps.safetensors of a run",
-                code=ErrorCode.FILE_UNREADABLE,
-                path=Path(path),
-            ) from error
+            text = f"{path}: not a file of attention maps ({error}); use the maps.safetensors of a run"
+            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=Path(path)) from error
 
     @property
     def length(self) -> int:
@@ -119,10 +110,10 @@ class AttentionMaps:
 
     def cropped(self, length: int) -> AttentionMaps:
         """The maps of the first `length` positions, and of the memory before them."""
-        keys = length + self.memory
-        maps = {site: array[:, :length, :keys] for site, array in self.maps.items()}
-        counts = {site: array[:length, :keys] for site, array in self.counts.items()}
-        hidden = {site: array[:length, :keys] for site, array in self.hidden.items()}
+        maps, counts, hidden = (
+            {site: array[..., :length, : length + self.memory] for site, array in arrays.items()}
+            for arrays in (self.maps, self.counts, self.hidden)
+        )
         return replace(self, maps=maps, counts=counts, hidden=hidden)
 
     def check(self, sites: Sequence[Site], memory: int) -> None:
@@ -136,12 +127,10 @@ class AttentionMaps:
             InputError: sites, kinds, numbers of heads, shapes or the memory differ.
         """
         if self.memory != memory:
-            raise _mismatch(
-                f"the maps have a memory of {self.memory} positions, the model one of {memory}", "memory", self.memory
-            )
+            text = f"the maps have a memory of {self.memory} positions, the model one of {memory}"
+            raise _mismatch(text, "memory", self.memory)
         names = {site.name for site in sites}
-        foreign = next((name for name in self.maps if name not in names), None)
-        if foreign is not None:
+        for foreign in (name for name in self.maps if name not in names):
             raise _mismatch(f"the model has no site {foreign}", "site", foreign)
         for site in sites:
             array = self.maps.get(site.name)
@@ -155,21 +144,15 @@ class AttentionMaps:
                 raise _mismatch(text, "heads", len(array), site=site.name)
             shape = (self.length, self.length + memory)
             parts = {"map": array[0], "count": self.counts[site.name], "hidden": self.hidden.get(site.name)}
-            for part, pairs in ((part, pairs.shape) for part, pairs in parts.items() if pairs is not None):
-                if pairs != shape:
-                    text = f"{site.name}: the {part} covers {list(pairs)} positions, other maps {list(shape)}"
-                    raise _mismatch(text, part, pairs, site=site.name)
+            for part, pairs in parts.items():
+                if pairs is not None and pairs.shape != shape:
+                    text = f"{site.name}: the {part} covers {list(pairs.shape)} positions, other maps {list(shape)}"
+                    raise _mismatch(text, part, pairs.shape, site=site.name)
 
 
 def _mismatch(text: str, field: str, value: object, **details: Any) -> InputError:
-    """The error for maps that do not belong to the model; `field` and `value` are details of the difference."""
-    return InputError(
-        f"attention maps: {text}; use maps of this model",
-        code=ErrorCode.FILE_MISMATCH,
-        field=field,
-        value=value,
-        **details,
-    )
+    message = f"attention maps: {text}; use maps of this model"
+    return InputError(message, code=ErrorCode.FILE_MISMATCH, field=field, value=value, **details)
 
 
 def shares_by_kind(step: Blocks, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
@@ -194,10 +177,7 @@ def shares_by_kind(step: Blocks, sites: Sequence[Site | SitePlan]) -> dict[Kind,
 def mask_length(model: PreTrainedModel, data: Data, max_length: int) -> int:
     """Number of positions that masks cover: those of the longest possible row, even if the data has none so long.
 
-    Args:
-        model: the model, which may have a longest length of its own.
-        data: the rows.
-        max_length: length at which rows are cut, in tokens.
+    Rows are cut at `max_length` tokens, and the model may have a longest length of its own.
     """
     if data.task.reads_streams:
         return max(1, *(length - 1 for length in data.train["length"][:]))
@@ -249,47 +229,40 @@ def build_masks(
     for number, site in enumerate(plan.sites):
         if not shares.get(site.kind, 0.0) > 0.0 or not site.kept:
             continue
-        attention = maps.maps[site.name]
-        masks[site.name] = _site_mask(
-            attention * _count_weights(maps, site.name) if weight_by_count else attention,
-            _counted(maps, site.name, causal_zeros=count_causal_zeros),
-            site.kept,
-            shares[site.kind],
-            block,
-            _usable(maps, site.name),
-            maps.memory,
-            None if seed is None else np.random.default_rng([seed, number]),
-            allow_empty_rows=allow_empty_rows,
-        )
+        attention, counted = maps.maps[site.name], _counted(maps, site.name, causal_zeros=count_causal_zeros)
+        if weight_by_count:  # as shares of the rows that have the most frequent pair
+            counts = maps.counts[site.name]
+            attention = attention * (counts / max(1.0, float(counts.max(initial=0.0))))
+        entries = _blocks(counted.astype(np.float64), block)
+        scores = np.stack([_blocks(attention[head] * counted, block) for head in site.kept]) / np.maximum(entries, 1.0)
+        order = scores if seed is None else np.random.default_rng([seed, number]).random(scores.shape)
+        population = np.broadcast_to(entries > 0, scores.shape)
+        computed = _any(_usable(maps, site.name), block)
+        removable = population.copy()
+        if not allow_empty_rows:
+            removable &= ~_strongest(order, population & computed)
+        candidates = np.flatnonzero(removable)
+        weakest_first = candidates[np.argsort(order.ravel()[candidates], kind="stable")]
+        kept = np.ones(scores.shape, dtype=np.bool_)
+        kept.ravel()[weakest_first[: round(shares[site.kind] * population.sum())]] = False
+        mask = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
+        mask[list(site.kept)] = kept & computed
+        masks[site.name] = BlockMask(mask, block, maps.memory)
     return masks
 
 
 def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ...]) -> np.ndarray:
-    """Share of the counted blocks that a mask keeps, `[kept head]`.
-
-    Args:
-        mask: mask of all heads of the site.
-        maps: average maps of the model.
-        site: name of the site.
-        kept: the heads that are kept.
-    """
-    counted = _blocks(_counted(maps, site).astype(np.float64), mask.block) > 0
+    """Share of the counted blocks that a mask of all heads of a site keeps, `[kept head]`, by the average maps."""
+    counted = _any(_counted(maps, site), mask.block)
     shares: np.ndarray = (mask.kept[list(kept)] & counted).sum((1, 2)) / max(1, counted.sum())
     return shares
 
 
 def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
-    """Share of the blocks that attention can use but no row reaches; these are kept and not counted.
-
-    Args:
-        maps: average maps of the model.
-        sites: names of some sites.
-        block: positions along the side of a block.
-    """
-    usable, reached = 0, 0
-    for site in sites:
-        usable += int((_blocks(_usable(maps, site).astype(np.float64), block) > 0).sum())
-        reached += int((_blocks(_counted(maps, site).astype(np.float64), block) > 0).sum())
+    """Share of the blocks of some sites that attention can use but no row reaches; these are kept and not counted."""
+    sites = list(sites)
+    usable = sum(int(_any(_usable(maps, site), block).sum()) for site in sites)
+    reached = sum(int(_any(_counted(maps, site), block).sum()) for site in sites)
     return 1.0 - reached / usable if usable else 0.0
 
 
@@ -297,13 +270,6 @@ def _counted(maps: AttentionMaps, site: str, *, causal_zeros: bool = False) -> n
     """Bool `[query, key]`: pairs of positions that attention can use and at least one row has."""
     reached = maps.counts[site] > 0
     return reached if causal_zeros else reached & _usable(maps, site)
-
-
-def _count_weights(maps: AttentionMaps, site: str) -> np.ndarray:
-    """Number of rows that have each pair `[query, key]`, as a share of that of the most frequent pair."""
-    counts = maps.counts[site]
-    weights: np.ndarray = counts / max(1.0, float(counts.max(initial=0.0)))
-    return weights
 
 
 def _usable(maps: AttentionMaps, site: str) -> np.ndarray:
@@ -318,36 +284,6 @@ def _usable(maps: AttentionMaps, site: str) -> np.ndarray:
     return usable
 
 
-def _site_mask(
-    attention: np.ndarray,
-    counted: np.ndarray,
-    heads: tuple[int, ...],
-    share: float,
-    block: int,
-    usable: np.ndarray,
-    memory: int,
-    rng: np.random.Generator | None,
-    *,
-    allow_empty_rows: bool,
-) -> BlockMask:
-    """The mask of one site, from attention `[head, query, key]` and pairs `[query, key]` that count or are usable."""
-    entries = _blocks(counted.astype(np.float64), block)
-    scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
-    order = scores if rng is None else rng.random(scores.shape)
-    population = np.broadcast_to(entries > 0, scores.shape)
-    computed = _blocks(usable.astype(np.float64), block) > 0
-    removable = population.copy()
-    if not allow_empty_rows:
-        removable &= ~_strongest(order, population & computed)
-    candidates = np.flatnonzero(removable)
-    weakest_first = candidates[np.argsort(order.ravel()[candidates], kind="stable")]
-    kept = np.ones(scores.shape, dtype=np.bool_)
-    kept.ravel()[weakest_first[: round(share * population.sum())]] = False
-    mask = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
-    mask[list(heads)] = kept & computed
-    return BlockMask(mask, block, memory)
-
-
 def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """Bool `[head, query block, key block]`: the strongest counted block of each row.
 
@@ -359,6 +295,12 @@ def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:
     strongest = np.zeros(counted.shape, dtype=np.bool_)
     strongest[head, row, columns[head, row]] = True
     return strongest
+
+
+def _any(pairs: np.ndarray, block: int) -> np.ndarray:
+    """Whether blocks have any of the pairs `[query, key]`."""
+    blocks: np.ndarray = _blocks(pairs.astype(np.float64), block) > 0
+    return blocks
 
 
 def _blocks(entries: np.ndarray, block: int) -> np.ndarray:
@@ -565,13 +507,7 @@ def _positions(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tens
 
 
 def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
-    """Load the maps of an earlier run.
-
-    Args:
-        path: file of the maps.
-        model: the model for which masks are derived.
-        sites: its sites.
-        length: number of positions that the masks must cover.
+    """Load the maps of an earlier run for a model with these sites, and masks that cover `length` positions.
 
     Raises:
         InputError: the file cannot be read, or its maps are of another model or too short.
@@ -593,20 +529,15 @@ def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length:
 def notes_on_maps(
     maps: AttentionMaps, model: PreTrainedModel, data: Data, length: int, source: Path | None
 ) -> tuple[Note, ...]:
-    """Notes on the maps from which masks are derived.
+    """Notes on the maps from which masks of `length` positions are derived for a model and its rows.
 
     Args:
-        maps: the maps.
-        model: the model for which masks are derived.
-        data: its rows.
-        length: number of positions that the masks cover.
         source: the file of an earlier run; None: the maps were computed in this run.
     """
     notes = []
     if source is not None:
         origins = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
-        differing = [name for name, of_maps, of_run in origins if of_maps != of_run]
-        if differing:
+        if differing := [name for name, of_maps, of_run in origins if of_maps != of_run]:
             text = f"masks are derived from the maps of other {' and '.join(differing)} ({source})"
             notes.append(Note(code=NoteCode.MAPS_DIFFER, text=text))
     if maps.length > length:

@@ -74,12 +74,7 @@ class AttentionExtras:
 
 
 def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, AttentionExtras]:
-    """The extra inputs of each site, from one forward.
-
-    Args:
-        model: the model, which is restored afterwards.
-        inputs: keyword arguments of its forward.
-    """
+    """The extra inputs of each site, from one forward with these arguments; the model is restored afterwards."""
     extras: dict[str, AttentionExtras] = {}
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -141,11 +136,9 @@ class AttentionTimer:
         self._extras, self._measure = extras or {}, measure or median_milliseconds
 
     def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:
-        """Time every form of a site.
+        """Time every form of a site with the heads that it keeps, which `mask` is of.
 
         Args:
-            site: the site with the heads that it keeps.
-            mask: the mask of those heads.
             length: number of query positions, and of key positions without the memory.
             batch: number of rows.
             masked: time the masked form too, whose bias holds every pair of positions of every head.
@@ -160,64 +153,40 @@ class AttentionTimer:
             return SiteTimes(length, self._measure(sessions, case.feeds(batch, masked=masked)), batch)
 
 
-@dataclass(frozen=True)
 class _Case:
     """The attention of one site, with the heads that it keeps and their mask, at one length and in one type."""
 
-    site: SitePlan
-    mask: BlockMask
-    length: int
-    extras: AttentionExtras
-    dtype: ir.DataType
-
-    @property
-    def heads(self) -> int:
-        return len(self.site.kept)
-
-    @property
-    def keys(self) -> int:
-        """Number of key positions, with the memory and without persistent vectors."""
-        return self.length + self.mask.memory
-
-    @property
-    def is_causal(self) -> bool:
-        return self.site.kind == "causal"
-
-    @property
-    def causality_in_mask(self) -> bool:
-        """Whether causality is in the family's own mask of pairs: with a memory, persistent vectors or a bias."""
-        return self.is_causal and bool(self.mask.memory or self.extras.persistent or self.extras.bias)
-
-    @property
-    def mask_heads(self) -> int:
-        """Number of heads of the family's own mask of pairs; 0: no such mask."""
-        return min(self.heads, self.extras.bias or int(self.causality_in_mask))
+    def __init__(
+        self, site: SitePlan, mask: BlockMask, length: int, extras: AttentionExtras, dtype: ir.DataType
+    ) -> None:
+        self.mask, self.length, self.persistent, self.dtype = mask, length, extras.persistent, dtype
+        self.heads, self.dim, self.is_causal = len(site.kept), site.head_dim, site.kind == "causal"
+        self.keys = length + mask.memory  # without persistent vectors
+        # With a memory, persistent vectors or a bias, causality is in the family's own mask of pairs.
+        in_mask = self.is_causal and bool(mask.memory or extras.persistent or extras.bias)
+        self.hides_later, self.mask_heads = self.is_causal and not in_mask, min(self.heads, extras.bias or int(in_mask))
 
     def models(self, *, masked: bool) -> dict[str, ir.Model]:
         """The graph of each form."""
-        dim, persistent, full = self.site.head_dim, self.extras.persistent, self.mask_heads
-        causal = self.is_causal and not self.causality_in_mask
-        bias = "full" if full else None
-        models = {WHOLE: dense(self.heads, dim, bias, full, causal=causal, dtype=self.dtype)}
+        full, options = self.mask_heads, dict[str, Any](causal=self.hides_later, dtype=self.dtype)
+        models = {WHOLE: dense(self.heads, self.dim, "full" if full else None, full, **options)}
         if masked:
-            models[MASKED] = dense(self.heads, dim, "mask", self.heads, dtype=self.dtype)
+            models[MASKED] = dense(self.heads, self.dim, "mask", self.heads, dtype=self.dtype)
         if self.mask.block > 1:
             models[BLOCK_SPARSE] = sparse(
-                self.mask, dim, row=True, full=full, persistent=persistent, causal=causal, dtype=self.dtype
+                self.mask, self.dim, row=True, full=full, persistent=self.persistent, **options
             )
         return models
 
     def feeds(self, batch: int, *, masked: bool) -> dict[str, np.ndarray]:
         """Inputs of all forms, for a number of rows."""
-        dtype, keys = self.dtype.numpy(), self.keys + self.extras.persistent
+        dtype, keys = self.dtype.numpy(), self.keys + self.persistent
         rng = np.random.default_rng(0)
         feeds = {
-            name: rng.standard_normal((batch, size, self.heads * self.site.head_dim), dtype=np.float32).astype(dtype)
+            name: rng.standard_normal((batch, size, self.heads * self.dim), dtype=np.float32).astype(dtype)
             for name, size in (("query", self.length), ("key", keys), ("value", keys))
         }
-        past = np.ones((self.length, self.keys), np.bool_)
-        if self.is_causal:
-            past = np.tri(self.length, self.keys, self.mask.memory, dtype=np.bool_)
+        past = np.tri(self.length, self.keys, self.mask.memory if self.is_causal else self.keys, dtype=np.bool_)
         hidden = np.finfo(dtype).min / 2
         feeds["row"] = np.zeros((1, 1, 1, keys), dtype)
         if self.mask_heads:
@@ -231,15 +200,13 @@ class _Case:
 
     def _with_persistent(self, pairs: np.ndarray) -> np.ndarray:
         """Extend bool `[head, query, key]` by the persistent keys, to which every query attends."""
-        return np.pad(pairs, ((0, 0), (0, 0), (0, self.extras.persistent)), constant_values=True)
+        return np.pad(pairs, ((0, 0), (0, 0), (0, self.persistent)), constant_values=True)
 
 
 def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
     """Median milliseconds of a call of each form, timed by a few calls of each form in turn.
 
-    Args:
-        sessions: session of each form.
-        feeds: inputs of a call; each form ignores those that its graph lacks.
+    Each form ignores those inputs of a call that its graph lacks.
     """
     samples: dict[str, list[float]] = {form: [] for form in sessions}
     start = time.perf_counter()
@@ -388,11 +355,9 @@ class MaskSelector:
         self._times: dict[str, tuple[SiteTimes, ...]] = {}
 
     def times(self, site: SitePlan, mask: BlockMask) -> tuple[SiteTimes, ...]:
-        """Times of a site with the heads that it keeps, at every length and batch size; each site is timed once.
+        """Times of a site with the heads that it keeps, at every length and batch size, by the mask of all its heads.
 
-        Args:
-            site: the site.
-            mask: the mask of all its heads.
+        Each site is timed once.
         """
         if site.name not in self._times:
             kept = BlockMask(mask.kept[list(site.kept)], mask.block, mask.memory)
@@ -416,23 +381,16 @@ class MaskSelector:
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
         """The masks with which to train the model, and notes on the selection.
 
-        A mask is selected if block-sparse attention is `MIN_GAIN` times as fast at the longest length, and not slower
-        at any other.
-
-        Args:
-            plan: the heads that are kept.
-            masks: mask of all heads of each site.
+        A mask, which is one of all heads of its site, is selected if block-sparse attention is `MIN_GAIN` times as fast
+        at the longest length with the heads that `plan` keeps, and not slower at any other.
         """
         if self._masks_all:
             return dict(masks), ()
-        selected, reasons = {}, []
-        for site in plan.sites:
-            if site.name not in masks:
-                continue
-            if reason := self._slow_size(self.times(site, masks[site.name])):
-                reasons.append(f"{site.name} ({reason})")
-            else:
-                selected[site.name] = masks[site.name]
+        slow = {
+            site.name: self._slow_size(self.times(site, masks[site.name])) for site in plan.sites if site.name in masks
+        }
+        selected = {name: masks[name] for name, reason in slow.items() if not reason}
+        reasons = [f"{name} ({reason})" for name, reason in slow.items() if reason]
         if not reasons:
             return selected, ()
         listed = ", ".join(reasons[:_LISTED]) + (", ..." if len(reasons) > _LISTED else "")
@@ -444,13 +402,9 @@ class MaskSelector:
 
     def lowered(self, plan: Plan) -> frozenset[str]:
         """The masked sites of a plan at which block-sparse attention is faster than the mask as a bias."""
-        sites = set()
-        for site in plan.sites:
-            if site.name in plan.masks and site.kept:
-                times = _at_longest(self.times(site, plan.masks[site.name]))[0].milliseconds
-                if times.get(BLOCK_SPARSE, np.inf) < times[MASKED]:
-                    sites.add(site.name)
-        return frozenset(sites)
+        masked = [site for site in plan.sites if site.name in plan.masks and site.kept]
+        times = {site.name: _at_longest(self.times(site, plan.masks[site.name]))[0].milliseconds for site in masked}
+        return frozenset(name for name, of in times.items() if of.get(BLOCK_SPARSE, np.inf) < of[MASKED])
 
     def site_blocks(
         self,
@@ -476,8 +430,7 @@ class MaskSelector:
                 continue
             times = self._times.get(site.name, ())
             form, reason = self._form(site, mask, times, lowered, dense)
-            unused = (unprojected or {}).get(site.name, 0)
-            if unused:
+            if unused := (unprojected or {}).get(site.name, 0):
                 reason += f"; {unused} key blocks, to which no query attends, are not projected"
             results.append(
                 SiteBlocks(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,19 +143,9 @@ def _maps(
             return source
         if torch.cuda.is_available():
             model.to(process_state().device)
-        entmax = step.entmax
-        with _entmax_weights(model, data, step, plan, work, on_progress) if entmax else nullcontext():
-            return collect_attention_maps(
-                model,
-                sites,
-                data,
-                plan,
-                length=length,
-                batch_size=step.batch_size,
-                rows=step.map_rows,
-                seed=step.seed,
-                on_progress=on_progress,
-            )
+        options = dict[str, Any](batch_size=step.batch_size, rows=step.map_rows, seed=step.seed)
+        with _entmax_weights(model, data, step, plan, work, on_progress) if step.entmax else nullcontext():
+            return collect_attention_maps(model, sites, data, plan, length=length, on_progress=on_progress, **options)
 
     return store.memo(MAPS, {}, collect, File(MAPS_FILE, AttentionMaps.save, AttentionMaps.load))
 
@@ -178,16 +169,7 @@ def train_with_masks(
 ) -> tuple[CurvePoint, ...]:
     """Train a model in place with the heads and masks of `plan`; it ends with the weights of the best evaluation.
 
-    Args:
-        model: the model.
-        data: rows to train on and to evaluate on.
-        step: schedule and its options.
-        plan: heads and masks.
-        checkpoint_dir: folder of the checkpoints, from which an interrupted run resumes.
-        on_progress: called with (step, steps).
-
-    Returns:
-        Values that were measured during training, by step.
+    An interrupted run resumes from the checkpoints in `checkpoint_dir`. Returns values that were measured, by step.
     """
     schedule_options = read_options(TRAINING_WITH_MASKS, step.options, ScheduleOptions)
     schedule = schedule_options.schedule_of_epochs(step, len(data.train), EPOCHS)

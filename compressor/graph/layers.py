@@ -38,12 +38,7 @@ class GraphLinear:
 
 @dataclass(frozen=True)
 class Operator:
-    """A node, or the nodes that a linear replaces.
-
-    Attributes:
-        node: the last of them.
-        linear: the linear; None: it is a single node.
-    """
+    """A single node, or the last of those that a linear replaces."""
 
     node: ir.Node
     linear: GraphLinear | None
@@ -92,8 +87,9 @@ class Division:
 
     def __init__(self, graph: ir.Graph) -> None:
         nodes = list(graph)
-        matmuls = {linear.output: linear for linear in linears_of(nodes)}
-        absorbed = {node for linear in matmuls.values() for node in _nodes_of(linear)}
+        found = list(_linears_of(nodes))
+        matmuls = {linear.output: linear for linear, _ in found}
+        absorbed = {node for _, replaced in found for node in replaced}
         self.parameters, self.linears = _parameters(graph), tuple(matmuls.values())
         self.uses = Counter(
             value for node in nodes if node not in absorbed for value in node.inputs if value is not None
@@ -157,19 +153,26 @@ def _cuts(operators: Sequence[Operator], depends: set[ir.Value], last_use: Mappi
     ]
 
 
-def linears_of(nodes: Sequence[ir.Node]) -> Iterator[GraphLinear]:
-    """The matmuls of an activation with a weight of two axes."""
+def _linears_of(nodes: Sequence[ir.Node]) -> Iterator[tuple[GraphLinear, list[ir.Node]]]:
+    """The matmuls of an activation with a weight of two axes, and the nodes that each replaces.
+
+    These are the matmul, the addition of its bias, and the transposition that it alone reads.
+    """
     for node in nodes:
         if node.op_type == "MatMul" and node.domain in ("", "ai.onnx"):
             activation, operand = node.inputs
-            weight, is_transposed = _weight_behind(operand)
+            transposition, weight, is_transposed = _weight_behind(operand)
             if activation is None or activation.is_initializer() or weight is None:
                 continue
             if is_transposed and any(reader.op_type not in _MATMULS for reader, _ in weight.uses()):
                 continue  # tied to a table in the other layout, of which it is no view
             add = _bias_addition(node.outputs[0])
             bias = None if add is None else next(value for value in add.inputs if value is not node.outputs[0])
-            yield GraphLinear(activation, weight, is_transposed, bias, (node if add is None else add).outputs[0])
+            replaced = [node] if add is None else [add, node]
+            linear = GraphLinear(activation, weight, is_transposed, bias, replaced[0].outputs[0])
+            if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
+                replaced.append(transposition)
+            yield linear, replaced
         elif node.op_type == "Gemm":
             activation, weight = node.inputs[:2]
             bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -183,38 +186,17 @@ def linears_of(nodes: Sequence[ir.Node]) -> Iterator[GraphLinear]:
                 and _is_matrix(weight)
                 and (bias is None or _is_vector(bias))
             ):
-                yield GraphLinear(activation, weight, not node.attributes.get_int("transB", 0), bias, node.outputs[0])
+                is_transposed = not node.attributes.get_int("transB", 0)
+                yield GraphLinear(activation, weight, is_transposed, bias, node.outputs[0]), [node]
 
 
-def _nodes_of(linear: GraphLinear) -> Iterator[ir.Node]:
-    """The nodes that a linear replaces: the matmul, the addition, and the transposition that it alone reads."""
-    node = linear.output.producer()
-    assert node is not None
-    yield node
-    if node.op_type == "Add":
-        source = next(value for value in node.inputs if value is not linear.bias)
-        producer = None if source is None else source.producer()
-        assert producer is not None
-        yield producer
-        node = producer
-    if node.op_type == "MatMul":
-        transposition = node.inputs[1].producer() if node.inputs[1] is not None else None
-        if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
-            yield transposition
-
-
-def _weight_behind(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """The matrix that a matmul reads, and whether it is `[inputs, outputs]`; None: it reads something else."""
-    if value is None:
-        return None, True
-    if value.is_initializer():
-        return (value, True) if _is_matrix(value) else (None, True)
-    node = value.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+def _weight_behind(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None, bool]:
+    """The matrix that a matmul reads, behind a transposition or not, and whether it is `[inputs, outputs]`."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Transpose":
         source = node.inputs[0]
-        if source.is_initializer() and _is_matrix(source):
-            return source, False
-    return None, True
+        return node, source if source is not None and _is_matrix(source) else None, False
+    return None, value if value is not None and _is_matrix(value) else None, True
 
 
 def _bias_addition(value: ir.Value) -> ir.Node | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,19 +46,13 @@ from graph_passes.passes.insert_gates import FINGERPRINT
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
 _LOGITS = "logits"
-_SPAN_LABELS, _SPAN_LOGITS = ("start_positions", "end_positions"), ("start_logits", "end_logits")
-"""Labels of answers that are spans of a text, and the outputs that are compared with them."""
+_SPANS = {"start_positions": "start_logits", "end_positions": "end_logits"}
+"""Label of an answer that is a span of a text -> the output that is compared with it."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """The parameter or buffer that holds an initializer of a graph.
-
-    Attributes:
-        owner: its module.
-        name: its name there.
-        is_transposed: whether it holds the transposed values, as the weight of a linear does.
-    """
+    """The parameter or buffer of a module that holds an initializer of a graph, transposed or not, as linears do."""
 
     owner: nn.Module
     name: str
@@ -85,9 +79,8 @@ class Operation:
     """One node, ready to run.
 
     Attributes:
-        run: computes the outputs.
+        run: computes the outputs, whose numbers are `results`.
         operands: the inputs.
-        results: numbers of the outputs.
         name: operator and name of the node, for messages.
         drops: numbers of values that no later node of the same layer reads.
     """
@@ -100,11 +93,7 @@ class Operation:
 
 
 class Values(tuple[Tensor, ...]):
-    """The values after a layer, which know their numbers: a pass may continue with those of a later layer.
-
-    Attributes:
-        numbers: number of each value.
-    """
+    """The values after a layer, which know their numbers: a pass may continue with those of a later layer."""
 
     numbers: tuple[int, ...]
 
@@ -128,12 +117,11 @@ class GraphLayer(nn.Module):
         self,
         operations: Sequence[Operation],
         shared: Mapping[int, Tensor],
-        operands: Sequence[int],
-        results: Sequence[int],
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
     ) -> None:
         super().__init__()
-        self._operations, self._shared = list(operations), shared
-        self.operands, self.results = tuple(operands), tuple(results)
+        self._operations, self._shared, self.operands, self.results = operations, shared, operands, results
 
     def forward(self, *values: Tensor) -> Values:
         """The values of `results`, from those of `operands`."""
@@ -143,12 +131,7 @@ class GraphLayer(nn.Module):
 
 
 def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared: Mapping[int, Tensor]) -> None:
-    """Run nodes in order.
-
-    Args:
-        operations: the nodes.
-        computed: number -> value; results are added, and values that are not read any more are removed.
-        shared: further values.
+    """Run nodes in order, add their results to the computed values, and remove those that are not read any more.
 
     Raises:
         InputError: a node does not run on the values that it gets, e.g. with more positions than the graph has.
@@ -161,13 +144,11 @@ def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared
             raise
         except (IndexError, RuntimeError) as error:
             shapes = [list(operand.shape) for operand in operands if operand is not None]
-            raise InputError(
+            text = (
                 f"the graph does not run on these inputs: {operation.name} with tensors of {listed(map(str, shapes))}"
-                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter ones",
-                code=ErrorCode.TENSOR_MISMATCH,
-                node=operation.name,
-                shapes=shapes,
-            ) from error
+                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter ones"
+            )
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, node=operation.name, shapes=shapes) from error
         for number, value in zip(operation.results, outputs, strict=False):
             if value is not None:
                 computed[number] = value
@@ -242,11 +223,8 @@ class GraphNetwork(PreTrainedModel):
     def _read_graph(self) -> ir.Model:
         """The graph as its file has it, normalized, so that initializers have the names of `weights`."""
         if graph_digest(self.file) != self._content:
-            raise InputError(
-                f"{self.file}: the file has changed since this run read it; run the command again",
-                code=ErrorCode.FILE_MISMATCH,
-                path=self.file,
-            )
+            text = f"{self.file}: the file has changed since this run read it; run the command again"
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self.file)
         model = graph_passes.load(self.file)
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
@@ -318,11 +296,7 @@ class GraphNetwork(PreTrainedModel):
         }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs of the graph by name.
-
-        Args:
-            inputs: the inputs of the graph by name.
-        """
+        """The outputs of the graph, from its inputs, by name."""
         shared = self._shared
         shared.clear()
         for name, number in self._inputs.items():
@@ -352,9 +326,8 @@ class GraphNetwork(PreTrainedModel):
             floats = (output for output in outputs.values() if output.is_floating_point())
             scored = outputs[_LOGITS] if _LOGITS in outputs else next(floats)
             return ModelOutput({"loss": self._loss(scored, labels), **outputs})
-        if all(name in inputs for name in _SPAN_LABELS):
-            pairs = zip(_SPAN_LABELS, _SPAN_LOGITS, strict=True)
-            losses = [nn.functional.cross_entropy(outputs[name], inputs[label]) for label, name in pairs]
+        if all(name in inputs for name in _SPANS):
+            losses = [nn.functional.cross_entropy(outputs[name], inputs[label]) for label, name in _SPANS.items()]
             return ModelOutput({"loss": torch.stack(losses).mean(), **outputs})
         return ModelOutput(outputs)
 
@@ -368,7 +341,6 @@ class GraphNetwork(PreTrainedModel):
 
 
 def _no_linear(group: FoundGroup) -> Refusal:
-    """The obstacle of a group that ends in another operator than a matmul of an activation with a matrix."""
     node = group.products[0]
     why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
     return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
@@ -402,12 +374,18 @@ class _Builder:
             value.name or "": self._number(value) for value in program.graph.inputs if not value.is_initializer()
         }
         *layers, last = division.layers
-        self.layers = [self._layer(layer) for layer in layers]
+        self.layers = [
+            GraphLayer(self._operations(layer), self.shared, *map(self._numbers_of, (layer.operands, layer.results)))
+            for layer in layers
+        ]
         self.after = self._operations(last)
         self.outputs: dict[str, Operand] = {value.name or "": self._operand(value) for value in program.graph.outputs}
 
     def _number(self, value: ir.Value) -> int:
         return self._numbers.setdefault(value, len(self._numbers))
+
+    def _numbers_of(self, values: Iterable[ir.Value]) -> tuple[int, ...]:
+        return tuple(map(self._number, values))
 
     def _operand(self, value: ir.Value | None) -> Operand:
         if value is None:
@@ -427,11 +405,6 @@ class _Builder:
             self.weights[name] = Weight(constants, attribute)
         return self.weights[name]
 
-    def _layer(self, layer: Layer) -> GraphLayer:
-        operations = self._operations(layer)
-        operands, results = ([self._number(value) for value in values] for values in (layer.operands, layer.results))
-        return GraphLayer(operations, self.shared, operands, results)
-
     def _operations(self, layer: Layer) -> list[Operation]:
         """The operations of a layer, each with the values that are not read any more after it."""
         operations = []
@@ -440,7 +413,7 @@ class _Builder:
             if operator.adds_activations:
                 self._network.sums[str(len(self._network.sums))] = module = nn.Identity()
                 operation.run = partial(_observed_sum, operation.run, module)
-            operation.drops = tuple(self._number(value) for value in unused)
+            operation.drops = self._numbers_of(unused)
             operations.append(operation)
         return operations
 
@@ -451,7 +424,7 @@ class _Builder:
         else:
             run = executor(node, self._program.opset(node))
         operands = tuple(self._operand(value) for value in operator.reads)
-        return Operation(run, operands, tuple(map(self._number, node.outputs)), f"{node.op_type} {node.name}")
+        return Operation(run, operands, self._numbers_of(node.outputs), f"{node.op_type} {node.name}")
 
     def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
@@ -489,11 +462,7 @@ def network_of(
 ) -> GraphNetwork:
     """The network of a graph, in evaluation mode.
 
-    Args:
-        program: the graph.
-        config: the configuration of the network.
-        base: its class, whose `forward` gets the inputs of the graph as parameters.
-        options: further arguments of the class.
+    Its class, made with further `options`, is `base` with a `forward` whose parameters are the inputs of the graph.
 
     Raises:
         InputError: the graph has an operator that is not supported.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -36,8 +36,10 @@ class LayeredGraph:
         """The layers, of which the last one ends with the outputs of the graph."""
         return self.division.layers
 
-    def run_of(self, layer: int, outputs: Sequence[ir.Value], weights: Arrays) -> LayerRun:
-        """Compile what computes some values of a layer.
+    def run_of(
+        self, layer: int, outputs: Sequence[ir.Value], weights: Arrays
+    ) -> Callable[[Arrays], dict[str, np.ndarray]]:
+        """Compile what computes some values of a layer by name, from the inputs of the graph and operands of the layer.
 
         Args:
             layer: number of the layer.
@@ -45,47 +47,29 @@ class LayeredGraph:
             weights: initializers with other values than in the graph.
 
         Raises:
-            InputError: ONNX Runtime cannot load it.
+            InputError: ONNX Runtime cannot load it, or, when it runs, the graph does not run on these inputs, e.g. with
+                more positions than it has.
         """
         operands = {value.name or "": value for value in self.layers[layer].operands}
         wanted = {value.name or "": value for value in outputs}
         computed = [value for name, value in wanted.items() if name not in operands]
-        passed = tuple(name for name in wanted if name in operands)
-        if not computed:
-            return LayerRun(None, passed)
-        session = _session(_part(self._model, computed, operands, weights))
-        for value, output in zip(computed, session.get_outputs(), strict=True):
-            value.type = value.type or ir.TensorType(_data_type(output.type))  # which the next layer needs
-        return LayerRun(session, passed)
+        session = _session(_part(self._model, computed, operands, weights)) if computed else None
+        for value, output in zip(computed, [] if session is None else session.get_outputs(), strict=True):
+            kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
+            value.type = value.type or ir.TensorType(ir.DataType[kind])  # which the next layer needs
 
+        def run(feeds: Arrays) -> dict[str, np.ndarray]:
+            try:
+                results = {} if session is None else run_session(session, feeds)
+            except InputError as error:
+                raise InputError(
+                    f"the graph does not run on these inputs ({error}); give rows of sizes that the graph takes, e.g."
+                    " shorter ones",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                ) from error
+            return {**results, **{name: feeds[name] for name in wanted if name in operands}}
 
-@dataclass(frozen=True)
-class LayerRun:
-    """What computes some values of a layer.
-
-    Attributes:
-        session: computes those that are no operands; None: all are.
-        passed: names of values that are operands.
-    """
-
-    session: ort.InferenceSession | None
-    passed: tuple[str, ...] = ()
-
-    def __call__(self, feeds: Arrays) -> dict[str, np.ndarray]:
-        """The values by name, from the inputs of the graph and the operands of the layer.
-
-        Raises:
-            InputError: the graph does not run on these inputs, e.g. with more positions than it has.
-        """
-        try:
-            computed = {} if self.session is None else run_session(self.session, feeds)
-        except InputError as error:
-            raise InputError(
-                f"the graph does not run on these inputs ({error}); give rows of sizes that the graph takes, e.g."
-                " shorter ones",
-                code=ErrorCode.TENSOR_MISMATCH,
-            ) from error
-        return {**computed, **{name: feeds[name] for name in self.passed}}
+        return run
 
 
 def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.Value], weights: Arrays) -> ir.Model:
@@ -119,12 +103,8 @@ def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.V
         results = [_named(value) for value in node.outputs]
         known.update(zip(node.outputs, results, strict=True))
         operands = [None if value is None else known[value] for value in node.inputs]
-        nodes.append(
-            ir.Node(
-                node.domain, node.op_type, operands, node.attributes.values(), outputs=results,
-                version=node.version, name=node.name,
-            )
-        )  # fmt: skip
+        options: dict[str, Any] = {"outputs": results, "version": node.version, "name": node.name}
+        nodes.append(ir.Node(node.domain, node.op_type, operands, node.attributes.values(), **options))
     graph = ir.Graph(
         [known[value] for value in inputs.values()],
         [known[value] for value in outputs],
@@ -145,16 +125,8 @@ def _session(part: ir.Model) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(ir.to_proto(part).SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
-        raise InputError(
-            f"ONNX Runtime cannot load a part of the graph ({error_line(error)}); export the graph again",
-            code=ErrorCode.RUNTIME_FAILED,
-        ) from error
-
-
-def _data_type(name: str) -> ir.DataType:
-    """The type that ONNX Runtime calls `tensor(float)` or `tensor(int64)`."""
-    kind = name.removeprefix("tensor(").removesuffix(")").upper()
-    return ir.DataType[kind]
+        text = f"ONNX Runtime cannot load a part of the graph ({error_line(error)}); export the graph again"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
 
 
 def _named(value: ir.Value) -> ir.Value:
@@ -182,9 +154,7 @@ class LayerPass:
     def observe(self, values: Sequence[ir.Value], *, advance: bool = False) -> Iterator[dict[str, np.ndarray]]:
         """Some values of the present layer by name, batch by batch.
 
-        Args:
-            values: the values.
-            advance: whether the pass is at the start of the next layer afterwards; then all batches are to be consumed.
+        If the pass is to `advance` to the start of the next layer, all batches have to be consumed.
         """
         results = self._graph.layers[self.layer].results if advance else ()
         run = self._graph.run_of(self.layer, [*values, *results], self._weights)

@@ -289,13 +289,7 @@ def _replaced(owner: type | ModuleType, name: str, form: Callable[[Function], Fu
 
 
 def with_other_form(error: InputError, trace: Callable[[Attention], object], attention: Attention) -> InputError:
-    """The error of an export, with the other form of attention as remedy if it can be exported.
-
-    Args:
-        error: the error.
-        trace: exports the model in a form of attention, or raises an error.
-        attention: the form that failed.
-    """
+    """The error of an export in a form of attention, with the other form as remedy if `trace` can export it."""
     alternative: Attention = "sdpa" if attention == "eager" else "eager"
     try:
         trace(alternative)

@@ -78,10 +78,7 @@ def changes_of_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
 def switch_of_changes(changes_at: Callable[[int], tuple[Change, ...]], shortest: int, longest: int) -> int | None:
     """The largest length at which a forward changes the same attributes as at the shortest; None: all lengths do.
 
-    Args:
-        changes_at: the changes of a forward of some length in a model that has not run.
-        shortest: a length.
-        longest: a greater length.
+    `changes_at` returns the changes of a forward of some length in a model that has not run.
     """
 
     def changed(length: int) -> set[tuple[str, str]]:

@@ -96,25 +96,17 @@ class DenseLayer(nn.Module):
 
 
 class NormLayer(nn.Module):
-    """The module `LayerNorm` of sentence-transformers, whose weights are buffers like those of `DenseLayer`.
-
-    Args:
-        weight: `[width]`.
-        bias: `[width]`.
-    """
+    """The module `LayerNorm` of sentence-transformers, with weights `[width]` in buffers like those of `DenseLayer`."""
 
     weight: Tensor
     bias: Tensor
+    setting = "LayerNorm"
+    """What the layer computes besides its weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-
-    @property
-    def setting(self) -> str:
-        """What the layer computes besides its weights."""
-        return "LayerNorm"
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Normalise embeddings `[texts, width]`."""
@@ -416,13 +408,10 @@ class CausalReranker(ModuleReranker):
         decoder = whole.get_decoder()
         super().__init__(decoder, "lasttoken", (), ())
         self.answers = answers
-        head = whole.get_output_embeddings()
+        head: Any = whole.get_output_embeddings()
         is_tied = isinstance(head, nn.Linear) and head.weight is decoder.get_input_embeddings().weight
         # Tied embeddings may be trained: the head follows them.
-        output_embeddings: Any = head.weight  # an attribute of a module has any type
-        self.register_buffer(
-            "rows", None if is_tied else self._score_weights(output_embeddings.detach().float()).clone()
-        )
+        self.register_buffer("rows", None if is_tied else self._score_weights(head.weight.detach().float()).clone())
         object.__setattr__(self, "_whole", [whole])  # not a submodule: its parameters are those of the decoder
         _require_matmul(self, whole)
 

@@ -202,12 +202,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 def tracked_modules(model: nn.Module, marked: Collection[str], tracker: DependencyTracker) -> Iterator[None]:
     """Inside the context, outputs of modules depend on their inputs, and are marked by the names of some modules.
 
-    A kernel that PyTorch does not know writes into memory without an operation.
-
-    Args:
-        model: the model.
-        marked: module paths of the modules whose outputs are marked.
-        tracker: follows the tensors.
+    `marked` are module paths. A kernel that PyTorch does not know writes into memory without an operation.
     """
 
     def on_output(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -226,11 +221,8 @@ def tracked_modules(model: nn.Module, marked: Collection[str], tracker: Dependen
 def kept_outputs(model: nn.Module, outputs: Iterable[str]) -> list[str]:
     """The names among `outputs` that the graph of a model keeps: those that the model lists, or that a task may read.
 
-    All of them if no task reads any.
-
-    Args:
-        model: the model; a model of this project may list the outputs of its graph as `graph_outputs`.
-        outputs: names of the tensors that its forward returns, as the exporter of transformers names them.
+    All of them if no task reads any. `outputs` are those of a forward, as the exporter of transformers names them. A
+    model of this project may list the outputs of its graph as `graph_outputs`.
     """
     names: tuple[str, ...] | None = getattr(model, "graph_outputs", None)
     outputs = list(outputs)

@@ -266,13 +266,11 @@ def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     """
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     if output.dim() != 4 or output.shape[2] != heads or heads % kv_heads:
-        raise SiteRefusedError(
+        text = (
             f"{call.site}: its attention returns {list(output.shape)} for {heads} query and {kv_heads} key/value"
-            " heads, not [batch, query, head, head_dim]; this family cannot be gated",
-            code=ErrorCode.SITE_REFUSED,
-            site=call.site,
-            shape=tuple(output.shape),
+            " heads, not [batch, query, head, head_dim]; this family cannot be gated"
         )
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, site=call.site, shape=tuple(output.shape))
     groups = getattr(call.module, "num_key_value_groups", 1)
     if kv_heads == heads and groups > 1:  # the family repeats the key/value heads before it calls the interface
         kv_heads = heads // groups

@@ -49,10 +49,7 @@ def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
 def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> None:
     """Check that a plan has an entry for every site of a model and for nothing else, with equal kinds and sizes.
 
-    Args:
-        plan: the plan.
-        sites: the sites of the model.
-        source: origin of the plan, for the error message.
+    `source` is the origin of the plan, for the error message.
 
     Raises:
         InputError: an entry is missing, superfluous or different.
@@ -72,12 +69,7 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
 
 
 def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
-    """Check that a plan has an entry for every site of a model.
-
-    Args:
-        plan: the plan.
-        sites: the sites of the model.
-        source: origin of the plan, for the error message.
+    """Check that a plan, from some source, has an entry for every site of a model.
 
     Raises:
         InputError: an entry is missing.
@@ -90,20 +82,13 @@ def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str =
 
 def _mismatch(text: str, site: str, source: str = "plan", **details: Any) -> InputError:
     """The error for a plan that does not fit the model at a site, or at the linear of a feed-forward."""
-    return InputError(
-        f"{source}: {text}; use a plan that was learned on this model",
-        code=ErrorCode.PLAN_MISMATCH,
-        site=site,
-        **details,
-    )
+    text = f"{source}: {text}; use a plan that was learned on this model"
+    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=site, **details)
 
 
 def _missing_site(name: str, source: str) -> InputError:
-    return InputError(
-        f"{source}: site {name} of the model is missing; add an entry for every site",
-        code=ErrorCode.PLAN_MISMATCH,
-        site=name,
-    )
+    text = f"{source}: site {name} of the model is missing; add an entry for every site"
+    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=name)
 
 
 @contextmanager
@@ -175,9 +160,8 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
         raise _mismatch(f"{family(model)} has no module {name}", name)
     module = modules[name]
     if hasattr(module, GATE_NAMES[group.type]):
-        raise InputError(
-            f"plan: {name} is gated already; leave the other context first", code=ErrorCode.CONTRADICTION, site=name
-        )
+        text = f"plan: {name} is gated already; leave the other context first"
+        raise InputError(text, code=ErrorCode.CONTRADICTION, site=name)
     if group.type == "heads":
         return
     actual = linear_sizes(module)[0] if is_linear(module) else None
@@ -230,12 +214,8 @@ def hooked(
             return output, weights
         if on_weights is not None:
             if weights is None:
-                raise SiteRefusedError(
-                    f"{call.site}: {call.implementation} attention returns no map; use attention='eager'",
-                    code=ErrorCode.SITE_REFUSED,
-                    site=call.site,
-                    attention=call.implementation,
-                )
+                text = f"{call.site}: {call.implementation} attention returns no map; use attention='eager'"
+                raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, site=call.site, attention=call.implementation)
             on_weights(call, weights)
         return on_output(call.site, output), weights
 

@@ -137,11 +137,8 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     while not isinstance(inner, PreTrainedModel):
         inner = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         if inner is None:
-            raise InputError(
-                f"{type(model).__name__} is not a transformers model; use a PreTrainedModel",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                value=type(model).__name__,
-            )
+            text = f"{type(model).__name__} is not a transformers model; use a PreTrainedModel"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, value=type(model).__name__)
     return inner
 
 
@@ -169,29 +166,19 @@ def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
 def _attention_implementation(model: PreTrainedModel, attention: Attention | None) -> Iterator[None]:
     """The model configured for `attention`; afterwards every configuration has its former value."""
     if attention not in (*get_args(Attention), None):
-        raise UsageError(
-            f"attention {attention!r}: unknown; use 'eager' or 'sdpa'",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="attention",
-            value=attention,
-        )
+        text = f"attention {attention!r}: unknown; use 'eager' or 'sdpa'"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="attention", value=attention)
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if attention == "sdpa" and not all(part._supports_sdpa for part in parts):
-        raise SiteRefusedError(
-            f"{family(model)}: SDPA does not compute the attention of this family; use attention='eager'",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(model),
-            attention="sdpa",
-        )
+        text = f"{family(model)}: SDPA does not compute the attention of this family; use attention='eager'"
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(model), attention="sdpa")
     configured = [(config, config._attn_implementation) for config in configs(model)]
     unhooked = sorted({str(name) for _, name in configured} - {*get_args(Attention), "None"})
     if attention is None and unhooked:
-        raise SiteRefusedError(
-            f"{family(model)}: {unhooked[0]} attention cannot be gated; load the model with attn_implementation='sdpa'",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(model),
-            attention=unhooked[0],
+        text = (
+            f"{family(model)}: {unhooked[0]} attention cannot be gated; load the model with attn_implementation='sdpa'"
         )
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(model), attention=unhooked[0])
     # The property's setter would overwrite the names in all sub-configurations too.
     internal = "_attn_implementation_internal"
     with patch_attributes([(config, internal, lambda former: attention or former) for config, _ in configured]):

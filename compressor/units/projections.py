@@ -56,13 +56,8 @@ def is_projection(module: nn.Module) -> bool:
 
 
 def channels_last(module: nn.Module, x: Tensor) -> Tensor:
-    """The input of a projection with the axis that it sums over as the last one; the inverse is `channels_back`."""
+    """The input of a projection with the axis that it sums over as the last one."""
     return x.movedim(1, -1) if isinstance(module, _CONVOLUTIONS) else x
-
-
-def channels_back(module: nn.Module, x: Tensor) -> Tensor:
-    """The inverse of `channels_last`."""
-    return x.movedim(-1, 1) if isinstance(module, _CONVOLUTIONS) else x
 
 
 @contextmanager
@@ -101,7 +96,7 @@ def _change_input(
 ) -> tuple[Any, ...]:
     """The arguments of a projection with its first one changed."""
     changed = _changed_heads(site, on_output, channels_last(module, args[0]))
-    return (channels_back(module, changed), *args[1:])
+    return (changed.movedim(-1, 1) if isinstance(module, _CONVOLUTIONS) else changed, *args[1:])
 
 
 def _changed_heads(site: Site | SitePlan, on_output: OutputHook, x: Tensor) -> Tensor:
@@ -117,12 +112,7 @@ def _changed_heads(site: Site | SitePlan, on_output: OutputHook, x: Tensor) -> T
 
 
 def require_interface(model: nn.Module, sites: Iterable[Site | SitePlan], purpose: str) -> None:
-    """Check that attention maps can be read and masked at every site.
-
-    Args:
-        model: the model.
-        sites: the sites.
-        purpose: what needs the maps, as the subject of the error message.
+    """Check that attention maps, which some purpose (the subject of the message) needs, are read at every site.
 
     Raises:
         SiteRefusedError: a site is outside transformers' attention interface.
@@ -132,13 +122,11 @@ def require_interface(model: nn.Module, sites: Iterable[Site | SitePlan], purpos
     for site in sites:
         module = modules.get(site.name)
         if module is not None and (is_projection(module) or contracts_heads(module, site.heads, site.head_dim)):
-            raise SiteRefusedError(
+            text = (
                 f"{family(bare)}: {purpose} need attention maps, and those of {site.name} are computed outside"
-                " transformers' attention interface; prune heads instead",
-                code=ErrorCode.SITE_REFUSED,
-                family=family(bare),
-                site=site.name,
+                " transformers' attention interface; prune heads instead"
             )
+            raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(bare), site=site.name)
 
 
 class HeadContractions(TorchFunctionMode):
@@ -166,16 +154,13 @@ class HeadContractions(TorchFunctionMode):
     def _changed(self, equation: str, factors: list[Tensor]) -> list[Tensor]:
         """The factors, the heads among them changed."""
         for position, weight in enumerate(factors):
-            holders = (
-                name
-                for name, module in self._modules.items()
-                if any(parameter is weight for parameter in module.parameters(recurse=False))
-            )
-            name = next(holders, None)
             heads = factors[1 - position]
-            if name is not None and _sums_heads(equation, 1 - position) and _mixes(weight, *heads.shape[-2:]):
-                factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
-                break
+            if not _sums_heads(equation, 1 - position) or not _mixes(weight, *heads.shape[-2:]):
+                continue
+            for name, module in self._modules.items():
+                if any(parameter is weight for parameter in module.parameters(recurse=False)):
+                    factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
+                    return factors
         return factors
 
 
@@ -325,8 +310,9 @@ def heads_in(name: str, x: Tensor) -> Site | None:
     """The heads that a tensor `[..., head * head_dim]` consists of, which is read at a module path; None: not shown."""
     if x.grad_fn is None:
         return None
-    values, products, softmaxes = _origins(x.grad_fn)
-    widths = set(map(_product_width, products))
+    value_projections, products, softmaxes = _origins(x.grad_fn)
+    kept = [getattr(product, "_saved_mat2", None) for product in products]  # the values, where autograd keeps them
+    widths = {0 if values is None else int(values.shape[-1]) for values in kept}
     width = widths.pop() if len(widths) == 1 else 0
     if not softmaxes or not width or x.shape[-1] % width:
         return None
@@ -338,7 +324,7 @@ def heads_in(name: str, x: Tensor) -> Site | None:
     is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
     if not rows or not is_linear or not _are_disjoint(derivatives):
         return None
-    kv_heads = _count_groups([_slopes(chunk, values) for chunk in chunks])
+    kv_heads = _count_groups([_slopes(chunk, value_projections) for chunk in chunks])
     # Every axis depends only on the first row where there is a single one; then its axis has one entry.
     is_single = all(len(part) == 1 for part in probabilities)
     batch_axis = min(rows, key=lambda axis: x.shape[axis]) if is_single else rows[0]
@@ -357,8 +343,7 @@ def _inputs(node: Node) -> list[Node]:
 def _saved_probabilities(softmax: Any) -> Tensor:
     """The probabilities `[..., query, key]`, which the derivative of a softmax needs."""
     saved = _saved_by_model(softmax)
-    probabilities: Tensor = softmax._saved_result if saved is None else saved
-    return probabilities
+    return softmax._saved_result if saved is None else saved  # type: ignore[no-any-return]
 
 
 def _saved_by_model(node: Any) -> Tensor | None:
@@ -366,7 +351,11 @@ def _saved_by_model(node: Any) -> Tensor | None:
 
     Their rows sum to one, or to zero where all is hidden.
     """
-    for tensor in _saved_tensors(node):
+    try:
+        saved: Sequence[Tensor | None] = getattr(node, "saved_tensors", ())
+    except RuntimeError:  # they were released, or changed in place
+        return None
+    for tensor in saved:
         if not (isinstance(tensor, Tensor) and tensor.grad_fn is node and tensor.output_nr == 0 and tensor.dim() > 2):
             continue
         values = tensor.detach().double().nan_to_num()
@@ -376,22 +365,11 @@ def _saved_by_model(node: Any) -> Tensor | None:
     return None
 
 
-def _saved_tensors(node: Any) -> Sequence[Tensor | None]:
-    try:
-        saved: Sequence[Tensor | None] = getattr(node, "saved_tensors", ())
-    except RuntimeError:  # they were released, or changed in place
-        return ()
-    return saved
-
-
 def _is_weight(node: Node) -> bool:
     """Whether a node is a parameter of two axes or more, or a tensor computed from nothing else but by a lookup."""
-    while len(node.next_functions) == 1 and (source := node.next_functions[0][0]) is not None:
-        if _operation(node) == "Embedding":
-            return False
-        node = source
-    variable = getattr(node, "variable", None)
-    return variable is not None and variable.dim() > 1
+    layout = list(_layout(node))
+    variable = getattr(layout[-1], "variable", None)
+    return variable is not None and variable.dim() > 1 and "Embedding" not in map(_operation, layout[:-1])
 
 
 def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
@@ -401,9 +379,8 @@ def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
         The operations that read a weight, the products of two activations that no other such product follows, and the
         softmaxes.
     """
-    weights: list[Node] = []
-    products: list[Node] = []
-    softmaxes: list[Any] = []  # their saved tensors have no types
+    weights, products = list[Node](), list[Node]()
+    softmaxes = list[Any]()  # their saved tensors have no types
     stack, visited = [(start, False)], {start}
     while stack:
         node, is_behind_product = stack.pop()
@@ -424,12 +401,6 @@ def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
     return weights, products, softmaxes
 
 
-def _product_width(product: Any) -> int:
-    """Width of a product of probabilities and values; 0 where autograd did not keep the values."""
-    values = getattr(product, "_saved_mat2", None)
-    return 0 if values is None else int(values.shape[-1])
-
-
 def _attention_kind(softmaxes: Sequence[Any]) -> Kind:
     if not any(map(_is_self_attention, softmaxes)):
         return "cross"
@@ -447,14 +418,14 @@ def _sources(node: Node) -> set[Node]:
     """The activations that a tensor is projected from."""
     weights, _, _ = _origins(node)
     activations = [source for weight in weights for source in _inputs(weight) if not _is_weight(source)]
-    return set(map(_before_layout, activations))
+    return {list(_layout(activation))[-1] for activation in activations}
 
 
-def _before_layout(node: Node) -> Node:
-    """The node before operations of one input, such as a reshape for a matmul."""
+def _layout(node: Node) -> Iterator[Node]:
+    """A node and those before it while each has one input, such as a reshape for a matmul."""
+    yield node
     while len(node.next_functions) == 1 and (source := node.next_functions[0][0]) is not None:
-        node = source
-    return node
+        yield (node := source)
 
 
 def _is_causal(probabilities: Tensor) -> bool:
@@ -465,10 +436,8 @@ def _is_causal(probabilities: Tensor) -> bool:
 
 def _slopes(chunk: Tensor, nodes: Sequence[Node]) -> list[Tensor | None]:
     """The derivatives of the sum of a chunk by the outputs of nodes; None: the chunk does not depend on one."""
-    if not nodes:
-        return []
     edges = [GradientEdge(node, 0) for node in nodes]
-    return list(torch.autograd.grad(chunk.sum(), edges, retain_graph=True, allow_unused=True))
+    return list(torch.autograd.grad(chunk.sum(), edges, retain_graph=True, allow_unused=True)) if edges else []
 
 
 def _is_sum(chunk: Tensor, probabilities: Sequence[Tensor], derivatives: Sequence[Tensor | None]) -> bool:
@@ -486,10 +455,8 @@ def _holds_rows(x: Tensor, axis: int, softmaxes: Sequence[Node]) -> bool:
 
     The first axis of probabilities holds rows, or rows times heads or windows.
     """
-    for slope in _slopes(x.select(axis, 0), softmaxes):
-        if slope is not None and bool((slope[max(1, len(slope) // x.shape[axis]) :] != 0).any()):
-            return False
-    return True
+    slopes = [slope for slope in _slopes(x.select(axis, 0), softmaxes) if slope is not None]
+    return not any(bool((slope[max(1, len(slope) // x.shape[axis]) :] != 0).any()) for slope in slopes)
 
 
 def _are_disjoint(derivatives: Sequence[Sequence[Tensor | None]]) -> bool:

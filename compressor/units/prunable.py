@@ -83,11 +83,7 @@ class PrunableGroup:
         return self.units // self.bundle
 
     def require_count(self, count: int) -> None:
-        """Check that `count` units can be kept, as whole bundles and equally many in each part.
-
-        Raises:
-            ValueError: they cannot.
-        """
+        """Raise ValueError unless `count` units can be kept, as whole bundles and equally many in each part."""
         if not 0 <= count <= self.units or count % (self.bundle * self.parts):
             raise ValueError(
                 f"{self.name}: {count} of {self.units} units cannot be kept; give a multiple of"
@@ -102,8 +98,7 @@ class PrunableGroup:
     def first(self, count: int) -> tuple[int, ...]:
         """Ids of the first units of each part, `count` in all, ascending.
 
-        Where parts cannot keep equally many, as in plans of methods that choose single heads, the first parts keep one
-        unit more.
+        Where parts cannot keep equally many, as in plans of methods that choose single heads, the first keep one more.
         """
         size = self.units // self.parts
         each, more = divmod(count, self.parts)

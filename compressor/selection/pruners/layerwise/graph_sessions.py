@@ -11,8 +11,8 @@ import torch
 
 import graph_passes
 from compressor.graph.network import GraphNetwork
-from compressor.graph.sentences import SentenceGraph
 from compressor.graph.sessions import Arrays, LayeredGraph
+from compressor.graph.source import SentenceGraph
 from compressor.models.classifiers import several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch, PruningInputs
