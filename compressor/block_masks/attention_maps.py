@@ -325,15 +325,12 @@ def collect_attention_maps(
 ) -> AttentionMaps:
     """The average maps of a model over its training rows. Under `accelerate launch` every process reads its share.
 
+    The model is not changed; it runs without dropout, with eager attention and gated by `plan`. Text for a model with
+    memory is read in order.
+
     Args:
-        model: the model, which is not changed; it runs without dropout, with eager attention and gated by `plan`.
-        sites: its sites.
-        data: the training rows; text for a model with memory is read in order.
-        plan: the heads that are kept.
         length: number of positions that the maps cover.
-        batch_size: rows per batch.
         rows: maximum number of rows, drawn with `seed`; None: all.
-        seed: seed of that draw.
         on_progress: called with (rows finished, rows in total).
 
     Raises:

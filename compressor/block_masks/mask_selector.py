@@ -118,13 +118,7 @@ class SiteTimes:
 
 
 class AttentionTimer:
-    """Times the forms of attention in sessions with the settings of a recipe's engine.
-
-    Args:
-        recipe: provider, precision, threads and kernel.
-        extras: extra inputs of each site that has any.
-        measure: measures the sessions; None: `median_milliseconds`.
-    """
+    """Times the forms of attention, with extra inputs of sites, in sessions with the settings of a recipe's engine."""
 
     def __init__(
         self, recipe: Recipe, extras: Mapping[str, AttentionExtras] | None = None, measure: Measure | None = None
@@ -236,12 +230,10 @@ def dense(
     """Graph of ONNX Runtime's fused attention over all pairs of positions.
 
     Args:
-        heads: number of heads.
         dim: width of a head.
         bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: no such input.
         bias_heads: number of heads of that input, 1 or all.
         causal: hide keys after the query.
-        dtype: type of all inputs.
     """
     biases: list[tuple[str, Shape]] = [(bias, (1, bias_heads, "length", "keys"))] if bias else []
     inputs = _inputs(heads * dim, dtype, biases)
@@ -264,13 +256,11 @@ def sparse(
     """Graph of attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
 
     Args:
-        mask: masks of all heads.
         dim: width of a head.
         row: add an input `row` `[1, 1, 1, key]`, which is added to the scores of every query.
         full: heads, 1 or all, of an input `full` `[1, full, query, key]`, added to the scores; 0: no such input.
         persistent: number of keys at the end that every query attends to.
         causal: hide keys after the query.
-        dtype: type of all inputs.
     """
     heads = len(mask.kept)
     biases: list[tuple[str, Shape]] = [("row", (1, 1, 1, "keys"))] if row else []

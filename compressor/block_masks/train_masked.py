@@ -65,19 +65,11 @@ def learn_blocks(
     """Derive masks for a model with the heads of `plan`, and train it with them, in place.
 
     The maps are stored in `store`, so that an interrupted run does not compute them again and masks of other densities
-    can be derived from them.
+    can be derived from them. Maps are computed with the current weights of the model.
 
     Args:
-        model: the model; maps are computed with its current weights.
-        sites: its sites.
-        data: rows for the maps and for training.
-        step: shares, block size, schedule.
-        plan: the heads that are kept.
         length: number of positions that the masks cover, see `mask_length`.
-        store: keeps maps and selected masks.
         work: folder of unfinished work, for the checkpoints of the training.
-        selector: selects the masks to train with.
-        on_progress: called with (step, steps).
         start: initial weights of the training; None: the weights with which the maps are computed.
 
     Returns:

@@ -22,11 +22,7 @@ class GraphLinear:
     """A matmul with a weight of two axes, and the addition of its bias.
 
     Attributes:
-        activation: what it reads.
-        weight: the initializer.
-        is_transposed: whether the initializer is `[inputs, outputs]`.
-        bias: the initializer of the bias.
-        output: what it returns.
+        is_transposed: whether the initializer of the weight is `[inputs, outputs]`.
     """
 
     activation: ir.Value

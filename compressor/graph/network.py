@@ -37,6 +37,7 @@ from compressor.targets.base import Feeds
 from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from compressor.units import Site
 from compressor.units.hook import unwrap
 from graph_passes import FoundGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
@@ -166,18 +167,12 @@ def _read(operand: Operand, computed: Mapping[int, Tensor], shared: Mapping[int,
 class GraphNetwork(PreTrainedModel):
     """A graph as a model of PyTorch; `network_of` makes one, with a `forward` that names the inputs of the graph.
 
+    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`).
+
     Attributes:
         graph_layers: the layers between sums of the residual stream, in order.
         weights: initializer of the graph -> its parameter or buffer.
-        file: the file of the graph.
-        sites: the attentions, named by the linears that mix their heads.
-        feed_forwards: path of each linear that reads neurons -> their number.
-        group_names: names of all groups, in the order of the graph.
-        obstacles: what looks like an attention or a feed-forward and is no group, and why.
-        search_outcome: what was looked for, and where the search stopped.
         precision: the precision in which the file stores its matrices; the network computes in float32.
-        input_specs: type and shape of each input by name.
-        output_specs: type and shape of each output by name.
     """
 
     main_input_name = "input_ids"
@@ -199,8 +194,12 @@ class GraphNetwork(PreTrainedModel):
         self.graph_layers = nn.ModuleList(builder.layers)
         groups = [group for group in program.search.groups if group.linear in builder.paths]
         self.group_names = [group.linear for group in groups]
-        self.sites = tuple(site for site in program.sites if site.name in self.group_names)
-        self.feed_forwards = {name: count for name, count in program.feed_forwards.items() if name in self.group_names}
+        self.sites = tuple(
+            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
+            for group in groups
+            if group.kind is not None and group.kv_heads is not None
+        )
+        self.feed_forwards = {group.linear: group.units for group in groups if group.type == "neurons"}
         self.obstacles = (
             *program.search.obstacles,
             *(_no_linear(group) for group in program.search.groups if group not in groups),
@@ -234,10 +233,7 @@ class GraphNetwork(PreTrainedModel):
     def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
         """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
 
-        Args:
-            plan: an entry for each group.
-            path: the file to write.
-            example: examples that the graph carries; None: inputs of trials and timing are random.
+        Without examples that the graph carries, inputs of trials and timing are random.
 
         Raises:
             PlanError: the plan has other groups than the graph.

@@ -8,6 +8,8 @@ Sizes, and what is computed from them alone, stay on the CPU; where an operator 
 the CPU are moved.
 """
 
+# ruff: noqa: N803 - attributes have the names of ONNX
+
 from __future__ import annotations
 
 import dataclasses
@@ -30,6 +32,7 @@ from compressor.errors import ErrorCode, InputError
 Input = Tensor | None
 """An input of a node, which may omit it."""
 Inputs = Sequence[Input]
+Sizes = Sequence[int]
 Outputs = tuple[Tensor | None, ...]
 Function = Callable[..., Any]
 """Returns the output of a node, or a tuple of its outputs."""
@@ -309,11 +312,11 @@ def _activated(x: Tensor, name: str, parameters: Sequence[float]) -> Tensor:
 @operator("Constant")
 def _constant(
     *,
-    value: ir.TensorProtocol | None = None,
-    value_float: float | None = None,
-    value_floats: list[float] | None = None,
-    value_int: int | None = None,
-    value_ints: list[int] | None = None,
+    value: Any = None,
+    value_float: Any = None,
+    value_floats: Any = None,
+    value_int: Any = None,
+    value_ints: Any = None,
 ) -> Tensor:
     if value is not None:
         return tensor_of(value)
@@ -377,7 +380,7 @@ def _squeeze(x: Tensor, listed: Input = None, *, axes: list[int] | None = None) 
 
 
 @operator("Unsqueeze", host=(1,))
-def _unsqueeze(x: Tensor, listed: Input = None, *, axes: Sequence[int] = ()) -> Tensor:
+def _unsqueeze(x: Tensor, listed: Input = None, *, axes: Sizes = ()) -> Tensor:
     added = _numbers(listed, axes)
     for axis in sorted(axis % (x.dim() + len(added)) for axis in added):
         x = x.unsqueeze(axis)
@@ -403,9 +406,9 @@ def _slice(
     along: Input = None,
     steps: Input = None,
     *,
-    starts: Sequence[int] = (),
-    ends: Sequence[int] = (),
-    axes: Sequence[int] | None = None,
+    starts: Sizes = (),
+    ends: Sizes = (),
+    axes: Sizes | None = None,
 ) -> Tensor:
     starts, ends, axes = _numbers(first, starts), _numbers(last, ends), _numbers(along, axes)
     strides = _numbers(steps, [1] * len(starts))
@@ -438,7 +441,7 @@ def _pad(
     fill: Input = None,
     axes: Input = None,
     *,
-    pads: Sequence[int] = (),
+    pads: Sizes = (),
     mode: str = "constant",
     value: float = 0.0,
 ) -> Tensor:
@@ -592,7 +595,7 @@ def _reduce(
     x: Tensor,
     listed: Input = None,
     *,
-    axes: Sequence[int] = (),
+    axes: Sizes = (),
     keepdims: int = 1,
     noop_with_empty_axes: int = 0,
 ) -> Tensor:
@@ -613,14 +616,7 @@ for _name, _reduction in REDUCTIONS.items():
 
 @operator("Gemm")
 def _gemm(
-    a: Tensor,
-    b: Tensor,
-    c: Input = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
+    a: Tensor, b: Tensor, c: Input = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
 ) -> Tensor:
     a, b = a.T if transA else a, b.T if transB else b
     if c is not None:
@@ -630,7 +626,7 @@ def _gemm(
 
 @operator("FusedMatMul", MICROSOFT, limits={"transBatchA": (0,), "transBatchB": (0,)})
 @operator("TransposeMatMul", MICROSOFT)
-def _fused_mat_mul(a: Tensor, b: Tensor, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Tensor:  # noqa: N803
+def _fused_mat_mul(a: Tensor, b: Tensor, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Tensor:
     a, b = a.mT if transA and a.dim() > 1 else a, b.mT if transB and b.dim() > 1 else b
     return torch.matmul(a, b) if alpha == 1 else alpha * torch.matmul(a, b)
 
@@ -766,17 +762,10 @@ operator("LpNormalization")(lambda x, *, axis=-1, p=2: x / torch.linalg.vector_n
 # Convolutions, pools and images.
 
 _AUTO_PAD = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
-Sizes = Sequence[int]
 
 
 def _window(
-    x: Tensor,
-    kernel: Sizes,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sizes | None = None,
-    pads: Sizes | None = None,
-    strides: Sizes | None = None,
+    x: Tensor, kernel: Sizes, *, auto_pad: str = "NOTSET", dilations: Sizes = (), pads: Sizes = (), strides: Sizes = ()
 ) -> tuple[Sizes, Sizes, list[tuple[int, int]]]:
     """Strides, dilations, and widths of padding before and after each axis of space."""
     rank = len(kernel)
@@ -824,7 +813,7 @@ def _fused_conv(
 
 @operator("ConvTranspose", passes_to=(_window,), limits={"auto_pad": ("NOTSET",)}, ignored=("kernel_shape",))
 def _conv_transpose(
-    x: Tensor, weight: Tensor, bias: Input = None, *, group: int = 1, output_padding: Sizes | None = None, **window: Any
+    x: Tensor, weight: Tensor, bias: Input = None, *, group: int = 1, output_padding: Sizes = (), **window: Any
 ) -> Tensor:
     strides, dilations, pairs = _window(x, weight.shape[2:], **window)
     zeros = [0] * len(pairs)
@@ -841,9 +830,7 @@ def _max_pool(x: Tensor, *, kernel_shape: Sizes, **window: Any) -> Tensor:
 
 
 @operator(
-    "AveragePool",
-    passes_to=(_window,),
-    limits={**_AUTO_PAD, "ceil_mode": (0,), "dilations": ([1], [1, 1], [1, 1, 1])},
+    "AveragePool", passes_to=(_window,), limits={**_AUTO_PAD, "ceil_mode": (0,), "dilations": ([1], [1, 1], [1, 1, 1])}
 )
 def _average_pool(x: Tensor, *, count_include_pad: int = 0, kernel_shape: Sizes, **window: Any) -> Tensor:
     pools: Mapping[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -903,7 +890,7 @@ def _resize(
     scales: Input = None,
     sizes: Input = None,
     *,
-    axes: Sequence[int] | None = None,
+    axes: Sizes | None = None,
     coordinate_transformation_mode: str | None = None,
     cubic_coeff_a: float = -0.75,
     exclude_outside: int = 0,
@@ -1146,7 +1133,7 @@ def _packed_attention(
     past: None = None,
     attention_bias: Input = None,
     *,
-    qkv_hidden_sizes: Sequence[int] | None = None,
+    qkv_hidden_sizes: Sizes | None = None,
     **attributes: Any,
 ) -> Tensor:
     projected = x @ weight if bias is None else x @ weight + bias

@@ -17,7 +17,6 @@ import graph_passes
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
 from compressor.targets.graph_facts import graph_digest, stored_precision
-from compressor.units import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
 
@@ -122,20 +121,6 @@ class Program:
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
         return {weight: group.linear for group in self.search.groups for weight in group.weights}
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The attentions, named by the linears that mix their heads."""
-        return tuple(
-            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
-            for group in self.search.groups
-            if group.kind is not None and group.kv_heads is not None
-        )
-
-    @property
-    def feed_forwards(self) -> dict[str, int]:
-        """Path of each linear that reads neurons -> their number."""
-        return {group.linear: group.units for group in self.search.groups if group.type == "neurons"}
 
     @property
     def digest(self) -> str:

@@ -41,10 +41,7 @@ class LayeredGraph:
     ) -> Callable[[Arrays], dict[str, np.ndarray]]:
         """Compile what computes some values of a layer by name, from the inputs of the graph and operands of the layer.
 
-        Args:
-            layer: number of the layer.
-            outputs: the values, of this layer or before it.
-            weights: initializers with other values than in the graph.
+        The values are of this layer or before it; `weights` are initializers with other values than in the graph.
 
         Raises:
             InputError: ONNX Runtime cannot load it, or, when it runs, the graph does not run on these inputs, e.g. with

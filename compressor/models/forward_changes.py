@@ -167,11 +167,7 @@ class FirstOfEqual(TorchFunctionMode):
         self._watches = watches
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func not in _TOPK:
             return func(*args, **(kwargs or {}))

@@ -216,13 +216,7 @@ _SCALE = 20.0
 
 
 class SentenceEncoder(PooledEncoder):
-    """A pooled encoder, dense layers and normalisation, as in a folder of sentence-transformers.
-
-    Args:
-        encoder: its first output is the states of the tokens, `[texts, positions, width]`.
-        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
-        normalize: whether embeddings have norm one.
-        pool_in_graph: whether an exported graph pools.
+    """A pooled encoder, dense layers and normalisation to norm one, as in a folder of sentence-transformers.
 
     Attributes:
         dense: the `DenseLayer`s after the pooling, in order; empty until the caller appends some.
@@ -246,7 +240,6 @@ class SentenceEncoder(PooledEncoder):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What embeddings depend on besides weights and configuration."""
         return self.pooling, str(self.normalize), *(layer.setting for layer in self.dense_layers)
 
     @property
@@ -289,7 +282,6 @@ class SentenceEncoder(PooledEncoder):
         return self._embed(POOLINGS[self.pooling](states, mask))
 
     def _embed(self, pooled: Tensor) -> Tensor:
-        """Embeddings `[texts, width]` from pooled states `[texts, width of states]`."""
         embedding: Tensor = self.dense(pooled)
         return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
 
@@ -320,13 +312,11 @@ _TOLERANCE = 1e-3
 class ModuleReranker(PooledEncoder):
     """A pooled encoder and a head, as in a folder of sentence-transformers' `CrossEncoder`.
 
+    The configuration of the encoder has as many labels as there are scores.
+
     Args:
-        encoder: its first output is the states of the tokens, `[texts, positions, width]`. Its configuration has as
-            many labels as there are scores.
-        pooling: a name in `compressor.models.pooled_encoder.POOLINGS`.
         layers: the layers after the pooling, in order; the outputs of the last are the scores.
         folders: paths of the layers' folders in the model's.
-        pool_in_graph: whether an exported graph pools.
     """
 
     def __init__(
@@ -417,7 +407,6 @@ class CausalReranker(ModuleReranker):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What scores depend on besides weights and configuration."""
         answers = self.answers
         return "answers", str(answers.positive), str(answers.negative), answers.prompt, repr(answers.template)
 
@@ -442,8 +431,7 @@ class CausalReranker(ModuleReranker):
 def _require_matmul(model: CausalReranker, whole: PreTrainedModel) -> None:
     """Raise ValueError unless scores are differences of the language model's logits."""
     embeddings: Any = whole.get_input_embeddings()
-    count = len(embeddings.weight)
-    ids = torch.arange(8)[None] % count
+    ids = torch.arange(8)[None] % len(embeddings.weight)
     with torch.no_grad():
         logits = whole.eval()(input_ids=ids, use_cache=False).logits[:, -1]
         positive, negative = model.answers.positive, model.answers.negative

@@ -93,11 +93,6 @@ class SegmentConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Check sizes and heads; `strict` calls this when it validates the configuration."""
-        self._check_sizes()
-        self._check_heads()
-
-    def _check_sizes(self) -> None:
-        """Raise InputError unless all sizes are in range and consistent."""
         for name, least in (*((name, 1) for name in _COUNTS), ("memory_length", 0), ("num_persistent", 0)):
             if (size := getattr(self, name, None)) is not None and size < least:
                 raise _out_of_range(name, size, f"give {least} or more")
@@ -107,35 +102,27 @@ class SegmentConfig(PreTrainedConfig):
         if self.hidden_size % 2:
             raise _out_of_range("hidden_size", self.hidden_size, "give an even number, for sines and cosines")
         if self.head_dim is None:
-            raise InputError(
-                f"hidden_size {self.hidden_size} cannot be divided among {self.num_attention_heads} heads; give a"
-                " multiple of the heads, or head_dim",
-                code=ErrorCode.CONTRADICTION,
-                field="hidden_size",
-                value=self.hidden_size,
-                heads=self.num_attention_heads,
-            )
-        if self.memory_length >= self.max_position_embeddings:
-            raise InputError(
-                f"memory_length {self.memory_length} leaves no position of max_position_embeddings"
-                f" {self.max_position_embeddings} for a segment; give a shorter memory or more positions",
-                code=ErrorCode.CONTRADICTION,
-                field="memory_length",
-                value=self.memory_length,
-                positions=self.max_position_embeddings,
-            )
-
-    def _check_heads(self) -> None:
-        """Raise InputError unless `layer_heads` lists ascending ids of original heads for every layer."""
-        if self.layer_heads is None:
-            return
-        if len(self.layer_heads) != self.num_hidden_layers:
+            size, heads = self.hidden_size, self.num_attention_heads
+            text = f"hidden_size {size} cannot be divided among {heads} heads; give a multiple of them, or head_dim"
+            raise InputError(text, code=ErrorCode.CONTRADICTION, field="hidden_size", value=size, heads=heads)
+        memory, positions = self.memory_length, self.max_position_embeddings
+        if memory >= positions:
             text = (
-                f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}; give a list of"
-                " heads for each layer"
+                f"memory_length {memory} leaves no position of max_position_embeddings {positions} for a segment; give"
+                " a shorter memory or more positions"
             )
-            raise InputError(text, code=ErrorCode.CONTRADICTION, field="layer_heads", layers=len(self.layer_heads))
-        for layer, heads in enumerate(self.layer_heads):
+            raise InputError(
+                text, code=ErrorCode.CONTRADICTION, field="memory_length", value=memory, positions=positions
+            )
+        if self.layer_heads is not None:
+            self._check_heads(self.layer_heads)
+
+    def _check_heads(self, layer_heads: list[list[int]]) -> None:
+        """Raise InputError unless ascending ids of original heads are listed for every layer."""
+        if (layers := len(layer_heads)) != self.num_hidden_layers:
+            text = f"layer_heads has {layers} layers, the model {self.num_hidden_layers}; give heads for each layer"
+            raise InputError(text, code=ErrorCode.CONTRADICTION, field="layer_heads", layers=layers)
+        for layer, heads in enumerate(layer_heads):
             if heads != sorted(set(heads)) or not set(heads) <= set(range(self.num_attention_heads)):
                 text = f"layer_heads: layer {layer} has {heads}; give ascending ids of original heads"
                 raise InputError(text, code=ErrorCode.INVALID_VALUE, field="layer_heads", layer=layer, value=heads)
@@ -230,7 +217,6 @@ class RelativeAttention(nn.Module):
     position.
 
     Args:
-        config: sizes of the model.
         heads: heads of this site, at least one.
         persistent: number N of persistent key and value vectors per head.
     """
@@ -261,7 +247,6 @@ class RelativeAttention(nn.Module):
 
         Args:
             context: normalized memory and segment, `[batch, key, hidden]`; the last `length` positions are the segment.
-            length: number of queries.
             positions: encodings of distances `[key, hidden]`, farthest first.
             masked: True where a query must not attend to a key; can be broadcast to `[batch, 1, query, key]`.
 
@@ -330,10 +315,6 @@ class SegmentLayer(nn.Module):
     """Pre-norm attention, followed by a feed-forward in Transformer-XL.
 
     Instead of attention, a layer without heads adds its output bias to the residual.
-
-    Args:
-        config: sizes of the model.
-        heads: heads of this layer, or 0.
     """
 
     def __init__(self, config: SegmentConfig, heads: int) -> None:
@@ -362,8 +343,7 @@ class SegmentLayer(nn.Module):
         Args:
             states: hidden states of the segment, `[batch, segment, hidden]`.
             memory: hidden states of earlier segments, `[batch, memory, hidden]`, or None.
-            positions: see `RelativeAttention.forward`.
-            masked: see `RelativeAttention.forward`.
+            positions, masked: see `RelativeAttention.forward`.
         """
         if self.heads:
             context = states if memory is None else torch.cat([memory, states], dim=1)

@@ -67,9 +67,6 @@ def compacted(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor]) 
         plan: one entry for each site of the model, and for feed-forwards.
         inputs: keyword arguments of its forward, on the device of the model.
 
-    Yields:
-        Which groups have smaller parameters.
-
     Raises:
         InputError: the plan lacks a site of the model; see also `gated`.
     """

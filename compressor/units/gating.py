@@ -101,7 +101,6 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     On exit the model is restored: the same modules, state dict and configuration.
 
     Args:
-        model: a transformers model.
         plan: one entry for each site of the model, and for feed-forwards.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
@@ -196,7 +195,6 @@ def hooked(
 
     Args:
         model: a transformers model, bare or wrapped for training (DistributedDataParallel).
-        on_output: replaces the output of a site.
         sites: the sites of the model or of a plan. Those outside the attention interface are hooked if they are among
             them; those of the interface always are.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
@@ -226,9 +224,6 @@ def hooked(
 def spread_over_rows(gates: Tensor, rows: int) -> Tensor:
     """Gates `[batch, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
 
-    Args:
-        gates: one gate for each row of a batch and each head.
-        rows: rows of the outputs, a multiple of those of the batch: chunked attention splits a row into several, which
-            are consecutive.
+    The rows of the outputs are a multiple of those of the batch: chunked attention splits a row into several in turn.
     """
     return gates.repeat_interleave(rows // len(gates), dim=0)[:, None, :, None]

@@ -55,11 +55,7 @@ def linear_of(model: nn.Module, group: PrunableGroup) -> Linear:
 
 
 def find_groups(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    *,
-    attention: Attention | None = None,
-    group_by: GroupBy = "kv",
+    model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None, group_by: GroupBy = "kv"
 ) -> list[PrunableGroup]:
     """The groups of a model whose units can be pruned, in the order in which a forward first calls them.
 

@@ -37,7 +37,6 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     which a mask applies in models with a memory or a cache.
 
     Args:
-        model: a transformers model.
         plan: the masks; its heads have no effect here, see `gated`.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 

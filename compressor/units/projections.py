@@ -199,11 +199,9 @@ def called_projections(model: nn.Module) -> Iterator[None]:
     """While entered, PyTorch's attention function calls the output projections of a model as modules.
 
     Their inputs are `[batch, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
-    fused path, which has no projection of its own. Contexts may be nested. Replicas of `nn.DataParallel` are other
-    models, and a forward that gradient checkpointing repeats has to be repeated inside the context.
-
-    Args:
-        model: the model; other models are not affected, except for the fused path.
+    fused path, which has no projection of its own; other models are affected by that alone. Contexts may be nested.
+    Replicas of `nn.DataParallel` are other models, and a forward that gradient checkpointing repeats has to be repeated
+    inside the context.
     """
     is_fused = torch.backends.mha.get_fastpath_enabled()
     _models.append(model)
@@ -270,7 +268,6 @@ def observed_projections(
     Inside the context gradients are recorded, parameters require them, and fused attention is computed step by step.
 
     Args:
-        model: the model.
         on_heads: called with the heads that a projection reads; their key/value heads are those of its values.
         on_contraction: called with the module path of a weight that `torch.einsum` contracts, and with a copy of what
             it reads, which nothing else does.
