@@ -408,7 +408,10 @@ class _MapSums:
         key = torch.cat([key.new_ones(len(key), remembered), key], dim=1)
         first = self.memory - remembered
         region = (..., slice(queries), slice(first, first + keys))
-        visible = _visible_to_any_head(call, keys)
+        visible = call.visible  # by any head
+        if visible is None or visible.dim() != 4:
+            visible = torch.ones(len(call.query), 1, 1, keys, dtype=torch.bool, device=call.query.device)
+        visible = visible.any(dim=1)[..., :keys].expand(len(call.query), -1, -1)
         for row_weights, row_query, row_key, row_visible in zip(weights[..., :keys], query, key, visible, strict=True):
             # Row by row and in place, because a sum over the batch would need memory for another map of the site.
             pairs = torch.outer(row_query, row_key)
@@ -428,17 +431,6 @@ class _MapSums:
             counts[name] = count.cpu().numpy()
             hidden[name] = ((count > 0) & ~visible).cpu().numpy()
         return maps, counts, hidden
-
-
-def _visible_to_any_head(call: Call, keys: int) -> Tensor:
-    """Bool `[batch, query or 1, key]`: pairs that the mask of a call permits in at least one head; all without a mask.
-
-    The first `keys` have a position.
-    """
-    batch, visible = len(call.query), call.visible
-    if visible is None or visible.dim() != 4:
-        return torch.ones(batch, 1, keys, dtype=torch.bool, device=call.query.device)
-    return visible.any(dim=1)[..., :keys].expand(batch, -1, -1)
 
 
 def _validity(positions: Tensor | None, like: Tensor, length: int) -> Tensor:

@@ -300,13 +300,7 @@ def _model(inputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Valu
 
 @dataclass(frozen=True)
 class SelectedMasks:
-    """The masks to train with.
-
-    Attributes:
-        sites: names of the sites that are masked.
-        notes: facts for a reader of the plan.
-        times: the times by which they were selected, by site.
-    """
+    """The names of the sites that are masked in training, notes, and the times by which they were selected, by site."""
 
     sites: tuple[str, ...]
     notes: tuple[Note, ...]
@@ -320,10 +314,8 @@ class MaskSelector:
     """Selects the masks that make attention faster on this machine, in the engine that a recipe describes.
 
     Args:
-        recipe: batch sizes, provider, precision, threads and kernel.
         lengths: lengths to time, in addition to some up to the longest row.
         longest: number of positions of the longest row; None: the largest of `lengths`.
-        extras: inputs of each site besides positions, padding and causality.
         timer: times the forms; None: an `AttentionTimer` of the recipe.
         blocks: the step that drops blocks; None: the masks are those of a plan.
     """
@@ -407,7 +399,6 @@ class MaskSelector:
         """The result for each site that has a mask or from which blocks were to be dropped.
 
         Args:
-            plan: the plan with the masks with which the model was trained.
             requested: sites from whose kind of attention blocks were to be dropped.
             lowered: sites that are block-sparse in the graph.
             dense: for sites that could not be made block-sparse, the reason.
@@ -419,52 +410,40 @@ class MaskSelector:
             if (site.name not in requested and mask is None) or not site.kept:
                 continue
             times = self._times.get(site.name, ())
-            form, reason = self._form(site, mask, times, lowered, dense)
+            form: Form = "whole" if mask is None else "block-sparse" if site.name in lowered else "masked"
+            if mask is None:
+                rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"
+                reason = f"block-sparse attention is {self._slow_size(times) or 'not faster'}; {rule}"
+            elif site.name in lowered:
+                reason = "faster on this machine than the mask as a bias"
+            elif mask.block == 1:
+                reason = "a mask of single entries skips no computation"
+            else:
+                reason = dense.get(site.name, "the mask as a bias is faster on this machine")
             if unused := (unprojected or {}).get(site.name, 0):
                 reason += f"; {unused} key blocks, to which no query attends, are not projected"
-            results.append(
-                SiteBlocks(
-                    site=site.name,
-                    kind=site.kind,
-                    block=self._block_size if mask is None else mask.block,
-                    share=1.0 if mask is None else _kept_share(mask, site, self.longest),
-                    form=form,
-                    why=reason,
-                    unprojected=unused,
-                    milliseconds={
-                        time.length: dict(time.milliseconds) for time in times if time.batch == times[0].batch
-                    },
-                )
+            first = [time for time in times if time.batch == times[0].batch]
+            result = SiteBlocks(
+                site=site.name,
+                kind=site.kind,
+                block=self._block_size if mask is None else mask.block,
+                share=1.0 if mask is None else _kept_share(mask, site, self.longest),
+                form=form,
+                why=reason,
+                unprojected=unused,
+                milliseconds={time.length: dict(time.milliseconds) for time in first},
             )
+            results.append(result)
         return tuple(results)
 
     def _slow_size(self, times: Sequence[SiteTimes]) -> str:
         """A description of the size at which block-sparse attention gains least, if that is too little; else empty."""
         longest = _at_longest(times)
-        slow = [time for time in times if time.gain < (MIN_GAIN if time in longest else 1.0)]
-        if not slow:
+        slow = (time for time in times if time.gain < (MIN_GAIN if time in longest else 1.0))
+        if (slowest := min(slow, key=lambda time: time.gain, default=None)) is None:
             return ""
-        slowest = min(slow, key=lambda time: time.gain)
         batch = f", batch {slowest.batch}" if slowest.batch > 1 else ""
         return f"{slowest.gain:.2f} times as fast at length {slowest.length}{batch}"
-
-    def _form(
-        self,
-        site: SitePlan,
-        mask: BlockMask | None,
-        times: Sequence[SiteTimes],
-        lowered: Collection[str],
-        dense: Mapping[str, str],
-    ) -> tuple[Form, str]:
-        """The form in which the engine computes the attention of a site, and the reason."""
-        if mask is None:
-            rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"
-            return "whole", f"block-sparse attention is {self._slow_size(times) or 'not faster'}; {rule}"
-        if site.name in lowered:
-            return "block-sparse", "faster on this machine than the mask as a bias"
-        if mask.block == 1:
-            return "masked", "a mask of single entries skips no computation"
-        return "masked", dense.get(site.name, "the mask as a bias is faster on this machine")
 
 
 def _at_longest(times: Sequence[SiteTimes]) -> list[SiteTimes]:

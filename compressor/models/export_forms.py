@@ -29,7 +29,7 @@ from transformers.exporters.utils import patch_attribute, patch_attributes
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from compressor.errors import CompressorError, InputError
-from compressor.models.text_config import DYNAMIC
+from compressor.models.forward_changes import DYNAMIC
 from compressor.units.hook import Attention
 
 Function = Callable[..., Any]
@@ -60,21 +60,11 @@ def selective_scan(_: Function) -> Function:
     """Mamba 1 as a `scan` of positions."""
 
     def selective_scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        *,
-        z: Tensor | None = None,
-        delta_bias: Tensor | None = None,
-        delta_softplus: bool = False,
-        return_last_state: bool = False,
-        **options: Any,
+        hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **options: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if delta_bias is not None:
+        if (delta_bias := options.get("delta_bias")) is not None:
             dt = dt + delta_bias.to(dt.dtype)[..., None]
-        if delta_softplus:
+        if options.get("delta_softplus"):
             dt = nn.functional.softplus(dt)
         # `scan` runs along the first axis: [position, batch, channel, state].
         steps, channels = (tensor.permute(2, 0, 1)[..., None] for tensor in (dt, hidden_states))
@@ -84,9 +74,9 @@ def selective_scan(_: Function) -> Function:
         output = torch.matmul(states.to(hidden_states.dtype), reads[..., None])[..., 0].permute(1, 2, 0)
         if (skip := options.get("D")) is not None:
             output = output + hidden_states * skip[None, :, None]
-        if z is not None:
+        if (z := options.get("z")) is not None:
             output = output * nn.functional.silu(z)
-        return (output, last) if return_last_state else output
+        return (output, last) if options.get("return_last_state") else output
 
     return selective_scan
 

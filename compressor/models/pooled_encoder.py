@@ -35,7 +35,6 @@ def _sum(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def _tokens(states: Tensor, mask: Tensor) -> Tensor:
-    """The number of tokens of each text, `[texts, 1]`; at least 1e-9."""
     return mask.to(states.dtype).sum(1, keepdim=True).clamp(min=1e-9)
 
 

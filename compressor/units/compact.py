@@ -404,12 +404,7 @@ def _sliced_parameter(module: nn.Module, name: str, parts: Iterable[Slice]) -> I
         setattr(module, name, full)
         if full.device != trained.device:
             full.data = full.data.to(trained.device)
-        full.data[_entries(full, parts)] = trained.to(full.dtype)
-
-
-def _entries(full: Tensor, parts: Iterable[Slice]) -> tuple[Tensor, ...]:
-    """The index of the remaining entries of a tensor: one tensor for each axis, to be broadcast."""
-    axes = [torch.arange(size, device=full.device) for size in full.shape]
-    for part in parts:
-        axes[part.axis] = part.kept.to(full.device)
-    return tuple(index.reshape(-1, *(1,) * (full.dim() - axis - 1)) for axis, index in enumerate(axes))
+        axes = [torch.arange(size, device=full.device) for size in full.shape]
+        for part in parts:
+            axes[part.axis] = part.kept.to(full.device)
+        full.data[torch.meshgrid(axes, indexing="ij")] = trained.to(full.dtype)

@@ -111,9 +111,8 @@ class DependencyTracker(TorchDispatchMode):
             self._untracked = (1 << len(self._bits)) - 1
         elif bits := self._marked(_tensors((args, kwargs))):
             self._add(_tensors((result, _written(func, args, kwargs))), bits)
-            if _has_dynamic_shape(func, args) or not all(
-                isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)
-            ):
+            has_numbers = not all(isinstance(leaf, Tensor | None) for leaf in tree_leaves(result))
+            if has_numbers or _has_dynamic_shape(func, args):
                 self._untracked |= bits
         return result
 

@@ -104,9 +104,6 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         plan: one entry for each site of the model, and for feed-forwards.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
-    Yields:
-        The model itself.
-
     Raises:
         InputError: the plan names a group that the model lacks, or the model is gated already; on a call, if the plan
             lacks a site of the model or has other sizes.
@@ -118,6 +115,9 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     for group in plan.groups:
         _check_module(group, modules, bare)
     planned = {site.name: site for site in plan.sites}
+
+    def multiply_input(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] * getattr(linear, GATE_NAMES["neurons"]), *args[1:])
 
     def multiply(name: str, output: Tensor) -> Tensor:
         if name not in planned:
@@ -131,7 +131,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
             module.register_buffer(name, _gate_of(module, group, bare), persistent=False)
             undo.callback(delattr, module, name)
         for feed_forward in plan.feed_forwards:
-            undo.enter_context(modules[feed_forward.name].register_forward_pre_hook(_multiply_input))
+            undo.enter_context(modules[feed_forward.name].register_forward_pre_hook(multiply_input))
         undo.enter_context(hooked(model, multiply, sites=plan.sites, attention=attention))
         if plan.masks:
             undo.enter_context(masked(model, plan, attention=attention))
@@ -145,11 +145,6 @@ def _gate_of(module: nn.Module, group: GroupPlan, model: PreTrainedModel) -> Ten
     dtype, device = (model.dtype, model.device) if weight is None else (weight.dtype, weight.device)
     gate = torch.tensor(group.gate, dtype=dtype, device=device)
     return gate[:, None] if group.type == "heads" else gate
-
-
-def _multiply_input(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a linear with its neurons multiplied by their gate."""
-    return (args[0] * getattr(linear, GATE_NAMES["neurons"]), *args[1:])
 
 
 def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: PreTrainedModel) -> None:
