@@ -24,7 +24,7 @@ from tests.graph_passes.exporters import export, trace
 from tests.zoo import FAMILIES, VOCABULARY, text
 
 QUICK: dict[str, tuple[str, ...]] = {"legacy": ("bert", "gpt2"), "dynamo": ()}
-"""Families of quick tests; a further one exports ALBERT with dynamo."""
+"""Families of quick tests; `test_whole_graphs.py` has one of dynamo."""
 TOLERANCE = 1e-5
 
 
@@ -158,6 +158,7 @@ def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_pa
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
 
 
+@pytest.mark.zoo
 def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = AlbertForSequenceClassification(
@@ -165,7 +166,7 @@ def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(
             vocab_size=VOCABULARY,
             embedding_size=8,
             hidden_size=16,
-            num_hidden_layers=2,
+            num_hidden_layers=3,
             num_attention_heads=2,
             intermediate_size=24,
         )

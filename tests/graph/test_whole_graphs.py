@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from compressor.graph.fusions import fuse
+from compressor.graph.network import network_of
+from compressor.graph.program import GraphConfig, Program
 from graph_passes.passes import Normalize
 from tests.graph.whole import run_graph
 from tests.graph_passes.exporters import Attention, export, fused_by_onnxruntime, fused_by_onnxscript, trace
@@ -68,6 +70,11 @@ def test_llama_of_the_newer_exporter(folder: Path) -> None:
     fused = assert_computes(graph, (model, inputs))
     assert count(fused, "RMSNormalization") == 3
     assert count(fused, "QuickGelu") == 1
+    network = network_of(Program.of(folder / "graph.onnx"), GraphConfig())
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False).logits
+        logits = network(**{name: inputs[name] for name in network.input_specs})["logits"]
+    assert (logits - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
 @pytest.mark.zoo

@@ -132,8 +132,7 @@ def linear_recurrence(length: int) -> tuple[Any, str, tuple[Any, ...], dict[str,
     [
         selective_scan,
         chunk_scan,
-        linear_recurrence,
-        *(pytest.param(rule, marks=pytest.mark.zoo) for rule in (delta_rule, delta_attention)),
+        *(pytest.param(rule, marks=pytest.mark.zoo) for rule in (linear_recurrence, delta_rule, delta_attention)),
     ],
 )
 @pytest.mark.parametrize("length", [24, pytest.param(200, marks=pytest.mark.zoo)])

@@ -59,6 +59,7 @@ class AllPoolings(nn.Module):
         return {name: pool(states, mask) for name, pool in POOLINGS.items()}
 
 
+@pytest.mark.zoo
 def test_a_graph_computes_the_same_at_other_sizes(tmp_path: Path) -> None:
     axes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("positions")}
     with quiet_tools():
