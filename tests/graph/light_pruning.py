@@ -18,7 +18,7 @@ from tests.light_environment import hide
 def prune(path: Path, rows: Path) -> float:
     """The share of the inputs of linears that are zero once half of the units of each group are removed."""
     import graph_passes
-    from compressor.graph.sessions import LayeredGraph
+    from compressor.graph.layers import LayeredGraph
     from compressor.progress import ignore_progress
     from compressor.selection.pruners.reconstruct.choice import choices_of, loss_curve
     from compressor.selection.pruners.reconstruct.refit_in_order import refit_in_order

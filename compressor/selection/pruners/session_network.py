@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import GraphLinear, is_sum
-from compressor.graph.sessions import Arrays, LayeredGraph, LayerPass
+from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.layerwise.gram import Gram
 from compressor.selection.pruners.layerwise.refit import RefitSums

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import graph_passes
+from compressor.graph.layers import LayeredGraph
 from compressor.graph.network import GraphNetwork
-from compressor.graph.sessions import LayeredGraph
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.graph_sessions import network_of, sessions_of
 from compressor.selection.pruners.layerwise.torch_network import TorchNetwork

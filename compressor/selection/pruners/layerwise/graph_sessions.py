@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import graph_passes
+from compressor.graph.layers import Arrays, LayeredGraph
 from compressor.graph.network import GraphNetwork
-from compressor.graph.sessions import Arrays, LayeredGraph
 from compressor.graph.source import SentenceGraph
 from compressor.models.classifiers import several_answers
 from compressor.progress import ProgressCallback

@@ -77,7 +77,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         @versioned(
             2,
             *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
-            *("compressor.graph.layers", "compressor.graph.sessions"),
+            *("compressor.graph.layers", "compressor.graph.layers"),
         )
         def gather(_: Path) -> Mapping[str, Gram]:
             return self._network.grams(list(dict.fromkeys(linears)), progress_of(1))
@@ -102,7 +102,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             2,
             "compressor.selection.pruners.reconstruct",
             *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.session_network"),
-            *("compressor.graph.layers", "compressor.graph.sessions"),
+            *("compressor.graph.layers", "compressor.graph.layers"),
         )
         def measure(group: PrunableGroup, _: Path) -> Curve:
             nonlocal divergence
