@@ -185,11 +185,10 @@ def _has_dynamic_shape(func: torch._ops.OpOverload[..., Any], args: tuple[Any, .
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an operation writes to."""
-    parameters = [entry for entry in func._schema.arguments if entry.alias_info is not None]
-    written = {entry.name for entry in parameters if entry.alias_info.is_write}
-    if not written:
+    parameters = func._schema.arguments
+    if not (written := [p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write]):
         return []
-    by_name = {**dict(zip((entry.name for entry in func._schema.arguments), args, strict=False)), **kwargs}
+    by_name = {**dict(zip((p.name for p in parameters), args, strict=False)), **kwargs}
     return [by_name[name] for name in written if name in by_name]
 
 

@@ -150,15 +150,11 @@ def family(model: PreTrainedModel) -> str:
 def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """All configurations that parts of `model` read, each once; encoder and decoder often have copies of their own."""
     by_id: dict[int, PreTrainedConfig] = {}
-
-    def add(config: Any) -> None:
+    parts = [getattr(module, "config", None) for module in model.modules()]
+    for config in parts:  # which grows on the way
         if isinstance(config, PreTrainedConfig) and id(config) not in by_id:
             by_id[id(config)] = config
-            for name in config.sub_configs:
-                add(getattr(config, name, None))
-
-    for module in model.modules():
-        add(getattr(module, "config", None))
+            parts += [getattr(config, name, None) for name in config.sub_configs]
     return list(by_id.values())
 
 

@@ -74,20 +74,20 @@ def hooked_projections(model: nn.Module, sites: Iterable[Site | SitePlan], on_ou
     """
     modules = dict(unwrap(model).named_modules())
     contracting: dict[str, Site | SitePlan] = {}
+
+    def change(name: str, heads: Tensor) -> Tensor:
+        return _changed_heads(contracting[name], on_output, heads)
+
     with ExitStack() as undo:
         undo.enter_context(called_projections(unwrap(model)))
         for site in sites:
             module = modules.get(site.name)
             if module is not None and is_projection(module):
-                hook = partial(_change_input, site, on_output)
-                undo.enter_context(module.register_forward_pre_hook(hook))
+                undo.enter_context(module.register_forward_pre_hook(partial(_change_input, site, on_output)))
             elif module is not None and contracts_heads(module, site.heads, site.head_dim):
                 contracting[site.name] = site
         if contracting:
-            by_name = {name: modules[name] for name in contracting}
-            undo.enter_context(
-                HeadContractions(by_name, lambda name, heads: _changed_heads(contracting[name], on_output, heads))
-            )
+            undo.enter_context(HeadContractions({name: modules[name] for name in contracting}, change))
         yield
 
 
@@ -458,11 +458,8 @@ def _holds_rows(x: Tensor, axis: int, softmaxes: Sequence[Node]) -> bool:
 
 def _are_disjoint(derivatives: Sequence[Sequence[Tensor | None]]) -> bool:
     """Whether no entry of a tensor has a derivative in two chunks."""
-    for of_tensor in zip(*derivatives, strict=True):
-        used = [(slope != 0).int() for slope in of_tensor if slope is not None]
-        if used and int(torch.stack(used).sum(0).max()) > 1:
-            return False
-    return True
+    used = ([(part != 0).int() for part in parts if part is not None] for parts in zip(*derivatives, strict=True))
+    return not any(parts and int(torch.stack(parts).sum(0).max()) > 1 for parts in used)
 
 
 def _count_groups(derivatives: Sequence[Sequence[Tensor | None]]) -> int:
