@@ -31,7 +31,7 @@ CASES = {
 }
 
 
-QUICK = ("bert", "llama_of_four_queries", "transformer_xl_with_memory")
+QUICK = ("bert", "llama_of_four_queries", "t5", "transformer_xl_with_memory")
 
 
 def some_of_each(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
