@@ -340,7 +340,8 @@ def _inputs(node: Node) -> list[Node]:
 def _saved_probabilities(softmax: Any) -> Tensor:
     """The probabilities `[..., query, key]`, which the derivative of a softmax needs."""
     saved = _saved_by_model(softmax)
-    return softmax._saved_result if saved is None else saved  # type: ignore[no-any-return]
+    probabilities: Tensor = softmax._saved_result if saved is None else saved
+    return probabilities
 
 
 def _saved_by_model(node: Any) -> Tensor | None:
@@ -366,7 +367,7 @@ def _is_weight(node: Node) -> bool:
     """Whether a node is a parameter of two axes or more, or a tensor computed from nothing else but by a lookup."""
     layout = list(_layout(node))
     variable = getattr(layout[-1], "variable", None)
-    return variable is not None and variable.dim() > 1 and "Embedding" not in map(_operation, layout[:-1])
+    return variable is not None and variable.dim() > 1 and all(_operation(part) != "Embedding" for part in layout[:-1])
 
 
 def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
