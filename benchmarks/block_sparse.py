@@ -28,8 +28,7 @@ import onnx_ir as ir
 from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.block_masks.attention_maps import AttentionMaps, build_masks
-from compressor.block_masks.attention_timer import dense, sparse
-from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_selector import MaskSelector, dense, sparse
 from compressor.config.run import Recipe
 from compressor.measure import interleave
 from compressor.targets.base import Engine, Feeds

@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from benchmarks.grid import MODEL
 from benchmarks.machine import machine
 from benchmarks.stored import require_settings
-from compressor.block_masks import collect_attention_maps
+from compressor.block_masks.attention_maps import collect_attention_maps
 from compressor.cli.console import Console
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import example_inputs, load

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.signature import file_model
+from compressor.graph.network import file_model
 from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length, with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH

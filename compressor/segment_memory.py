@@ -31,11 +31,10 @@ def ordered_memories(inputs: Mapping[str, T]) -> list[T]:
         InputError: the memory of a layer is missing, or an input is called `memory`.
     """
     if "memory" in inputs:
-        raise InputError(
-            "memory: unknown; pass the memories of all layers as `memories`, or one by one as memory_0, memory_1, ...",
-            code=ErrorCode.UNKNOWN_NAME,
-            tensor="memory",
+        text = (
+            "memory: unknown; pass the memories of all layers as `memories`, or one by one as memory_0, memory_1, ..."
         )
+        raise InputError(text, code=ErrorCode.UNKNOWN_NAME, tensor="memory")
     names = memory_names(sum(name.startswith("memory_") for name in inputs))
     for name in names:
         if name not in inputs:
@@ -61,15 +60,12 @@ class MemoryLimits:
     max_positions: int | None = None
 
     def check(self, batch: int, segment: int, memories: Iterable[Sequence[int]]) -> None:
-        """Raise unless the model can read a segment with these memories.
+        """Raise InputError unless the model reads a segment with these memories, by their shapes and lengths.
 
         Args:
             batch: rows of the segment.
             segment: positions of the segment.
             memories: shape of each memory; empty for the first segment of a text.
-
-        Raises:
-            InputError: a memory or the segment has another shape, or is longer, than the model takes.
         """
         shapes = [tuple(int(size) for size in shape) for shape in memories]
         if shapes and len(shapes) != self.layers:

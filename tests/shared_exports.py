@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from compressor.engines.trials import EngineTrials
 from compressor.export import export_reference, rewrite_reference
 from compressor.generation.export import DECODER, ENCODER, export_generation
-from compressor.models.pooled_encoder import PooledEncoder
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import PooledEncoder, SentenceEncoder
 from compressor.report import figures
 from compressor.targets import Engine, Feeds
 from compressor.targets.example_rows import EXAMPLE_ROWS, record_example_rows

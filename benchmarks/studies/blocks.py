@@ -16,8 +16,14 @@ from benchmarks.studies.cell_store import Cell, Result
 from benchmarks.studies.context import StudyContext
 from benchmarks.studies.findings import Findings, Picture, Table, difference, difference_text
 from benchmarks.studies.request import StudyRequest
-from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps, density
-from compressor.block_masks.attention_maps import mask_length, shares_by_kind
+from compressor.block_masks.attention_maps import (
+    AttentionMaps,
+    build_masks,
+    collect_attention_maps,
+    density,
+    mask_length,
+    shares_by_kind,
+)
 from compressor.block_masks.train_masked import train_with_masks
 from compressor.config import steps
 from compressor.config.step_list import blocks_of

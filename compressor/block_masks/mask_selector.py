@@ -1,20 +1,42 @@
-"""Select the sites that are faster with a mask on this machine, by the times of the forms of attention."""
+"""Select the sites that are faster with a mask on this machine, by the times of the forms of their attention.
+
+An engine can compute the masked attention of a site in three forms:
+
+1. whole: the runtime's fused attention without a mask.
+2. masked: the same with the mask as a bias; nothing is skipped.
+3. block-sparse: only the blocks that the mask keeps.
+
+Every form has the inputs of the site (memory, persistent vectors and biases of the scores) in the precision of the
+engine. Grouped key/value heads are repeated, as in the graph.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from compressor.block_masks.attention_timer import BLOCK_SPARSE, MASKED, AttentionExtras, AttentionTimer, SiteTimes
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
+from compressor.measure.timing import wait_until_idle
 from compressor.results import Note, NoteCode, SiteBlocks
 from compressor.store import Json, Store
-from graph_passes import BlockMask, Plan, SitePlan
+from compressor.targets.base import Feeds
+from compressor.targets.onnxruntime import ort_session
+from compressor.units.find import evaluating
+from compressor.units.hook import Call, intercepted
+from graph_passes import BlockMask, Plan, SitePlan, save
+from graph_passes.block_sparse.function import block_sparse_attention, call
 
 MIN_GAIN = 1.1
 """A site is masked if block-sparse attention is at least this many times as fast as whole attention."""
@@ -26,17 +48,259 @@ _LISTED = 3
 Form = Literal["whole", "masked", "block-sparse"]
 MASKS = "masks"
 """Name of the selected masks in the store of a step."""
+WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
+_SECONDS = 0.15
+"""Approximate time in seconds for each form at one length."""
+_CALLS = 5
+"""Number of calls of a form per turn; fewer if a form takes long."""
+_TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
+Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
+"""Returns milliseconds of each form, from the session of each form and the inputs of a call."""
+Shape = tuple[int | str, ...]
+"""Shape of an input; names are dynamic axes."""
+
+
+@dataclass(frozen=True)
+class AttentionExtras:
+    """Inputs of a site's attention besides positions, padding and causality.
+
+    Attributes:
+        persistent: number of keys at the end that every query attends to.
+        bias: number of heads of a bias that is added to the scores, 1 or all; 0: no bias.
+    """
+
+    persistent: int = 0
+    bias: int = 0
+
+
+def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, AttentionExtras]:
+    """The extra inputs of each site, from one forward with these arguments; the model is restored afterwards."""
+    extras: dict[str, AttentionExtras] = {}
+
+    def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
+        bias = max(_bias_heads(call.mask), _bias_heads(call.options.get("position_bias")))
+        extras[call.site] = AttentionExtras(getattr(call.module, "persistent", 0), bias)
+        return call.run()
+
+    with evaluating(model), torch.no_grad(), intercepted(model, on_call, None):
+        model(**inputs)
+    return extras
+
+
+def _bias_heads(mask: Tensor | None) -> int:
+    """Number of heads of a mask `[batch, head, query, key]` that also changes scores; 0 if it only hides keys."""
+    if mask is None or mask.dtype == torch.bool:
+        return 0
+    visible = mask[mask > torch.finfo(mask.dtype).min / 2]
+    return int(mask.shape[1]) if bool(visible.any()) else 0
+
+
+@dataclass(frozen=True)
+class SiteTimes:
+    """Times of the forms of one site at one size.
+
+    Attributes:
+        length: number of query positions, and of key positions without the memory.
+        milliseconds: median time of a call by form. A mask of single entries has no block-sparse form; the masked form
+            is timed only at the first batch size.
+        batch: number of rows.
+    """
+
+    length: int
+    milliseconds: Mapping[str, float]
+    batch: int = 1
+
+    @property
+    def gain(self) -> float:
+        """Time of whole attention over time of block-sparse attention; 0 without a block-sparse form."""
+        block_sparse = self.milliseconds.get(BLOCK_SPARSE)
+        return self.milliseconds[WHOLE] / block_sparse if block_sparse else 0.0
+
+
+class AttentionTimer:
+    """Times the forms of attention, with extra inputs of sites, in sessions with the settings of a recipe's engine."""
+
+    def __init__(
+        self, recipe: Recipe, extras: Mapping[str, AttentionExtras] | None = None, measure: Measure | None = None
+    ) -> None:
+        engine = recipe.engine
+        provider = ort_session.choose_provider(engine.provider, engine.definite_precision, engine.kernel)
+        self._settings = ort_session.session_settings(provider, engine.threads, engine.kernel)
+        self._dtype = _TYPES.get(engine.precision, ir.DataType.FLOAT)
+        self._extras, self._measure = extras or {}, measure or median_milliseconds
+
+    def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:
+        """Time every form of a site with the heads that it keeps, which `mask` is of.
+
+        Args:
+            length: number of query positions, and of key positions without the memory.
+            batch: number of rows.
+            masked: time the masked form too, whose bias holds every pair of positions of every head.
+        """
+        case = _Case(site, mask, length, self._extras.get(site.name, AttentionExtras()), self._dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            sessions = {}
+            for form, model in case.models(masked=masked).items():
+                path = Path(folder) / f"{form}.onnx"
+                save(model, path)
+                sessions[form] = ort_session.open_session(path, self._settings)
+            return SiteTimes(length, self._measure(sessions, case.feeds(batch, masked=masked)), batch)
+
+
+class _Case:
+    """The attention of one site, with the heads that it keeps and their mask, at one length and in one type."""
+
+    def __init__(
+        self, site: SitePlan, mask: BlockMask, length: int, extras: AttentionExtras, dtype: ir.DataType
+    ) -> None:
+        self.mask, self.length, self.persistent, self.dtype = mask, length, extras.persistent, dtype
+        self.heads, self.dim, self.is_causal = len(site.kept), site.head_dim, site.kind == "causal"
+        self.keys = length + mask.memory  # without persistent vectors
+        # With a memory, persistent vectors or a bias, causality is in the family's own mask of pairs.
+        in_mask = self.is_causal and bool(mask.memory or extras.persistent or extras.bias)
+        self.hides_later, self.mask_heads = self.is_causal and not in_mask, min(self.heads, extras.bias or int(in_mask))
+
+    def models(self, *, masked: bool) -> dict[str, ir.Model]:
+        """The graph of each form."""
+        full, options = self.mask_heads, dict[str, Any](causal=self.hides_later, dtype=self.dtype)
+        models = {WHOLE: dense(self.heads, self.dim, "full" if full else None, full, **options)}
+        if masked:
+            models[MASKED] = dense(self.heads, self.dim, "mask", self.heads, dtype=self.dtype)
+        if self.mask.block > 1:
+            models[BLOCK_SPARSE] = sparse(
+                self.mask, self.dim, row=True, full=full, persistent=self.persistent, **options
+            )
+        return models
+
+    def feeds(self, batch: int, *, masked: bool) -> dict[str, np.ndarray]:
+        """Inputs of all forms, for a number of rows."""
+        dtype, keys = self.dtype.numpy(), self.keys + self.persistent
+        rng = np.random.default_rng(0)
+        feeds = {
+            name: rng.standard_normal((batch, size, self.heads * self.dim), dtype=np.float32).astype(dtype)
+            for name, size in (("query", self.length), ("key", keys), ("value", keys))
+        }
+        past = np.tri(self.length, self.keys, self.mask.memory if self.is_causal else self.keys, dtype=np.bool_)
+        hidden = np.finfo(dtype).min / 2
+        feeds["row"] = np.zeros((1, 1, 1, keys), dtype)
+        if self.mask_heads:
+            visible = self._with_persistent(past[None])
+            shape = (1, self.mask_heads, *visible.shape[1:])
+            feeds["full"] = np.broadcast_to(np.where(visible, 0.0, hidden), shape).astype(dtype)
+        if masked:
+            visible = self._with_persistent(self.mask.entries(self.length, self.keys, memory=self.mask.memory) & past)
+            feeds["mask"] = np.where(visible, 0.0, hidden)[None].astype(dtype)
+        return feeds
+
+    def _with_persistent(self, pairs: np.ndarray) -> np.ndarray:
+        """Extend bool `[head, query, key]` by the persistent keys, to which every query attends."""
+        return np.pad(pairs, ((0, 0), (0, 0), (0, self.persistent)), constant_values=True)
+
+
+def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
+    """Median milliseconds of a call of each form, timed by a few calls of each form in turn.
+
+    Each form ignores those inputs of a call that its graph lacks.
+    """
+    samples: dict[str, list[float]] = {form: [] for form in sessions}
+    start = time.perf_counter()
+    while min(map(len, samples.values())) < _CALLS or time.perf_counter() - start < _SECONDS * len(sessions):
+        for form, session in sessions.items():
+            wait_until_idle()
+            ort_session.run_session(session, feeds)
+            turn_start = time.perf_counter()
+            for _ in range(_CALLS):
+                call_start = time.perf_counter()
+                ort_session.run_session(session, feeds)
+                samples[form].append(1e3 * (time.perf_counter() - call_start))
+                if time.perf_counter() - turn_start > _SECONDS:
+                    break
+    return {form: float(np.median(times)) for form, times in samples.items()}
+
+
+def dense(
+    heads: int,
+    dim: int,
+    bias: str | None = None,
+    bias_heads: int = 0,
+    *,
+    causal: bool = False,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Graph of ONNX Runtime's fused attention over all pairs of positions.
+
+    Args:
+        dim: width of a head.
+        bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: no such input.
+        bias_heads: number of heads of that input, 1 or all.
+        causal: hide keys after the query.
+    """
+    biases: list[tuple[str, Shape]] = [(bias, (1, bias_heads, "length", "keys"))] if bias else []
+    inputs = _inputs(heads * dim, dtype, biases)
+    attributes = {"num_heads": heads, "unidirectional": int(causal)}
+    # Inputs 3 and 4 are a bias of the projections and a padding mask.
+    operands = [*inputs[:3], None, None, inputs[3]] if bias else inputs
+    return _model(inputs, [ir.node("MultiHeadAttention", operands, attributes, domain="com.microsoft")], [])
+
+
+def sparse(
+    mask: BlockMask,
+    dim: int,
+    *,
+    row: bool = False,
+    full: int = 0,
+    persistent: int = 0,
+    causal: bool = False,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Model:
+    """Graph of attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
+
+    Args:
+        dim: width of a head.
+        row: add an input `row` `[1, 1, 1, key]`, which is added to the scores of every query.
+        full: heads, 1 or all, of an input `full` `[1, full, query, key]`, added to the scores; 0: no such input.
+        persistent: number of keys at the end that every query attends to.
+        causal: hide keys after the query.
+    """
+    heads = len(mask.kept)
+    biases: list[tuple[str, Shape]] = [("row", (1, 1, 1, "keys"))] if row else []
+    biases += [("full", (1, full, "length", "keys"))] if full else []
+    inputs = _inputs(heads * dim, dtype, biases)
+    function = block_sparse_attention(
+        mask, dim, dim, scale=dim**-0.5, causal=causal, row=row, full=full, persistent=persistent, dtype=dtype
+    )
+    arrays = {
+        "split_shape": np.array([0, 0, heads, dim]),
+        "merged_shape": np.array([0, 0, heads * dim]),
+        "block_mask": mask.kept,
+    }
+    constants = {name: ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in arrays.items()}
+    split = [ir.node("Reshape", [value, constants["split_shape"]]) for value in inputs[:3]]
+    attention = call(function, [*(node.outputs[0] for node in split), constants["block_mask"], *inputs[3:]])
+    merged = ir.node("Reshape", [attention.outputs[0], constants["merged_shape"]])
+    model = _model(inputs, [*split, attention, merged], list(constants.values()))
+    model.functions[function.identifier()] = function
+    return model
+
+
+def _inputs(width: int, dtype: ir.DataType, biases: Sequence[tuple[str, Shape]]) -> list[ir.Value]:
+    """Queries, keys and values of a width, followed by biases with their names and shapes."""
+    states = [("query", ("batch", "length", width)), *((name, ("batch", "keys", width)) for name in ("key", "value"))]
+    return [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype)) for name, shape in (*states, *biases)]
+
+
+def _model(inputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]) -> ir.Model:
+    """A model of nodes, whose output is that of the last node."""
+    output = nodes[-1].outputs[0]
+    output.name, output.type, output.shape = "output", inputs[0].type, inputs[0].shape
+    opsets = {"": 18, "com.microsoft": 1, "compressor": 1}
+    graph = ir.Graph(inputs, [output], nodes=nodes, initializers=constants, opset_imports=opsets, name="attention")
+    return ir.Model(graph, ir_version=10)
 
 
 @dataclass(frozen=True)
 class SelectedMasks:
-    """The masks to train with.
-
-    Attributes:
-        sites: names of the sites that are masked.
-        notes: facts for a reader of the plan.
-        times: the times by which they were selected, by site.
-    """
+    """The names of the sites that are masked in training, notes, and the times by which they were selected, by site."""
 
     sites: tuple[str, ...]
     notes: tuple[Note, ...]
@@ -50,10 +314,8 @@ class MaskSelector:
     """Selects the masks that make attention faster on this machine, in the engine that a recipe describes.
 
     Args:
-        recipe: batch sizes, provider, precision, threads and kernel.
         lengths: lengths to time, in addition to some up to the longest row.
         longest: number of positions of the longest row; None: the largest of `lengths`.
-        extras: inputs of each site besides positions, padding and causality.
         timer: times the forms; None: an `AttentionTimer` of the recipe.
         blocks: the step that drops blocks; None: the masks are those of a plan.
     """
@@ -75,11 +337,9 @@ class MaskSelector:
         self._times: dict[str, tuple[SiteTimes, ...]] = {}
 
     def times(self, site: SitePlan, mask: BlockMask) -> tuple[SiteTimes, ...]:
-        """Times of a site with the heads that it keeps, at every length and batch size; each site is timed once.
+        """Times of a site with the heads that it keeps, at every length and batch size, by the mask of all its heads.
 
-        Args:
-            site: the site.
-            mask: the mask of all its heads.
+        Each site is timed once.
         """
         if site.name not in self._times:
             kept = BlockMask(mask.kept[list(site.kept)], mask.block, mask.memory)
@@ -103,23 +363,16 @@ class MaskSelector:
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
         """The masks with which to train the model, and notes on the selection.
 
-        A mask is selected if block-sparse attention is `MIN_GAIN` times as fast at the longest length, and not slower
-        at any other.
-
-        Args:
-            plan: the heads that are kept.
-            masks: mask of all heads of each site.
+        A mask, which is one of all heads of its site, is selected if block-sparse attention is `MIN_GAIN` times as fast
+        at the longest length with the heads that `plan` keeps, and not slower at any other.
         """
         if self._masks_all:
             return dict(masks), ()
-        selected, reasons = {}, []
-        for site in plan.sites:
-            if site.name not in masks:
-                continue
-            if reason := self._slow_size(self.times(site, masks[site.name])):
-                reasons.append(f"{site.name} ({reason})")
-            else:
-                selected[site.name] = masks[site.name]
+        slow = {
+            site.name: self._slow_size(self.times(site, masks[site.name])) for site in plan.sites if site.name in masks
+        }
+        selected = {name: masks[name] for name, reason in slow.items() if not reason}
+        reasons = [f"{name} ({reason})" for name, reason in slow.items() if reason]
         if not reasons:
             return selected, ()
         listed = ", ".join(reasons[:_LISTED]) + (", ..." if len(reasons) > _LISTED else "")
@@ -131,13 +384,9 @@ class MaskSelector:
 
     def lowered(self, plan: Plan) -> frozenset[str]:
         """The masked sites of a plan at which block-sparse attention is faster than the mask as a bias."""
-        sites = set()
-        for site in plan.sites:
-            if site.name in plan.masks and site.kept:
-                times = _at_longest(self.times(site, plan.masks[site.name]))[0].milliseconds
-                if times.get(BLOCK_SPARSE, np.inf) < times[MASKED]:
-                    sites.add(site.name)
-        return frozenset(sites)
+        masked = [site for site in plan.sites if site.name in plan.masks and site.kept]
+        times = {site.name: _at_longest(self.times(site, plan.masks[site.name]))[0].milliseconds for site in masked}
+        return frozenset(name for name, of in times.items() if of.get(BLOCK_SPARSE, np.inf) < of[MASKED])
 
     def site_blocks(
         self,
@@ -150,7 +399,6 @@ class MaskSelector:
         """The result for each site that has a mask or from which blocks were to be dropped.
 
         Args:
-            plan: the plan with the masks with which the model was trained.
             requested: sites from whose kind of attention blocks were to be dropped.
             lowered: sites that are block-sparse in the graph.
             dense: for sites that could not be made block-sparse, the reason.
@@ -162,53 +410,40 @@ class MaskSelector:
             if (site.name not in requested and mask is None) or not site.kept:
                 continue
             times = self._times.get(site.name, ())
-            form, reason = self._form(site, mask, times, lowered, dense)
-            unused = (unprojected or {}).get(site.name, 0)
-            if unused:
+            form: Form = "whole" if mask is None else "block-sparse" if site.name in lowered else "masked"
+            if mask is None:
+                rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"
+                reason = f"block-sparse attention is {self._slow_size(times) or 'not faster'}; {rule}"
+            elif site.name in lowered:
+                reason = "faster on this machine than the mask as a bias"
+            elif mask.block == 1:
+                reason = "a mask of single entries skips no computation"
+            else:
+                reason = dense.get(site.name, "the mask as a bias is faster on this machine")
+            if unused := (unprojected or {}).get(site.name, 0):
                 reason += f"; {unused} key blocks, to which no query attends, are not projected"
-            results.append(
-                SiteBlocks(
-                    site=site.name,
-                    kind=site.kind,
-                    block=self._block_size if mask is None else mask.block,
-                    share=1.0 if mask is None else _kept_share(mask, site, self.longest),
-                    form=form,
-                    why=reason,
-                    unprojected=unused,
-                    milliseconds={
-                        time.length: dict(time.milliseconds) for time in times if time.batch == times[0].batch
-                    },
-                )
+            first = [time for time in times if time.batch == times[0].batch]
+            result = SiteBlocks(
+                site=site.name,
+                kind=site.kind,
+                block=self._block_size if mask is None else mask.block,
+                share=1.0 if mask is None else _kept_share(mask, site, self.longest),
+                form=form,
+                why=reason,
+                unprojected=unused,
+                milliseconds={time.length: dict(time.milliseconds) for time in first},
             )
+            results.append(result)
         return tuple(results)
 
     def _slow_size(self, times: Sequence[SiteTimes]) -> str:
         """A description of the size at which block-sparse attention gains least, if that is too little; else empty."""
         longest = _at_longest(times)
-        slow = [time for time in times if time.gain < (MIN_GAIN if time in longest else 1.0)]
-        if not slow:
+        slow = (time for time in times if time.gain < (MIN_GAIN if time in longest else 1.0))
+        if (slowest := min(slow, key=lambda time: time.gain, default=None)) is None:
             return ""
-        slowest = min(slow, key=lambda time: time.gain)
         batch = f", batch {slowest.batch}" if slowest.batch > 1 else ""
         return f"{slowest.gain:.2f} times as fast at length {slowest.length}{batch}"
-
-    def _form(
-        self,
-        site: SitePlan,
-        mask: BlockMask | None,
-        times: Sequence[SiteTimes],
-        lowered: Collection[str],
-        dense: Mapping[str, str],
-    ) -> tuple[Form, str]:
-        """The form in which the engine computes the attention of a site, and the reason."""
-        if mask is None:
-            rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"
-            return "whole", f"block-sparse attention is {self._slow_size(times) or 'not faster'}; {rule}"
-        if site.name in lowered:
-            return "block-sparse", "faster on this machine than the mask as a bias"
-        if mask.block == 1:
-            return "masked", "a mask of single entries skips no computation"
-        return "masked", dense.get(site.name, "the mask as a bias is faster on this machine")
 
 
 def _at_longest(times: Sequence[SiteTimes]) -> list[SiteTimes]:

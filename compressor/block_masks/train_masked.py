@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +17,12 @@ from compressor.block_masks.attention_maps import (
     MAPS_FILE,
     AttentionMaps,
     build_masks,
+    collect_attention_maps,
+    load_maps,
+    notes_on_maps,
     shares_by_kind,
     unreached_share,
 )
-from compressor.block_masks.collect_maps import collect_attention_maps, load_maps, notes_on_maps
 from compressor.block_masks.mask_selector import MASKS, MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback
@@ -62,19 +65,11 @@ def learn_blocks(
     """Derive masks for a model with the heads of `plan`, and train it with them, in place.
 
     The maps are stored in `store`, so that an interrupted run does not compute them again and masks of other densities
-    can be derived from them.
+    can be derived from them. Maps are computed with the current weights of the model.
 
     Args:
-        model: the model; maps are computed with its current weights.
-        sites: its sites.
-        data: rows for the maps and for training.
-        step: shares, block size, schedule.
-        plan: the heads that are kept.
         length: number of positions that the masks cover, see `mask_length`.
-        store: keeps maps and selected masks.
         work: folder of unfinished work, for the checkpoints of the training.
-        selector: selects the masks to train with.
-        on_progress: called with (step, steps).
         start: initial weights of the training; None: the weights with which the maps are computed.
 
     Returns:
@@ -134,25 +129,15 @@ def _maps(
     """The maps that the step names, or those of an interrupted run, else new ones; all are stored."""
     source = None if step.maps is None else load_maps(step.maps, model, sites, length)
 
-    @versioned(1, "compressor.block_masks.collect_maps", "compressor.units.entmax", "compressor.training.fit")
+    @versioned(1, "compressor.block_masks.attention_maps", "compressor.units.entmax", "compressor.training.fit")
     def collect(work: Path) -> AttentionMaps:
         if source is not None:
             return source
         if torch.cuda.is_available():
             model.to(process_state().device)
-        entmax = step.entmax
-        with _entmax_weights(model, data, step, plan, work, on_progress) if entmax else nullcontext():
-            return collect_attention_maps(
-                model,
-                sites,
-                data,
-                plan,
-                length=length,
-                batch_size=step.batch_size,
-                rows=step.map_rows,
-                seed=step.seed,
-                on_progress=on_progress,
-            )
+        options = dict[str, Any](batch_size=step.batch_size, rows=step.map_rows, seed=step.seed)
+        with _entmax_weights(model, data, step, plan, work, on_progress) if step.entmax else nullcontext():
+            return collect_attention_maps(model, sites, data, plan, length=length, on_progress=on_progress, **options)
 
     return store.memo(MAPS, {}, collect, File(MAPS_FILE, AttentionMaps.save, AttentionMaps.load))
 
@@ -176,16 +161,7 @@ def train_with_masks(
 ) -> tuple[CurvePoint, ...]:
     """Train a model in place with the heads and masks of `plan`; it ends with the weights of the best evaluation.
 
-    Args:
-        model: the model.
-        data: rows to train on and to evaluate on.
-        step: schedule and its options.
-        plan: heads and masks.
-        checkpoint_dir: folder of the checkpoints, from which an interrupted run resumes.
-        on_progress: called with (step, steps).
-
-    Returns:
-        Values that were measured during training, by step.
+    An interrupted run resumes from the checkpoints in `checkpoint_dir`. Returns values that were measured, by step.
     """
     schedule_options = read_options(TRAINING_WITH_MASKS, step.options, ScheduleOptions)
     schedule = schedule_options.schedule_of_epochs(step, len(data.train), EPOCHS)

@@ -19,10 +19,9 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require, unoptimized
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.signature import FileModel, file_model
+from compressor.graph.network import GraphNetwork, file_model
 from compressor.model_folder import copy_of
-from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys
-from compressor.models.text_config import text_config
+from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys, text_config
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE, Feeds
@@ -92,7 +91,7 @@ def prove_export(
     return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
 
 
-def _outputs_of_file(model: FileModel, plan: Plan, cases: Sequence[Case]) -> list[Outputs]:
+def _outputs_of_file(model: GraphNetwork, plan: Plan, cases: Sequence[Case]) -> list[Outputs]:
     """Outputs of the file of a model under a plan.
 
     Raises:

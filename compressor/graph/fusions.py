@@ -140,9 +140,8 @@ def _nodes_between(y: ir.Value, x: ir.Value) -> list[ir.Node]:
 
 def _numbers(y: ir.Value, x: ir.Value) -> list[float]:
     """The constants that y is computed from, besides x."""
-    read = [value for node in _nodes_between(y, x) for value in node.inputs if value is not None]
-    numbers = [_number(value) for value in read if value is not x]
-    return [float(number) for number in numbers if number is not None and number.is_floating_point()]
+    read = [v for node in _nodes_between(y, x) for v in node.inputs if v is not None and v is not x]
+    return [float(number) for number in map(_number, read) if number is not None and number.is_floating_point()]
 
 
 def _computes(whole: ir.Node, x: ir.Value, y: ir.Value, opset: int) -> bool:
@@ -177,9 +176,8 @@ def _sample(x: ir.Value, nodes: list[ir.Node]) -> Tensor | None:
     rank = 3 if x.shape is None else len(x.shape)
     if any(axis % max(rank, 1) != rank - 1 for axis in axes):
         return None
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([4.0, 1e-3]).reshape(2, 1)
-    return (torch.randn([2] * max(rank - 1, 1) + [_WIDTH], generator=generator) + 0.5) * sizes
+    values = torch.randn([2] * max(rank - 1, 1) + [_WIDTH], generator=torch.Generator().manual_seed(0))
+    return (values + 0.5) * torch.tensor([[4.0], [1e-3]])
 
 
 def _axes(node: ir.Node) -> list[int]:

@@ -1,13 +1,22 @@
-"""What a graph consists of: linears, sums of the residual stream, and the layers between those sums."""
+"""The layers of a graph, between sums of its residual stream, and how they run one by one in ONNX Runtime.
+
+They run over many batches, with weights that change on the way.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
+
+from compressor.errors import ErrorCode, InputError
+from compressor.targets.machine import usable_cores
+from compressor.targets.onnxruntime.ort_session import error_line, run_session
 
 _LARGEST = 1e4
 """Magnitude of a constant above which it is a mask, and no weight."""
@@ -22,11 +31,7 @@ class GraphLinear:
     """A matmul with a weight of two axes, and the addition of its bias.
 
     Attributes:
-        activation: what it reads.
-        weight: the initializer.
-        is_transposed: whether the initializer is `[inputs, outputs]`.
-        bias: the initializer of the bias.
-        output: what it returns.
+        is_transposed: whether the initializer of the weight is `[inputs, outputs]`.
     """
 
     activation: ir.Value
@@ -38,12 +43,7 @@ class GraphLinear:
 
 @dataclass(frozen=True)
 class Operator:
-    """A node, or the nodes that a linear replaces.
-
-    Attributes:
-        node: the last of them.
-        linear: the linear; None: it is a single node.
-    """
+    """A single node, or the last of those that a linear replaces."""
 
     node: ir.Node
     linear: GraphLinear | None
@@ -92,8 +92,9 @@ class Division:
 
     def __init__(self, graph: ir.Graph) -> None:
         nodes = list(graph)
-        matmuls = {linear.output: linear for linear in linears_of(nodes)}
-        absorbed = {node for linear in matmuls.values() for node in _nodes_of(linear)}
+        found = list(_linears_of(nodes))
+        matmuls = {linear.output: linear for linear, _ in found}
+        absorbed = {node for _, replaced in found for node in replaced}
         self.parameters, self.linears = _parameters(graph), tuple(matmuls.values())
         self.uses = Counter(
             value for node in nodes if node not in absorbed for value in node.inputs if value is not None
@@ -157,19 +158,26 @@ def _cuts(operators: Sequence[Operator], depends: set[ir.Value], last_use: Mappi
     ]
 
 
-def linears_of(nodes: Sequence[ir.Node]) -> Iterator[GraphLinear]:
-    """The matmuls of an activation with a weight of two axes."""
+def _linears_of(nodes: Sequence[ir.Node]) -> Iterator[tuple[GraphLinear, list[ir.Node]]]:
+    """The matmuls of an activation with a weight of two axes, and the nodes that each replaces.
+
+    These are the matmul, the addition of its bias, and the transposition that it alone reads.
+    """
     for node in nodes:
         if node.op_type == "MatMul" and node.domain in ("", "ai.onnx"):
             activation, operand = node.inputs
-            weight, is_transposed = _weight_behind(operand)
+            transposition, weight, is_transposed = _weight_behind(operand)
             if activation is None or activation.is_initializer() or weight is None:
                 continue
             if is_transposed and any(reader.op_type not in _MATMULS for reader, _ in weight.uses()):
                 continue  # tied to a table in the other layout, of which it is no view
             add = _bias_addition(node.outputs[0])
             bias = None if add is None else next(value for value in add.inputs if value is not node.outputs[0])
-            yield GraphLinear(activation, weight, is_transposed, bias, (node if add is None else add).outputs[0])
+            replaced = [node] if add is None else [add, node]
+            linear = GraphLinear(activation, weight, is_transposed, bias, replaced[0].outputs[0])
+            if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
+                replaced.append(transposition)
+            yield linear, replaced
         elif node.op_type == "Gemm":
             activation, weight = node.inputs[:2]
             bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -183,38 +191,17 @@ def linears_of(nodes: Sequence[ir.Node]) -> Iterator[GraphLinear]:
                 and _is_matrix(weight)
                 and (bias is None or _is_vector(bias))
             ):
-                yield GraphLinear(activation, weight, not node.attributes.get_int("transB", 0), bias, node.outputs[0])
+                is_transposed = not node.attributes.get_int("transB", 0)
+                yield GraphLinear(activation, weight, is_transposed, bias, node.outputs[0]), [node]
 
 
-def _nodes_of(linear: GraphLinear) -> Iterator[ir.Node]:
-    """The nodes that a linear replaces: the matmul, the addition, and the transposition that it alone reads."""
-    node = linear.output.producer()
-    assert node is not None
-    yield node
-    if node.op_type == "Add":
-        source = next(value for value in node.inputs if value is not linear.bias)
-        producer = None if source is None else source.producer()
-        assert producer is not None
-        yield producer
-        node = producer
-    if node.op_type == "MatMul":
-        transposition = node.inputs[1].producer() if node.inputs[1] is not None else None
-        if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
-            yield transposition
-
-
-def _weight_behind(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """The matrix that a matmul reads, and whether it is `[inputs, outputs]`; None: it reads something else."""
-    if value is None:
-        return None, True
-    if value.is_initializer():
-        return (value, True) if _is_matrix(value) else (None, True)
-    node = value.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+def _weight_behind(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None, bool]:
+    """The matrix that a matmul reads, behind a transposition or not, and whether it is `[inputs, outputs]`."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Transpose":
         source = node.inputs[0]
-        if source.is_initializer() and _is_matrix(source):
-            return source, False
-    return None, True
+        return node, source if source is not None and _is_matrix(source) else None, False
+    return None, value if value is not None and _is_matrix(value) else None, True
 
 
 def _bias_addition(value: ir.Value) -> ir.Node | None:
@@ -277,3 +264,158 @@ def _dependent(nodes: Sequence[ir.Node], parameters: set[ir.Value]) -> set[ir.Va
         if any(value in parameters or value in dependent for value in node.inputs if value is not None):
             dependent.update(node.outputs)
     return dependent
+
+
+Arrays = Mapping[str, np.ndarray]
+"""Name of a tensor -> its values."""
+
+
+class LayeredGraph:
+    """A graph whose layers run one by one.
+
+    Args:
+        model: a normalized graph, whose local functions are inlined and whose constants are initializers.
+
+    Attributes:
+        division: its layers.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model, self.division = model, Division(model.graph)
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """The layers, of which the last one ends with the outputs of the graph."""
+        return self.division.layers
+
+    def run_of(
+        self, layer: int, outputs: Sequence[ir.Value], weights: Arrays
+    ) -> Callable[[Arrays], dict[str, np.ndarray]]:
+        """Compile what computes some values of a layer by name, from the inputs of the graph and operands of the layer.
+
+        The values are of this layer or before it; `weights` are initializers with other values than in the graph.
+
+        Raises:
+            InputError: ONNX Runtime cannot load it, or, when it runs, the graph does not run on these inputs, e.g. with
+                more positions than it has.
+        """
+        operands = {value.name or "": value for value in self.layers[layer].operands}
+        wanted = {value.name or "": value for value in outputs}
+        computed = [value for name, value in wanted.items() if name not in operands]
+        session = _session(_part(self._model, computed, operands, weights)) if computed else None
+        for value, output in zip(computed, [] if session is None else session.get_outputs(), strict=True):
+            kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
+            value.type = value.type or ir.TensorType(ir.DataType[kind])  # which the next layer needs
+
+        def run(feeds: Arrays) -> dict[str, np.ndarray]:
+            try:
+                results = {} if session is None else run_session(session, feeds)
+            except InputError as error:
+                raise InputError(
+                    f"the graph does not run on these inputs ({error}); give rows of sizes that the graph takes, e.g."
+                    " shorter ones",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                ) from error
+            return {**results, **{name: feeds[name] for name in wanted if name in operands}}
+
+        return run
+
+
+def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.Value], weights: Arrays) -> ir.Model:
+    """A graph that computes some values from the inputs of a graph and from values that are known."""
+    needed: set[ir.Node] = set()
+    inputs: dict[str, ir.Value] = {}
+    initializers: dict[str, ir.Value] = {}
+    pending = list(outputs)
+    while pending:
+        value = pending.pop()
+        node, name = value.producer(), value.name or ""
+        if name in stops or (node is None and not value.is_initializer()):
+            inputs[name] = value
+        elif node is None:
+            initializers[name] = value
+        elif node not in needed:
+            needed.add(node)
+            pending += [operand for operand in node.inputs if operand is not None]
+    known = {value: _named(value) for value in inputs.values()}
+    for value in known.values():
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # of a layer before which none was compiled
+    for name, value in initializers.items():
+        known[value] = copied = _named(value)
+        copied.const_value = value.const_value
+        if name in weights:
+            copied.const_value = ir.Tensor(weights[name], name=name)
+    nodes = []
+    for node in model.graph:
+        if node not in needed:
+            continue
+        results = [_named(value) for value in node.outputs]
+        known.update(zip(node.outputs, results, strict=True))
+        operands = [None if value is None else known[value] for value in node.inputs]
+        options: dict[str, Any] = {"outputs": results, "version": node.version, "name": node.name}
+        nodes.append(ir.Node(node.domain, node.op_type, operands, node.attributes.values(), **options))
+    graph = ir.Graph(
+        [known[value] for value in inputs.values()],
+        [known[value] for value in outputs],
+        nodes=nodes,
+        initializers=[known[value] for value in initializers.values()],
+        opset_imports=model.opset_imports,
+        name="part",
+    )
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _session(part: ir.Model) -> ort.InferenceSession:
+    """Load a part, which shares the machine with many others: no memory is kept and no thread waits between runs."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = usable_cores(), 4
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return ort.InferenceSession(ir.to_proto(part).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the exceptions of ONNX Runtime share no other base class
+        text = f"ONNX Runtime cannot load a part of the graph ({error_line(error)}); export the graph again"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
+
+
+def _named(value: ir.Value) -> ir.Value:
+    """A value of the same name, type and shape."""
+    return ir.Value(name=value.name, type=value.type, shape=value.shape)
+
+
+class LayerPass:
+    """All batches at the start of a layer, computed with weights that may change on the way.
+
+    Args:
+        graph: the graph.
+        batches: its inputs by name, `[batch, ...]` each.
+        weights: initializers with other values than in the graph; changes of layers before the present one have no
+            effect any more.
+
+    Attributes:
+        layer: number of the present layer.
+    """
+
+    def __init__(self, graph: LayeredGraph, batches: Sequence[Arrays], weights: Arrays) -> None:
+        self._graph, self._batches, self._weights, self.layer = graph, batches, weights, 0
+        self._operands: list[Arrays] = [{} for _ in batches]
+
+    def observe(self, values: Sequence[ir.Value], *, advance: bool = False) -> Iterator[dict[str, np.ndarray]]:
+        """Some values of the present layer by name, batch by batch.
+
+        If the pass is to `advance` to the start of the next layer, all batches have to be consumed.
+        """
+        results = self._graph.layers[self.layer].results if advance else ()
+        run = self._graph.run_of(self.layer, [*values, *results], self._weights)
+        for number, batch in enumerate(self._batches):
+            computed = run({**batch, **self._operands[number]})
+            if advance:
+                self._operands[number] = {value.name or "": computed[value.name or ""] for value in results}
+            yield {value.name or "": computed[value.name or ""] for value in values}
+        self.layer += advance
+
+    def advance(self, layer: int) -> None:
+        """Run all batches up to the start of a layer."""
+        while self.layer < layer:
+            for _ in self.observe((), advance=True):
+                pass

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +37,8 @@ from compressor.targets.base import Feeds
 from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from compressor.units import Site
+from compressor.units.hook import unwrap
 from graph_passes import FoundGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
 from graph_passes.passes import Normalize
@@ -44,19 +47,13 @@ from graph_passes.passes.insert_gates import FINGERPRINT
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
 _LOGITS = "logits"
-_SPAN_LABELS, _SPAN_LOGITS = ("start_positions", "end_positions"), ("start_logits", "end_logits")
-"""Labels of answers that are spans of a text, and the outputs that are compared with them."""
+_SPANS = {"start_positions": "start_logits", "end_positions": "end_logits"}
+"""Label of an answer that is a span of a text -> the output that is compared with it."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """The parameter or buffer that holds an initializer of a graph.
-
-    Attributes:
-        owner: its module.
-        name: its name there.
-        is_transposed: whether it holds the transposed values, as the weight of a linear does.
-    """
+    """The parameter or buffer of a module that holds an initializer of a graph, transposed or not, as linears do."""
 
     owner: nn.Module
     name: str
@@ -83,9 +80,8 @@ class Operation:
     """One node, ready to run.
 
     Attributes:
-        run: computes the outputs.
+        run: computes the outputs, whose numbers are `results`.
         operands: the inputs.
-        results: numbers of the outputs.
         name: operator and name of the node, for messages.
         drops: numbers of values that no later node of the same layer reads.
     """
@@ -97,19 +93,8 @@ class Operation:
     drops: tuple[int, ...] = ()
 
 
-@dataclass
-class _Shared:
-    """Values of the current forward that every layer may read: the inputs, and what depends on them alone."""
-
-    values: dict[int, Tensor] = field(default_factory=dict)
-
-
 class Values(tuple[Tensor, ...]):
-    """The values after a layer, which know their numbers: a pass may continue with those of a later layer.
-
-    Attributes:
-        numbers: number of each value.
-    """
+    """The values after a layer, which know their numbers: a pass may continue with those of a later layer."""
 
     numbers: tuple[int, ...]
 
@@ -124,32 +109,30 @@ class GraphLayer(nn.Module):
 
     Args:
         operations: the nodes.
-        shared: values that nodes of several layers read.
+        shared: values of the current forward that every layer may read: the inputs, and what depends on them alone.
         operands: numbers of the values that earlier layers compute, the residual stream first.
         results: numbers of the values that later layers read, the residual stream first.
     """
 
     def __init__(
-        self, operations: Sequence[Operation], shared: _Shared, operands: Sequence[int], results: Sequence[int]
+        self,
+        operations: Sequence[Operation],
+        shared: Mapping[int, Tensor],
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
     ) -> None:
         super().__init__()
-        self._operations, self._shared = list(operations), shared
-        self.operands, self.results = tuple(operands), tuple(results)
+        self._operations, self._shared, self.operands, self.results = operations, shared, operands, results
 
     def forward(self, *values: Tensor) -> Values:
         """The values of `results`, from those of `operands`."""
         computed = dict(zip(self.operands, values, strict=True))
-        execute(self._operations, computed, self._shared.values)
+        execute(self._operations, computed, self._shared)
         return Values(self.results, computed)
 
 
 def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared: Mapping[int, Tensor]) -> None:
-    """Run nodes in order.
-
-    Args:
-        operations: the nodes.
-        computed: number -> value; results are added, and values that are not read any more are removed.
-        shared: further values.
+    """Run nodes in order, add their results to the computed values, and remove those that are not read any more.
 
     Raises:
         InputError: a node does not run on the values that it gets, e.g. with more positions than the graph has.
@@ -162,13 +145,11 @@ def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared
             raise
         except (IndexError, RuntimeError) as error:
             shapes = [list(operand.shape) for operand in operands if operand is not None]
-            raise InputError(
+            text = (
                 f"the graph does not run on these inputs: {operation.name} with tensors of {listed(map(str, shapes))}"
-                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter ones",
-                code=ErrorCode.TENSOR_MISMATCH,
-                node=operation.name,
-                shapes=shapes,
-            ) from error
+                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter ones"
+            )
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, node=operation.name, shapes=shapes) from error
         for number, value in zip(operation.results, outputs, strict=False):
             if value is not None:
                 computed[number] = value
@@ -186,18 +167,12 @@ def _read(operand: Operand, computed: Mapping[int, Tensor], shared: Mapping[int,
 class GraphNetwork(PreTrainedModel):
     """A graph as a model of PyTorch; `network_of` makes one, with a `forward` that names the inputs of the graph.
 
+    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`).
+
     Attributes:
         graph_layers: the layers between sums of the residual stream, in order.
         weights: initializer of the graph -> its parameter or buffer.
-        file: the file of the graph.
-        sites: the attentions, named by the linears that mix their heads.
-        feed_forwards: path of each linear that reads neurons -> their number.
-        group_names: names of all groups, in the order of the graph.
-        obstacles: what looks like an attention or a feed-forward and is no group, and why.
-        search_outcome: what was looked for, and where the search stopped.
         precision: the precision in which the file stores its matrices; the network computes in float32.
-        input_specs: type and shape of each input by name.
-        output_specs: type and shape of each output by name.
     """
 
     main_input_name = "input_ids"
@@ -210,7 +185,7 @@ class GraphNetwork(PreTrainedModel):
         self.input_specs, self.output_specs = program.signature
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
-        self.constants, self.sums = _Constants(), nn.ModuleDict()
+        self.constants, self.sums = nn.Module(), nn.ModuleDict()  # what belongs to no linear
         builder = _Builder(self, program)
         self.weights = builder.weights
         self._shared = builder.shared
@@ -219,8 +194,12 @@ class GraphNetwork(PreTrainedModel):
         self.graph_layers = nn.ModuleList(builder.layers)
         groups = [group for group in program.search.groups if group.linear in builder.paths]
         self.group_names = [group.linear for group in groups]
-        self.sites = tuple(site for site in program.sites if site.name in self.group_names)
-        self.feed_forwards = {name: count for name, count in program.feed_forwards.items() if name in self.group_names}
+        self.sites = tuple(
+            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
+            for group in groups
+            if group.kind is not None and group.kv_heads is not None
+        )
+        self.feed_forwards = {group.linear: group.units for group in groups if group.type == "neurons"}
         self.obstacles = (
             *program.search.obstacles,
             *(_no_linear(group) for group in program.search.groups if group not in groups),
@@ -233,28 +212,18 @@ class GraphNetwork(PreTrainedModel):
         """A graph has no module of embeddings."""
         return None
 
-    def get_output_embeddings(self) -> Any:
-        """A graph has no module of embeddings."""
-        return None
+    get_output_embeddings = get_input_embeddings
 
     @property
     def initializers(self) -> dict[str, Tensor]:
         """The weights by the names of the graph, in its layouts."""
-        parameters = ((name, weight) for name, weight in self.weights.items() if weight.is_parameter)
-        return {name: weight.value for name, weight in parameters}
+        return {name: weight.value for name, weight in self.weights.items() if weight.is_parameter}
 
-    def read_graph(self) -> ir.Model:
-        """The graph as its file has it, normalized, so that initializers have the names of `weights`.
-
-        Raises:
-            InputError: the file has changed since it was read.
-        """
+    def _read_graph(self) -> ir.Model:
+        """The graph as its file has it, normalized, so that initializers have the names of `weights`."""
         if graph_digest(self.file) != self._content:
-            raise InputError(
-                f"{self.file}: the file has changed since this run read it; run the command again",
-                code=ErrorCode.FILE_MISMATCH,
-                path=self.file,
-            )
+            text = f"{self.file}: the file has changed since this run read it; run the command again"
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self.file)
         model = graph_passes.load(self.file)
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
@@ -264,10 +233,7 @@ class GraphNetwork(PreTrainedModel):
     def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
         """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
 
-        Args:
-            plan: an entry for each group.
-            path: the file to write.
-            example: examples that the graph carries; None: inputs of trials and timing are random.
+        Without examples that the graph carries, inputs of trials and timing are random.
 
         Raises:
             PlanError: the plan has other groups than the graph.
@@ -298,18 +264,18 @@ class GraphNetwork(PreTrainedModel):
         Args:
             gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
                 weights stay as they are.
+
+        Raises:
+            InputError: the file has changed since it was read.
         """
-        model = self.read_graph()
+        model = self._read_graph()
         factors = {} if gates is None else self._factors(gates)
-        for name, weight in self.weights.items():
-            if not weight.is_parameter:
-                continue
+        for name, stored in self.initializers.items():
             value = model.graph.initializers[name]
             assert value.const_value is not None
-            content = weight.value.detach().cpu().numpy()
-            if name in factors:
-                factor = factors[name]
-                content = content * (factor[:, None] if weight.is_transposed else factor)
+            content = stored.detach().cpu().numpy()
+            if (factor := factors.get(name)) is not None:
+                content = content * (factor[:, None] if self.weights[name].is_transposed else factor)
             content = content.astype(value.const_value.dtype.numpy())
             if not np.array_equal(content, value.const_value.numpy()):
                 value.const_value = ir.Tensor(content, dtype=value.const_value.dtype, name=name)
@@ -326,12 +292,8 @@ class GraphNetwork(PreTrainedModel):
         }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs of the graph by name.
-
-        Args:
-            inputs: the inputs of the graph by name.
-        """
-        shared = self._shared.values
+        """The outputs of the graph, from its inputs, by name."""
+        shared = self._shared
         shared.clear()
         for name, number in self._inputs.items():
             value = inputs[name]
@@ -339,7 +301,8 @@ class GraphNetwork(PreTrainedModel):
         try:
             execute(self._before, shared, {})
             computed: dict[int, Tensor] = {}
-            for layer in self._layers():
+            layers: Any = self.graph_layers  # each a `GraphLayer`
+            for layer in layers:
                 # What replays the values of a later layer in place of this one leaves it without operands.
                 values = layer(*(computed.get(number) for number in layer.operands))
                 computed = dict(zip(values.numbers, values, strict=True))
@@ -352,26 +315,17 @@ class GraphNetwork(PreTrainedModel):
         finally:
             shared.clear()
 
-    def _layers(self) -> Iterator[GraphLayer]:
-        for layer in self.graph_layers:
-            assert isinstance(layer, GraphLayer)
-            yield layer
-
     def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
-        """The outputs, and the loss of the first one where there are labels."""
+        """The outputs, and, where there are labels, the loss of the logits, or else of the first output of floats."""
         outputs = self.compute(inputs)
         if labels is not None:
-            return ModelOutput({"loss": self._loss(outputs[self._scored(outputs)], labels), **outputs})
-        if all(name in inputs for name in _SPAN_LABELS):
-            pairs = zip(_SPAN_LABELS, _SPAN_LOGITS, strict=True)
-            losses = [nn.functional.cross_entropy(outputs[name], inputs[label]) for label, name in pairs]
+            floats = (output for output in outputs.values() if output.is_floating_point())
+            scored = outputs[_LOGITS] if _LOGITS in outputs else next(floats)
+            return ModelOutput({"loss": self._loss(scored, labels), **outputs})
+        if all(name in inputs for name in _SPANS):
+            losses = [nn.functional.cross_entropy(outputs[name], inputs[label]) for label, name in _SPANS.items()]
             return ModelOutput({"loss": torch.stack(losses).mean(), **outputs})
         return ModelOutput(outputs)
-
-    def _scored(self, outputs: Mapping[str, Tensor]) -> str:
-        """The output that is compared with labels: the logits, else the first that has floats."""
-        floats = (name for name, output in outputs.items() if output.is_floating_point())
-        return _LOGITS if _LOGITS in outputs else next(floats)
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
         kind = answer_kind(self.config)
@@ -383,7 +337,6 @@ class GraphNetwork(PreTrainedModel):
 
 
 def _no_linear(group: FoundGroup) -> Refusal:
-    """The obstacle of a group that ends in another operator than a matmul of an activation with a matrix."""
     node = group.products[0]
     why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
     return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
@@ -397,17 +350,13 @@ class _Input(inspect.Parameter):
         self._name = name
 
 
-class _Constants(nn.Module):
-    """The weights and constants of a graph that belong to no linear."""
-
-
 class _Builder:
     """Makes the modules and operations of a network from a graph."""
 
     def __init__(self, network: GraphNetwork, program: Program) -> None:
         self._network, self._program = network, program
         self.weights: dict[str, Weight] = {}
-        self.shared = _Shared()
+        self.shared: dict[int, Tensor] = {}
         self._numbers: dict[ir.Value, int] = {}
         self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
         self.paths: dict[str, nn.Linear] = {}
@@ -421,12 +370,18 @@ class _Builder:
             value.name or "": self._number(value) for value in program.graph.inputs if not value.is_initializer()
         }
         *layers, last = division.layers
-        self.layers = [self._layer(layer) for layer in layers]
+        self.layers = [
+            GraphLayer(self._operations(layer), self.shared, *map(self._numbers_of, (layer.operands, layer.results)))
+            for layer in layers
+        ]
         self.after = self._operations(last)
         self.outputs: dict[str, Operand] = {value.name or "": self._operand(value) for value in program.graph.outputs}
 
     def _number(self, value: ir.Value) -> int:
         return self._numbers.setdefault(value, len(self._numbers))
+
+    def _numbers_of(self, values: Iterable[ir.Value]) -> tuple[int, ...]:
+        return tuple(map(self._number, values))
 
     def _operand(self, value: ir.Value | None) -> Operand:
         if value is None:
@@ -446,39 +401,37 @@ class _Builder:
             self.weights[name] = Weight(constants, attribute)
         return self.weights[name]
 
-    def _layer(self, layer: Layer) -> GraphLayer:
-        operations = self._operations(layer)
-        operands, results = ([self._number(value) for value in values] for values in (layer.operands, layer.results))
-        return GraphLayer(operations, self.shared, operands, results)
-
     def _operations(self, layer: Layer) -> list[Operation]:
         """The operations of a layer, each with the values that are not read any more after it."""
         operations = []
         for operator, unused in zip(layer.operators, layer.unused, strict=True):
             operation = self._operation(operator)
             if operator.adds_activations:
-                operation.run = _ObservedSum(operation.run, self._identity(len(self._network.sums)))
-            operation.drops = tuple(self._number(value) for value in unused)
+                self._network.sums[str(len(self._network.sums))] = module = nn.Identity()
+                operation.run = partial(_observed_sum, operation.run, module)
+            operation.drops = self._numbers_of(unused)
             operations.append(operation)
         return operations
 
     def _operation(self, operator: Operator) -> Operation:
         node, linear = operator.node, operator.linear
         if linear is not None:
-            call, operands = _LinearCall(self._module_of(linear)), (self._operand(linear.activation),)
-            return Operation(call, operands, (self._number(linear.output),), f"{node.op_type} {node.name}")
-        run = executor(node, self._program.opset(node))
-        results = tuple(self._number(value) for value in node.outputs)
-        values = tuple(self._operand(value) for value in node.inputs)
-        return Operation(run, values, results, f"{node.op_type} {node.name}")
+            run: Execute = partial(_run_linear, self._module_of(linear))
+        else:
+            run = executor(node, self._program.opset(node))
+        operands = tuple(self._operand(value) for value in operator.reads)
+        return Operation(run, operands, self._numbers_of(node.outputs), f"{node.op_type} {node.name}")
 
     def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
         name = linear.weight.name or ""
         path = self._program.paths.get(name)
         key = (linear.weight, linear.is_transposed, linear.bias)
-        if path in self.paths and key not in self._linears:
-            self._linears[key] = self._call_again(self.paths[path], linear)
+        if path in self.paths and key not in self._linears:  # the weight is a copy of that of another call
+            module = self._linears[key] = self.paths[path]
+            self.weights.setdefault(name, Weight(module, "weight", linear.is_transposed))
+            if linear.bias is not None and module.bias is not None:
+                self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
         if key not in self._linears:
             known = self.weights.get(name)
             module = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
@@ -492,24 +445,12 @@ class _Builder:
                 bias = self._weight(linear.bias) if self._used[linear.bias] else None
                 module.bias = nn.Parameter(_content(linear.bias)) if bias is None else getattr(bias.owner, bias.name)
                 self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
-            _attach(self._network, path or _readable(name), module)
+            _attach(self._network, path or name.removesuffix(".weight").strip(".") or "linear", module)
             if path is not None:
                 self.paths[path] = module
             self.weights.setdefault(name, Weight(module, "weight", linear.is_transposed))
             self._linears[key] = module
         return self._linears[key]
-
-    def _call_again(self, module: nn.Linear, linear: GraphLinear) -> nn.Linear:
-        """The module of a matmul whose weight is a copy of that of another call."""
-        self.weights.setdefault(linear.weight.name or "", Weight(module, "weight", linear.is_transposed))
-        if linear.bias is not None and module.bias is not None:
-            self.weights.setdefault(linear.bias.name or "", Weight(module, "bias"))
-        return module
-
-    def _identity(self, number: int) -> nn.Identity:
-        module = nn.Identity()
-        self._network.sums[str(number)] = module
-        return module
 
 
 def network_of(
@@ -517,11 +458,7 @@ def network_of(
 ) -> GraphNetwork:
     """The network of a graph, in evaluation mode.
 
-    Args:
-        program: the graph.
-        config: the configuration of the network.
-        base: its class, whose `forward` gets the inputs of the graph as parameters.
-        options: further arguments of the class.
+    Its class, made with further `options`, is `base` with a `forward` whose parameters are the inputs of the graph.
 
     Raises:
         InputError: the graph has an operator that is not supported.
@@ -540,6 +477,12 @@ def network_of(
     return network.eval()
 
 
+def file_model(model: nn.Module) -> GraphNetwork | None:
+    """The model inside the wrappers of training, if it was loaded from an ONNX file; else None."""
+    bare: Any = unwrap(model)
+    return bare if isinstance(bare, GraphNetwork) else None
+
+
 def _content(value: ir.Value) -> Tensor:
     """The values of an initializer; floating-point numbers of less than 32 bits as float32."""
     assert value.const_value is not None
@@ -547,30 +490,13 @@ def _content(value: ir.Value) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
-@dataclass
-class _LinearCall:
-    """Runs a linear; an object, which is copied with its module."""
-
-    module: nn.Linear
-
-    def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
-        return (self.module(operands[0]),)
+def _run_linear(module: nn.Linear, operands: Sequence[Tensor | None]) -> Outputs:
+    return (module(operands[0]),)
 
 
-@dataclass
-class _ObservedSum:
-    """Runs a sum, which passes through a module where it can be observed."""
-
-    run: Execute
-    module: nn.Identity
-
-    def __call__(self, operands: Sequence[Tensor | None]) -> Outputs:
-        return (self.module(self.run(operands)[0]),)
-
-
-def _readable(name: str) -> str:
-    """The path of a module by the name of its weight."""
-    return name.removesuffix(".weight").strip(".") or "linear"
+def _observed_sum(run: Execute, module: nn.Identity, operands: Sequence[Tensor | None]) -> Outputs:
+    """A sum, which passes through a module where it can be observed."""
+    return (module(run(operands)[0]),)
 
 
 def _attribute(name: str, module: nn.Module) -> str:
@@ -591,7 +517,7 @@ def _attach(network: nn.Module, path: str, module: nn.Module) -> None:
         ):
             part += "_"
         if not hasattr(owner, part):
-            owner.add_module(part, _Constants())
+            owner.add_module(part, nn.Module())
         owner = getattr(owner, part)
     while hasattr(owner, leaf):
         leaf += "_"

@@ -8,6 +8,8 @@ Sizes, and what is computed from them alone, stay on the CPU; where an operator 
 the CPU are moved.
 """
 
+# ruff: noqa: N803 - attributes have the names of ONNX
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,7 +29,10 @@ from torch.nn import functional as F
 
 from compressor.errors import ErrorCode, InputError
 
-Inputs = Sequence[Tensor | None]
+Input = Tensor | None
+"""An input of a node, which may omit it."""
+Inputs = Sequence[Input]
+Sizes = Sequence[int]
 Outputs = tuple[Tensor | None, ...]
 Function = Callable[..., Any]
 """Returns the output of a node, or a tuple of its outputs."""
@@ -154,70 +159,41 @@ def _on_one_device(inputs: Inputs, host: tuple[int, ...] = ()) -> Inputs:
     return [x.to(accelerator) if isinstance(x, Tensor) and i not in host else x for i, x in enumerate(inputs)]
 
 
-def operator(name: str, domain: str = "", **fields: Any) -> Callable[[Function], Function]:
-    """Enter a function into the table; fields are those of `Operator` that its parameters do not tell."""
+def operator(
+    name: str, domain: str = "", *, passes_to: Sequence[Function] = (), **fields: Any
+) -> Callable[[Function], Function]:
+    """Enter a function into the table; fields are those of `Operator` that its parameters do not tell.
+
+    A function with `**attributes` has those of the functions in `passes_to` too.
+    """
 
     def enter(function: Function) -> Function:
-        parameters = inspect.signature(function).parameters.values()
-        variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-        attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        inputs = math.inf if variadic else len(parameters) - len(attributes)
-        absent = tuple(index for index, p in enumerate(parameters) if p.annotation == "None")
-        OPERATORS[domain, name] = Operator(function, inputs, attributes, absent=absent, **fields)
+        parameters = list(inspect.signature(function).parameters.values())
+        passed = [p for target in passes_to for p in inspect.signature(target).parameters.values()]
+        attributes = {p.name: p.default for p in (*passed, *parameters) if p.kind is p.KEYWORD_ONLY}
+        inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        count = math.inf if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(inputs)
+        absent = tuple(index for index, p in enumerate(inputs) if p.annotation == "None")
+        OPERATORS[domain, name] = Operator(function, count, attributes, absent=absent, **fields)
         return function
 
     return enter
 
 
-# Elementwise operators without attributes.
-
-
-def _divide(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(x, y, rounding_mode=None if x.is_floating_point() else "trunc")
-
-
-def _power(x: Tensor, y: Tensor) -> Tensor:
-    return torch.pow(x, y.to(x.dtype)) if x.is_floating_point() else torch.pow(x, y).to(x.dtype)
-
-
-def _parametric_relu(x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, x * slope, x)
-
+# Elementwise operators. In this module, a function of one expression is a lambda.
 
 UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
+    **{
+        name: getattr(torch, name.lower())
+        for name in (
+            "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal Relu Round"
+            " Sigmoid Sign Sin Sinh Sqrt Tan Tanh"
+        ).split()
+    },
+    **{name: getattr(F, name.lower()) for name in ("HardSwish", "Mish", "Softplus", "Softsign")},
     "BitwiseNot": torch.bitwise_not,
-    "Ceil": torch.ceil,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Erf": torch.erf,
-    "Exp": torch.exp,
-    "Floor": torch.floor,
-    "HardSwish": F.hardswish,
     "Identity": lambda x: x,
-    "IsNaN": torch.isnan,
-    "Log": torch.log,
-    "Mish": F.mish,
-    "Neg": torch.neg,
     "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal,
-    "Relu": torch.relu,
-    "Round": torch.round,
-    "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
-    "Softplus": F.softplus,
-    "Softsign": F.softsign,
-    "Sqrt": torch.sqrt,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
 }
 BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Add": torch.add,
@@ -225,7 +201,7 @@ BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
-    "Div": _divide,
+    "Div": lambda x, y: torch.div(x, y, rounding_mode=None if x.is_floating_point() else "trunc"),
     "Equal": torch.eq,
     "Greater": torch.gt,
     "GreaterOrEqual": torch.ge,
@@ -234,42 +210,13 @@ BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "MatMul": torch.matmul,
     "Mul": torch.mul,
     "Or": torch.logical_or,
-    "PRelu": _parametric_relu,
-    "Pow": _power,
+    "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
+    "Pow": lambda x, y: torch.pow(x, y.to(x.dtype)) if x.is_floating_point() else torch.pow(x, y).to(x.dtype),
     "Sub": torch.sub,
     "Xor": torch.logical_xor,
 }
 OPERATORS.update({("", name): Operator(function, 1) for name, function in UNARY.items()})
 OPERATORS.update({("", name): Operator(function, 2) for name, function in BINARY.items()})
-
-
-@operator("Max")
-def _max(*inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.maximum, inputs)
-
-
-@operator("Mean")
-def _mean(*inputs: Tensor) -> Tensor:
-    return _sum(*inputs) / len(inputs)
-
-
-@operator("Min")
-def _min(*inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.minimum, inputs)
-
-
-@operator("Sum")
-def _sum(*inputs: Tensor) -> Tensor:
-    return functools.reduce(torch.add, inputs)
-
-
-@operator("Where")
-def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(condition, x, y)
-
-
-# Elementwise operators with attributes, and activations.
-
 _TYPES = [
     kind.value
     for kind in ir.DataType
@@ -277,6 +224,7 @@ _TYPES = [
     if not kind.name.startswith("FLOAT8")
 ]
 """Element types that a node can request."""
+_ROUNDING = ("saturate", "round_mode")
 
 
 @functools.cache
@@ -284,115 +232,78 @@ def _dtype(number: int) -> torch.dtype:
     return tensor_adapters.to_torch_dtype(ir.DataType(number))
 
 
-@operator("Mod")
-def _mod(x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
-    return torch.fmod(x, y) if fmod else torch.remainder(x, y)
+def _sum(*inputs: Tensor) -> Tensor:
+    return functools.reduce(torch.add, inputs)
 
 
-@operator("Cast", limits={"to": _TYPES}, ignored=("saturate", "round_mode"))
-def _cast(x: Tensor, *, to: int) -> Tensor:
-    return x.to(_dtype(to))
+def _clamp(x: Tensor, low: Tensor | float | None, high: Tensor | float | None) -> Tensor:
+    return x if low is None and high is None else torch.clamp(x, low, high)  # type: ignore[arg-type]
 
 
-@operator("CastLike", ignored=("saturate", "round_mode"))
-def _cast_like(x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
+operator("Cast", limits={"to": _TYPES}, ignored=_ROUNDING)(lambda x, *, to: x.to(_dtype(to)))
+operator("CastLike", ignored=_ROUNDING)(lambda x, like: x.to(like.dtype))
+operator("Clip")(
+    lambda x, low=None, high=None, *, min=None, max=None: _clamp(
+        x, min if low is None else low, max if high is None else high
+    )
+)
+operator("IsInf")(
+    lambda x, *, detect_negative=1, detect_positive=1: (
+        torch.isinf(x) & ((bool(detect_positive) & (x > 0)) | (bool(detect_negative) & (x < 0)))
+    )
+)
+operator("Max")(lambda *inputs: functools.reduce(torch.maximum, inputs))
+operator("Mean")(lambda *inputs: _sum(*inputs) / len(inputs))
+operator("Min")(lambda *inputs: functools.reduce(torch.minimum, inputs))
+operator("Mod")(lambda x, y, *, fmod=0: torch.fmod(x, y) if fmod else torch.remainder(x, y))
+operator("Sum")(_sum)
+operator("Where")(lambda condition, x, y: torch.where(condition, x, y))
 
 
-@operator("Clip")
-def _clip(
-    x: Tensor,
-    low: Tensor | None = None,
-    high: Tensor | None = None,
-    *,
-    min: float | None = None,
-    max: float | None = None,
-) -> Tensor:
-    lower, upper = min if low is None else low, max if high is None else high
-    return x if lower is None and upper is None else torch.clamp(x, lower, upper)  # type: ignore[arg-type]
+# Activations.
 
 
-@operator("IsInf")
-def _is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    return torch.isinf(x) & ((bool(detect_positive) & (x > 0)) | (bool(detect_negative) & (x < 0)))
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    return (alpha * x + beta).clamp(0, 1)
-
-
-@operator("LeakyRelu")
-def _leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return F.leaky_relu(x, alpha)
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.threshold(x, alpha, 0.0)
-
-
-@operator("Elu")
-def _elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.elu(x, alpha)
-
-
-@operator("Celu")
-def _celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.celu(x, alpha)
-
-
-@operator("Selu")
-def _selu(x: Tensor, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805) -> Tensor:
-    return gamma * F.elu(x, alpha)
-
-
-@operator("Swish")
-def _swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+def _swish(x: Tensor, alpha: float) -> Tensor:
     return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
 
 
-@operator("QuickGelu", MICROSOFT)
-def _quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    return _swish(x, alpha=alpha)
-
-
-@operator("Gelu")
-@operator("Gelu", MICROSOFT)
-def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
-@operator("BiasGelu", MICROSOFT)
-def _bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return F.gelu(x + bias)
-
-
-@operator("FastGelu", MICROSOFT)
-def _fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.gelu(x if bias is None else x + bias, approximate="tanh")
-
-
-@operator("Dropout", outputs=(0, 1), ignored=("is_test", "ratio", "seed"))
-def _dropout(x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> Outputs:
-    return x, torch.ones_like(x, dtype=torch.bool)
-
-
-def _softmax_over(function: Callable[[Tensor, int], Tensor], x: Tensor, axis: int | None, opset: int) -> Tensor:
+def _softmax(function: Callable[[Tensor, int], Tensor], x: Tensor, *, axis: int | None = None, opset: int) -> Tensor:
     """A softmax over an axis; before opset 13 over all axes from that one on."""
     if opset >= 13:
         return function(x, -1 if axis is None else axis)
     return function(x.reshape(_rows_and_columns(x, 1 if axis is None else axis)), 1).reshape(x.shape)
 
 
-@operator("Softmax")
-def _softmax(x: Tensor, *, axis: int | None = None, opset: int) -> Tensor:
-    return _softmax_over(torch.softmax, x, axis, opset)
+@operator("Dropout", outputs=(0, 1), ignored=("is_test", "ratio", "seed"))
+def _dropout(x: Tensor, ratio: Input = None, training: Input = None) -> Outputs:
+    return x, torch.ones_like(x, dtype=torch.bool)
 
 
-@operator("LogSoftmax")
-def _log_softmax(x: Tensor, *, axis: int | None = None, opset: int) -> Tensor:
-    return _softmax_over(torch.log_softmax, x, axis, opset)
+operator("BiasGelu", MICROSOFT)(lambda x, bias: F.gelu(x + bias))
+operator("Celu")(lambda x, *, alpha=1.0: F.celu(x, alpha))
+operator("Elu")(lambda x, *, alpha=1.0: F.elu(x, alpha))
+operator("FastGelu", MICROSOFT)(lambda x, bias=None: F.gelu(x if bias is None else x + bias, approximate="tanh"))
+operator("Gelu")(operator("Gelu", MICROSOFT)(lambda x, *, approximate="none": F.gelu(x, approximate=approximate)))
+operator("HardSigmoid")(lambda x, *, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1))
+operator("LeakyRelu")(lambda x, *, alpha=0.01: F.leaky_relu(x, alpha))
+operator("LogSoftmax")(functools.partial(_softmax, torch.log_softmax))
+operator("QuickGelu", MICROSOFT)(lambda x, *, alpha=1.702: _swish(x, alpha))
+operator("Selu")(lambda x, *, alpha=1.6732632423543772, gamma=1.0507009873554805: gamma * F.elu(x, alpha))
+operator("Softmax")(functools.partial(_softmax, torch.softmax))
+operator("Swish")(lambda x, *, alpha=1.0: _swish(x, alpha))
+operator("ThresholdedRelu")(lambda x, *, alpha=1.0: F.threshold(x, alpha, 0.0))
+
+_ACTIVATIONS = ("", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")
+"""Activations within fused operators."""
+
+
+def _activated(x: Tensor, name: str, parameters: Sequence[float]) -> Tensor:
+    """The activation of a fused operator, in which its parameters have no names."""
+    if not name:
+        return x
+    entry = OPERATORS["", name]
+    activated: Tensor = entry.function(x, **dict(zip(entry.attributes, parameters, strict=False)))
+    return activated
 
 
 # Sizes and constants.
@@ -401,11 +312,11 @@ def _log_softmax(x: Tensor, *, axis: int | None = None, opset: int) -> Tensor:
 @operator("Constant")
 def _constant(
     *,
-    value: ir.TensorProtocol | None = None,
-    value_float: float | None = None,
-    value_floats: list[float] | None = None,
-    value_int: int | None = None,
-    value_ints: list[int] | None = None,
+    value: Any = None,
+    value_float: Any = None,
+    value_floats: Any = None,
+    value_int: Any = None,
+    value_ints: Any = None,
 ) -> Tensor:
     if value is not None:
         return tensor_of(value)
@@ -415,25 +326,10 @@ def _constant(
     return torch.tensor(value_ints if value_int is None else value_int, dtype=torch.int64)
 
 
-@operator("Shape")
-def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
-    return torch.tensor(x.shape[start:end], dtype=torch.int64)
-
-
-@operator("Size")
-def _size(x: Tensor) -> Tensor:
-    return torch.tensor(x.numel())
-
-
 @operator("ConstantOfShape", host=(0,))
 def _constant_of_shape(shape: Tensor, *, value: ir.TensorProtocol | None = None) -> Tensor:
     fill = torch.zeros(1) if value is None else tensor_of(value)
     return torch.full(shape.tolist(), fill.item(), dtype=fill.dtype)
-
-
-@operator("Range", host=(0, 1, 2))
-def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
 
 
 @operator("EyeLike", limits={"dtype": _TYPES})
@@ -441,6 +337,13 @@ def _eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
     eye = torch.zeros(x.shape, dtype=x.dtype if dtype is None else _dtype(dtype), device=x.device)
     eye.diagonal(k).fill_(1)
     return eye
+
+
+operator("Range", host=(0, 1, 2))(
+    lambda start, limit, delta: torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+)
+operator("Shape")(lambda x, *, start=0, end=None: torch.tensor(x.shape[start:end], dtype=torch.int64))
+operator("Size")(lambda x: torch.tensor(x.numel()))
 
 
 # Shapes of tensors.
@@ -452,56 +355,43 @@ def _rows_and_columns(x: Tensor, axis: int) -> tuple[int, int]:
     return math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
 
 
+def _numbers(listed: Input, attribute: Any) -> Any:
+    """Numbers that are an input of an operator, or an attribute in its earlier versions."""
+    return attribute if listed is None else listed.tolist()
+
+
 @operator("Reshape", host=(1,))
 def _reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
     sizes = shape.tolist()
     return x.reshape(sizes if allowzero else [size or x.shape[axis] for axis, size in enumerate(sizes)])
 
 
-@operator("Flatten")
-def _flatten(x: Tensor, *, axis: int = 1) -> Tensor:
-    return x.reshape(_rows_and_columns(x, axis))
-
-
-@operator("Transpose")
-def _transpose(x: Tensor, *, perm: list[int] | None = None) -> Tensor:
-    return x.permute(list(reversed(range(x.dim()))) if perm is None else perm)
-
-
-@operator("Expand", host=(1,))
-def _expand(x: Tensor, shape: Tensor) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, shape.tolist()))
-
-
-@operator("Tile", host=(1,))
-def _tile(x: Tensor, repeats: Tensor) -> Tensor:
-    return x.repeat(repeats.tolist())
+operator("Concat")(lambda *inputs, axis: torch.cat(inputs, axis))
+operator("Expand", host=(1,))(lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, shape.tolist())))
+operator("Flatten")(lambda x, *, axis=1: x.reshape(_rows_and_columns(x, axis)))
+operator("Tile", host=(1,))(lambda x, repeats: x.repeat(repeats.tolist()))
+operator("Transpose")(lambda x, *, perm=None: x.permute(list(reversed(range(x.dim()))) if perm is None else perm))
 
 
 @operator("Squeeze", host=(1,))
-def _squeeze(x: Tensor, listed: Tensor | None = None, *, axes: list[int] | None = None) -> Tensor:
-    squeezed = axes if listed is None else listed.tolist()
+def _squeeze(x: Tensor, listed: Input = None, *, axes: list[int] | None = None) -> Tensor:
+    squeezed = _numbers(listed, axes)
     return x.squeeze() if squeezed is None else x.squeeze(squeezed)
 
 
 @operator("Unsqueeze", host=(1,))
-def _unsqueeze(x: Tensor, listed: Tensor | None = None, *, axes: Sequence[int] = ()) -> Tensor:
-    added = axes if listed is None else listed.tolist()
+def _unsqueeze(x: Tensor, listed: Input = None, *, axes: Sizes = ()) -> Tensor:
+    added = _numbers(listed, axes)
     for axis in sorted(axis % (x.dim() + len(added)) for axis in added):
         x = x.unsqueeze(axis)
     return x
 
 
-@operator("Concat")
-def _concat(*inputs: Tensor, axis: int) -> Tensor:
-    return torch.cat(inputs, axis)
-
-
 @operator("Split", outputs=None, host=(1,), ignored=("num_outputs",))
 def _split(
-    x: Tensor, listed: Tensor | None = None, *, axis: int = 0, split: list[int] | None = None, used: tuple[bool, ...]
+    x: Tensor, listed: Input = None, *, axis: int = 0, split: list[int] | None = None, used: tuple[bool, ...]
 ) -> Outputs:
-    sizes, parts = split if listed is None else listed.tolist(), len(used)
+    sizes, parts = _numbers(listed, split), len(used)
     if sizes is None:
         size = -(-x.shape[axis] // parts)
         sizes = [size] * (parts - 1) + [x.shape[axis] - size * (parts - 1)]
@@ -511,19 +401,17 @@ def _split(
 @operator("Slice", host=(1, 2, 3, 4))
 def _slice(
     x: Tensor,
-    first: Tensor | None = None,
-    last: Tensor | None = None,
-    along: Tensor | None = None,
-    steps: Tensor | None = None,
+    first: Input = None,
+    last: Input = None,
+    along: Input = None,
+    steps: Input = None,
     *,
-    starts: Sequence[int] = (),
-    ends: Sequence[int] = (),
-    axes: Sequence[int] | None = None,
+    starts: Sizes = (),
+    ends: Sizes = (),
+    axes: Sizes | None = None,
 ) -> Tensor:
-    starts = starts if first is None else first.tolist()
-    ends = ends if last is None else last.tolist()
-    axes = axes if along is None else along.tolist()
-    strides = [1] * len(starts) if steps is None else steps.tolist()
+    starts, ends, axes = _numbers(first, starts), _numbers(last, ends), _numbers(along, axes)
+    strides = _numbers(steps, [1] * len(starts))
     index, flipped = [slice(None)] * x.dim(), []
     for axis, start, end, step in zip(axes or range(len(starts)), starts, ends, strides, strict=True):
         kept = range(x.shape[axis])[start:end:step]
@@ -549,16 +437,15 @@ def _space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
 @operator("Pad", host=(1, 2, 3))
 def _pad(
     x: Tensor,
-    listed: Tensor | None = None,
-    fill: Tensor | None = None,
-    axes: Tensor | None = None,
+    listed: Input = None,
+    fill: Input = None,
+    axes: Input = None,
     *,
-    pads: Sequence[int] = (),
+    pads: Sizes = (),
     mode: str = "constant",
     value: float = 0.0,
 ) -> Tensor:
-    widths = pads if listed is None else listed.tolist()
-    padded = range(x.dim()) if axes is None else axes.tolist()
+    widths, padded = _numbers(listed, pads), _numbers(axes, range(x.dim()))
     pairs = [(0, 0)] * x.dim()
     for axis, before, after in zip(padded, widths[: len(padded)], widths[len(padded) :], strict=True):
         pairs[axis] = before, after
@@ -579,6 +466,8 @@ def _padded(x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> T
 
 # Indexing.
 
+_SCATTERED = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
+
 
 def _wrapped(indices: Tensor, size: int) -> Tensor:
     """Indices without negative ones, which count from the end."""
@@ -598,19 +487,11 @@ def _gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     return x.index_select(axis, wrapped.flatten()).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
-@operator("GatherElements")
-def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
-    return torch.gather(x, axis, _wrapped(indices, x.shape[axis]))
-
-
 @operator("GatherND")
 def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     shape = indices.shape[:-1]
     grid = torch.meshgrid([torch.arange(size, device=x.device) for size in shape], indexing="ij") if batch_dims else ()
     return x[(*grid[:batch_dims], *indices.long().unbind(-1))]
-
-
-_SCATTERED = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 
 
 @operator("Scatter")
@@ -636,11 +517,6 @@ def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str =
     return rows.scatter_reduce(0, places, updates.reshape(-1, columns), _SCATTERED[reduction]).reshape(x.shape)
 
 
-@operator("NonZero")
-def _non_zero(x: Tensor) -> Tensor:
-    return torch.nonzero(x).T
-
-
 @operator("OneHot", host=(1,))
 def _one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
     size, axis = int(depth), axis % (indices.dim() + 1)
@@ -650,46 +526,39 @@ def _one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) 
 
 @operator("Trilu", host=(1,))
 @operator("Trilu", MICROSOFT, host=(1,))
-def _trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
+def _trilu(x: Tensor, k: Input = None, *, upper: int = 1) -> Tensor:
     return (torch.triu if upper else torch.tril)(x, 0 if k is None else int(k))
 
 
 @operator("CumSum", host=(1,))
 def _cum_sum(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    along = int(axis)
-    values = x.flip(along) if reverse else x
-    sums = values.cumsum(along, dtype=x.dtype)
+    values = x.flip(int(axis)) if reverse else x
+    sums = values.cumsum(int(axis), dtype=x.dtype)
     sums = sums - values if exclusive else sums
-    return sums.flip(along) if reverse else sums
+    return sums.flip(int(axis)) if reverse else sums
 
 
 @operator("TopK", outputs=(0, 1), host=(1,), ignored=("sorted",))
-def _top_k(
-    x: Tensor, listed: Tensor | None = None, *, axis: int = -1, largest: int = 1, k: int | None = None
-) -> Outputs:
+def _top_k(x: Tensor, listed: Input = None, *, axis: int = -1, largest: int = 1, k: int | None = None) -> Outputs:
     # A stable sort chooses the first of equal elements, as ONNX Runtime does; torch.topk chooses any.
     values, indices = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     count = int(k if listed is None else listed)  # type: ignore[arg-type]
     return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
 
 
+operator("GatherElements")(lambda x, indices, *, axis=0: torch.gather(x, axis, _wrapped(indices, x.shape[axis])))
+operator("NonZero")(lambda x: torch.nonzero(x).T)
+
+
 # Reductions.
 
 
-def _arg(function: Callable[..., Tensor], x: Tensor, axis: int, keep: int, last: int) -> Tensor:
-    if last:
-        return x.shape[axis] - 1 - function(x.flip(axis), dim=axis, keepdim=bool(keep))
-    return function(x, dim=axis, keepdim=bool(keep))
-
-
-@operator("ArgMax")
-def _arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(torch.argmax, x, axis, keepdims, select_last_index)
-
-
-@operator("ArgMin")
-def _arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(torch.argmin, x, axis, keepdims, select_last_index)
+def _arg(
+    function: Callable[..., Tensor], x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> Tensor:
+    if select_last_index:
+        return x.shape[axis] - 1 - function(x.flip(axis), dim=axis, keepdim=bool(keepdims))
+    return function(x, dim=axis, keepdim=bool(keepdims))
 
 
 def _reduce_sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -706,7 +575,8 @@ def _reduce_prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-REDUCTIONS: Mapping[str, Callable[[Tensor, list[int], bool], Tensor]] = {
+Reduction = Callable[[Tensor, list[int], bool], Tensor]
+REDUCTIONS: Mapping[str, Reduction] = {
     "ReduceL1": lambda x, axes, keep: _reduce_sum(x.abs(), axes, keep),
     "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
     "ReduceLogSum": lambda x, axes, keep: _reduce_sum(x, axes, keep).log(),
@@ -720,27 +590,25 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 }
 
 
-def _reducer(reduction: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
-    """The function of a reduction, whose axes are an attribute or an input, according to the version."""
-
-    def reduce(
-        x: Tensor,
-        listed: Tensor | None = None,
-        *,
-        axes: Sequence[int] = (),
-        keepdims: int = 1,
-        noop_with_empty_axes: int = 0,
-    ) -> Tensor:
-        reduced = list(axes) if listed is None else listed.tolist()
-        if not reduced and noop_with_empty_axes:
-            return reduction(x.unsqueeze(-1), [-1], False)
-        return reduction(x, reduced or list(range(x.dim())), bool(keepdims))
-
-    return reduce
+def _reduce(
+    reduction: Reduction,
+    x: Tensor,
+    listed: Input = None,
+    *,
+    axes: Sizes = (),
+    keepdims: int = 1,
+    noop_with_empty_axes: int = 0,
+) -> Tensor:
+    reduced = list(_numbers(listed, axes))
+    if not reduced and noop_with_empty_axes:
+        return reduction(x.unsqueeze(-1), [-1], False)
+    return reduction(x, reduced or list(range(x.dim())), bool(keepdims))
 
 
+operator("ArgMax")(functools.partial(_arg, torch.argmax))
+operator("ArgMin")(functools.partial(_arg, torch.argmin))
 for _name, _reduction in REDUCTIONS.items():
-    operator(_name, host=(1,))(_reducer(_reduction))
+    operator(_name, host=(1,))(functools.partial(_reduce, _reduction))
 
 
 # Matrix products.
@@ -748,14 +616,7 @@ for _name, _reduction in REDUCTIONS.items():
 
 @operator("Gemm")
 def _gemm(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
+    a: Tensor, b: Tensor, c: Input = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0
 ) -> Tensor:
     a, b = a.T if transA else a, b.T if transB else b
     if c is not None:
@@ -765,60 +626,33 @@ def _gemm(
 
 @operator("FusedMatMul", MICROSOFT, limits={"transBatchA": (0,), "transBatchB": (0,)})
 @operator("TransposeMatMul", MICROSOFT)
-def _fused_mat_mul(
-    a: Tensor,
-    b: Tensor,
-    *,
-    alpha: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
-) -> Tensor:
+def _fused_mat_mul(a: Tensor, b: Tensor, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Tensor:
     a, b = a.mT if transA and a.dim() > 1 else a, b.mT if transB and b.dim() > 1 else b
     return torch.matmul(a, b) if alpha == 1 else alpha * torch.matmul(a, b)
 
 
-@operator("Einsum")
-def _einsum(*inputs: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation, *inputs)
-
-
-_ACTIVATIONS: Mapping[str, Function] = {
-    "": UNARY["Identity"],
-    "Clip": lambda x, low, high: x.clamp(low, high),
-    "Elu": lambda x, alpha=1.0: F.elu(x, alpha),
-    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
-    "LeakyRelu": lambda x, alpha=0.01: F.leaky_relu(x, alpha),
-    "Relu": torch.relu,
-    "Sigmoid": torch.sigmoid,
-    "Softplus": F.softplus,
-    "Softsign": F.softsign,
-    "Tanh": torch.tanh,
-}
-"""Activations within fused operators, whose parameters have no names there."""
-
-
-@operator("FusedGemm", MICROSOFT, limits={"activation": tuple(_ACTIVATIONS)})
+@operator("FusedGemm", MICROSOFT, passes_to=(_gemm,), limits={"activation": _ACTIVATIONS})
 def _fused_gemm(
     a: Tensor,
     b: Tensor,
-    c: Tensor | None = None,
+    c: Input = None,
     *,
     activation: str,
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
+    **attributes: Any,
 ) -> Tensor:
     parameters = [value for value in (activation_alpha, activation_beta) if value is not None]
-    return _ACTIVATIONS[activation](_gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB), *parameters)
+    return _activated(_gemm(a, b, c, **attributes), activation, parameters)
+
+
+operator("Einsum")(lambda *inputs, equation: torch.einsum(equation, *inputs))
 
 
 # Normalization.
 
 
-def _layer_norm(x: Tensor, axis: int, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+def _layer_norm(x: Tensor, axis: int, weight: Tensor, bias: Input, epsilon: float) -> Tensor:
     shape = x.shape[axis:]
     if weight.shape != shape or (bias is not None and bias.shape != shape):
         normalized = F.layer_norm(x, shape, None, None, epsilon) * weight
@@ -826,9 +660,8 @@ def _layer_norm(x: Tensor, axis: int, weight: Tensor, bias: Tensor | None, epsil
     if weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
         return F.layer_norm(x, shape, weight, bias, epsilon)
     wide = torch.promote_types(weight.dtype, x.dtype)
-    return F.layer_norm(x.to(wide), shape, weight.to(wide), None if bias is None else bias.to(wide), epsilon).to(
-        x.dtype
-    )
+    bias = None if bias is None else bias.to(wide)
+    return F.layer_norm(x.to(wide), shape, weight.to(wide), bias, epsilon).to(x.dtype)
 
 
 def _rms_norm(x: Tensor, axis: int, weight: Tensor, epsilon: float) -> Tensor:
@@ -846,13 +679,7 @@ def _deviation(x: Tensor, axis: int, epsilon: float, centred: bool) -> tuple[Ten
 
 @operator("LayerNormalization", outputs=(0, 1, 2), limits={"stash_type": (1,)})
 def _layer_normalization(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    used: tuple[bool, ...],
+    x: Tensor, weight: Tensor, bias: Input = None, *, axis: int = -1, epsilon: float = 1e-5, used: tuple[bool, ...]
 ) -> Outputs:
     moments = _deviation(x, axis, epsilon, True) if any(used[1:]) else ()
     return _layer_norm(x, axis, weight, bias, epsilon), *moments
@@ -870,13 +697,7 @@ def _rms_normalization(
 
 @operator("SkipLayerNormalization", MICROSOFT, outputs=(0, 3))
 def _skip_layer_normalization(
-    x: Tensor,
-    skip: Tensor,
-    weight: Tensor,
-    shift: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    epsilon: float = 1e-12,
+    x: Tensor, skip: Tensor, weight: Tensor, shift: Input = None, bias: Input = None, *, epsilon: float = 1e-12
 ) -> Outputs:
     total = x + skip if bias is None else x + skip + bias
     return _layer_norm(total, -1, weight, shift, epsilon), None, None, total
@@ -884,7 +705,7 @@ def _skip_layer_normalization(
 
 @operator("SkipSimplifiedLayerNormalization", MICROSOFT, outputs=(0, 3))
 def _skip_simplified_layer_normalization(
-    x: Tensor, skip: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
+    x: Tensor, skip: Tensor, weight: Tensor, bias: Input = None, *, epsilon: float = 1e-12
 ) -> Outputs:
     total = x + skip if bias is None else x + skip + bias
     return _rms_norm(total, -1, weight, epsilon), None, None, total
@@ -893,14 +714,14 @@ def _skip_simplified_layer_normalization(
 @operator("EmbedLayerNormalization", MICROSOFT, outputs=(0, 1, 2), ignored=("mask_index_type",))
 def _embed_layer_normalization(
     ids: Tensor,
-    types: Tensor | None,
+    types: Input,
     words: Tensor,
     positions: Tensor,
-    segments: Tensor | None,
+    segments: Input,
     weight: Tensor,
     bias: Tensor,
-    mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
+    mask: Input = None,
+    position_ids: Input = None,
     *,
     epsilon: float = 1e-12,
 ) -> Outputs:
@@ -922,11 +743,6 @@ def _batch_normalization(
     return x * scale + shift
 
 
-@operator("InstanceNormalization")
-def _instance_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    return F.instance_norm(x, None, None, weight, bias, True, 0.0, epsilon)
-
-
 @operator("GroupNormalization", limits={"stash_type": (1,)})
 def _group_normalization(
     x: Tensor, weight: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, opset: int
@@ -937,9 +753,10 @@ def _group_normalization(
     return F.group_norm(x, num_groups, weight, bias, epsilon)
 
 
-@operator("LpNormalization")
-def _lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    return x / torch.linalg.vector_norm(x, p, axis, keepdim=True)
+operator("InstanceNormalization")(
+    lambda x, weight, bias, *, epsilon=1e-5: F.instance_norm(x, None, None, weight, bias, True, 0.0, epsilon)
+)
+operator("LpNormalization")(lambda x, *, axis=-1, p=2: x / torch.linalg.vector_norm(x, p, axis, keepdim=True))
 
 
 # Convolutions, pools and images.
@@ -947,135 +764,80 @@ def _lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
 _AUTO_PAD = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
 
 
-def _space_pads(
-    x: Tensor,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int] | None,
-    auto_pad: str,
-) -> list[tuple[int, int]]:
-    """Widths before and after each axis of space."""
+def _window(
+    x: Tensor, kernel: Sizes, *, auto_pad: str = "NOTSET", dilations: Sizes = (), pads: Sizes = (), strides: Sizes = ()
+) -> tuple[Sizes, Sizes, list[tuple[int, int]]]:
+    """Strides, dilations, and widths of padding before and after each axis of space."""
     rank = len(kernel)
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
     if not auto_pad.startswith("SAME"):
         widths = pads or [0] * 2 * rank
-        return list(zip(widths[:rank], widths[rank:], strict=True))
+        return strides, dilations, list(zip(widths[:rank], widths[rank:], strict=True))
     pairs = []
     for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
         total = max((-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
         small, large = total // 2, total - total // 2
         pairs.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-    return pairs
+    return strides, dilations, pairs
 
 
-def _is_symmetric(pads: list[tuple[int, int]]) -> bool:
-    return all(before == after for before, after in pads)
+@operator("Conv", passes_to=(_window,), limits=_AUTO_PAD, ignored=("kernel_shape",))
+def _conv(x: Tensor, weight: Tensor, bias: Input = None, *, group: int = 1, **window: Any) -> Tensor:
+    strides, dilations, pairs = _window(x, weight.shape[2:], **window)
+    zeros = [0] * len(pairs)
+    if any(before != after for before, after in pairs):
+        x, pairs = _padded(x, pairs), [(0, 0)] * len(pairs)
+    return torch.convolution(x, weight, bias, strides, [before for before, _ in pairs], dilations, False, zeros, group)
 
 
-@operator("Conv", limits=_AUTO_PAD, ignored=("kernel_shape",))
-def _conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    ones, zeros = [1] * (weight.dim() - 2), [0] * (weight.dim() - 2)
-    strides, dilations = strides or ones, dilations or ones
-    pairs = _space_pads(x, weight.shape[2:], strides, dilations, pads, auto_pad)
-    if not _is_symmetric(pairs):
-        x, pairs = _padded(x, pairs), [(0, 0)] * len(ones)
-    widths = [before for before, _ in pairs]
-    return torch.convolution(x, weight, bias, strides, widths, dilations, False, zeros, group)
-
-
-@operator("FusedConv", MICROSOFT, limits={**_AUTO_PAD, "activation": tuple(_ACTIVATIONS)}, ignored=("kernel_shape",))
+@operator(
+    "FusedConv",
+    MICROSOFT,
+    passes_to=(_conv, _window),
+    limits={**_AUTO_PAD, "activation": _ACTIVATIONS},
+    ignored=("kernel_shape",),
+)
 def _fused_conv(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    addend: Tensor | None = None,
+    bias: Input = None,
+    addend: Input = None,
     *,
     activation: str = "",
     activation_params: Sequence[float] = (),
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Any,
 ) -> Tensor:
-    y = _conv(x, weight, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
-    return _ACTIVATIONS[activation](y if addend is None else y + addend, *activation_params)
+    y = _conv(x, weight, bias, **attributes)
+    return _activated(y if addend is None else y + addend, activation, activation_params)
 
 
-@operator("ConvTranspose", limits={"auto_pad": ("NOTSET",)}, ignored=("kernel_shape",))
+@operator("ConvTranspose", passes_to=(_window,), limits={"auto_pad": ("NOTSET",)}, ignored=("kernel_shape",))
 def _conv_transpose(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    output_padding: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    x: Tensor, weight: Tensor, bias: Input = None, *, group: int = 1, output_padding: Sizes = (), **window: Any
 ) -> Tensor:
-    ones, zeros = [1] * (weight.dim() - 2), [0] * (weight.dim() - 2)
-    strides, dilations, added = strides or ones, dilations or ones, output_padding or zeros
-    pairs = _space_pads(x, weight.shape[2:], strides, dilations, pads, "NOTSET")
-    whole = torch.convolution(x, weight, bias, strides, zeros, dilations, True, added, group)
+    strides, dilations, pairs = _window(x, weight.shape[2:], **window)
+    zeros = [0] * len(pairs)
+    whole = torch.convolution(x, weight, bias, strides, zeros, dilations, True, output_padding or zeros, group)
     return _padded(whole, [(-before, -after) for before, after in pairs])
 
 
-MAX_POOLS: Mapping[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-AVERAGE_POOLS: Mapping[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+@operator("MaxPool", passes_to=(_window,), limits={**_AUTO_PAD, "storage_order": (0,), "ceil_mode": (0,)})
+def _max_pool(x: Tensor, *, kernel_shape: Sizes, **window: Any) -> Tensor:
+    pools: Mapping[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+    strides, dilations, pairs = _window(x, kernel_shape, **window)
+    pooled: Tensor = pools[len(pairs)](_padded(x, pairs, -math.inf), kernel_shape, strides, 0, dilations)
+    return pooled
 
 
-@operator("MaxPool", limits={**_AUTO_PAD, "storage_order": (0,), "ceil_mode": (0,)})
-def _max_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    ones = [1] * len(kernel_shape)
-    strides, dilations = strides or ones, dilations or ones
-    pairs = _space_pads(x, kernel_shape, strides, dilations, pads, auto_pad)
-    return MAX_POOLS[len(ones)](_padded(x, pairs, -math.inf), kernel_shape, strides, 0, dilations)
-
-
-@operator("AveragePool", limits={**_AUTO_PAD, "ceil_mode": (0,), "dilations": ([1], [1, 1], [1, 1, 1])})
-def _average_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    count_include_pad: int = 0,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    ones = [1] * len(kernel_shape)
-    pairs = _space_pads(x, kernel_shape, strides or ones, ones, pads, auto_pad)
-    pool = functools.partial(AVERAGE_POOLS[len(ones)], kernel_size=kernel_shape, stride=strides or ones)
-    averages = pool(_padded(x, pairs))
+@operator(
+    "AveragePool", passes_to=(_window,), limits={**_AUTO_PAD, "ceil_mode": (0,), "dilations": ([1], [1, 1], [1, 1, 1])}
+)
+def _average_pool(x: Tensor, *, count_include_pad: int = 0, kernel_shape: Sizes, **window: Any) -> Tensor:
+    pools: Mapping[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+    strides, _, pairs = _window(x, kernel_shape, **window)
+    pool = functools.partial(pools[len(pairs)], kernel_size=kernel_shape, stride=strides)
+    averages: Tensor = pool(_padded(x, pairs))
     return averages if count_include_pad else averages / pool(_padded(torch.ones_like(x), pairs))
-
-
-@operator("GlobalAveragePool")
-def _global_average_pool(x: Tensor) -> Tensor:
-    return x.mean(list(range(2, x.dim())), keepdim=True)
-
-
-@operator("GlobalMaxPool")
-def _global_max_pool(x: Tensor) -> Tensor:
-    return x.amax(list(range(2, x.dim())), keepdim=True)
 
 
 @operator("GridSample")
@@ -1085,6 +847,14 @@ def _grid_sample(
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     return F.grid_sample(x, grid, mode, padding_mode, bool(align_corners))
 
+
+operator("GlobalAveragePool")(lambda x: x.mean(list(range(2, x.dim())), keepdim=True))
+operator("GlobalMaxPool")(lambda x: x.amax(list(range(2, x.dim())), keepdim=True))
+operator("Upsample", host=(1,))(
+    lambda x, listed=None, *, mode="nearest", scales=(): _resize(
+        x, None, torch.tensor(scales) if listed is None else listed, mode=mode, opset=10
+    )
+)
 
 COORDINATES: Mapping[str, Callable[[Tensor, int, int, float], Tensor]] = {
     "align_corners": lambda index, size, count, scale: index * ((size - 1) / max(count - 1, 1)),
@@ -1104,11 +874,6 @@ NEAREST: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@operator("Upsample", host=(1,))
-def _upsample(x: Tensor, listed: Tensor | None = None, *, mode: str = "nearest", scales: list[float] = []) -> Tensor:  # noqa: B006
-    return _resize(x, None, torch.tensor(scales) if listed is None else listed, mode=mode, opset=10)
-
-
 @operator(
     "Resize",
     host=(1, 2, 3),
@@ -1121,11 +886,11 @@ def _upsample(x: Tensor, listed: Tensor | None = None, *, mode: str = "nearest",
 )
 def _resize(
     x: Tensor,
-    roi: Tensor | None = None,
-    scales: Tensor | None = None,
-    sizes: Tensor | None = None,
+    roi: Input = None,
+    scales: Input = None,
+    sizes: Input = None,
     *,
-    axes: Sequence[int] | None = None,
+    axes: Sizes | None = None,
     coordinate_transformation_mode: str | None = None,
     cubic_coeff_a: float = -0.75,
     exclude_outside: int = 0,
@@ -1192,8 +957,8 @@ def _attend(
     value: Tensor,
     *,
     scale: float | None,
-    bias: Tensor | None = None,
-    allowed: Tensor | None = None,
+    bias: Input = None,
+    allowed: Input = None,
     softcap: float = 0.0,
 ) -> Tensor:
     """Attention `[batch, query heads, queries, value size]` of queries, keys and values `[batch, heads, tokens, size]`.
@@ -1223,7 +988,7 @@ def _attend(
     return torch.softmax(scores, -1).nan_to_num() @ value
 
 
-def _window(
+def _reads(
     queries: int, keys: int, device: torch.device, *, offset: Tensor | int = 0, left: int = -1, right: int = -1
 ) -> Tensor:
     """Whether a query reads a key, `[queries, keys]`, or `[batch, 1, queries, keys]` for offsets `[batch, 1, 1, 1]`.
@@ -1238,14 +1003,9 @@ def _window(
     return allowed & (distance >= -right) if right >= 0 else allowed
 
 
-def _sum_of(*addends: Tensor | None) -> Tensor | None:
-    present = [addend for addend in addends if addend is not None]
-    return _sum(*present) if present else None
-
-
 def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """`[batch, tokens, heads * size]` as `[batch, heads, tokens, size]`."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    """`[batch, tokens, heads * size]` as `[batch, heads, tokens, size]`, which stays as it is."""
+    return x if x.dim() == 4 else x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _join_heads(x: Tensor) -> Tensor:
@@ -1253,7 +1013,7 @@ def _join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def _with_past(past: Tensor | None, x: Tensor) -> Tensor:
+def _with_past(past: Input, x: Tensor) -> Tensor:
     return x if past is None else torch.cat((past, x), 2)
 
 
@@ -1262,10 +1022,10 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    lengths: Tensor | None = None,
+    mask: Input = None,
+    past_key: Input = None,
+    past_value: Input = None,
+    lengths: Input = None,
     *,
     is_causal: int = 0,
     kv_num_heads: int = 0,
@@ -1275,11 +1035,9 @@ def _attention(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    flat = query.dim() == 3
-    if flat:
-        query = _split_heads(query, q_num_heads)
-        key, value = _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads)
-    key, value = _with_past(past_key, key), _with_past(past_value, value)
+    is_flat, query = query.dim() == 3, _split_heads(query, q_num_heads)
+    key = _with_past(past_key, _split_heads(key, kv_num_heads))
+    value = _with_past(past_value, _split_heads(value, kv_num_heads))
     queries, keys = query.shape[2], key.shape[2]
     conditions: list[Tensor] = []
     offset: Tensor | int = 0 if past_key is None else past_key.shape[2]
@@ -1289,7 +1047,7 @@ def _attention(
         offset = count - queries
     right = 0 if is_causal else right_window_size
     if left_window_size >= 0 or right >= 0:
-        conditions.append(_window(queries, keys, key.device, offset=offset, left=left_window_size, right=right))
+        conditions.append(_reads(queries, keys, key.device, offset=offset, left=left_window_size, right=right))
     if mask is not None and mask.shape[-1] < keys:
         mask = F.pad(mask, (0, keys - mask.shape[-1]), value=0 if mask.dtype == torch.bool else -math.inf)
     if mask is not None and mask.dtype == torch.bool:
@@ -1297,10 +1055,10 @@ def _attention(
         mask = None
     allowed = functools.reduce(torch.logical_and, conditions) if conditions else None
     y = _attend(query, key, value, scale=scale, bias=mask, allowed=allowed, softcap=softcap)
-    return _join_heads(y) if flat else y, key, value
+    return _join_heads(y) if is_flat else y, key, value
 
 
-def _padding_bias(mask: Tensor | None, query: Tensor, keys: int, value: float) -> Tensor | None:
+def _padding_bias(mask: Input, query: Tensor, keys: int, value: float) -> Input:
     """The addend of one of ONNX Runtime's padding masks, broadcast to `[batch, heads, queries, keys]`.
 
     Args:
@@ -1324,48 +1082,16 @@ def _padding_bias(mask: Tensor | None, query: Tensor, keys: int, value: float) -
     return torch.where(mask > 0, 0.0, value).to(query.dtype)
 
 
-@operator("Attention", MICROSOFT, limits={"do_rotary": (0,), "past_present_share_buffer": (0,)})
-def _packed_attention(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    past: None = None,
-    attention_bias: Tensor | None = None,
-    *,
-    mask_filter_value: float = -10000.0,
-    num_heads: int,
-    qkv_hidden_sizes: Sequence[int] | None = None,
-    scale: float | None = None,
-    unidirectional: int = 0,
-) -> Tensor:
-    projected = x @ weight if bias is None else x @ weight + bias
-    sizes = qkv_hidden_sizes or [projected.shape[-1] // 3] * 3
-    query, key, value = projected.split(list(sizes), -1)
-    y, _, _ = _multi_head_attention(
-        query,
-        key,
-        value,
-        mask=mask,
-        attention_bias=attention_bias,
-        mask_filter_value=mask_filter_value,
-        num_heads=num_heads,
-        scale=scale,
-        unidirectional=unidirectional,
-    )
-    return y
-
-
 @operator("MultiHeadAttention", MICROSOFT, outputs=(0, 1, 2))
 def _multi_head_attention(
     query: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
+    key: Input = None,
+    value: Input = None,
+    bias: Input = None,
+    mask: Input = None,
+    attention_bias: Input = None,
+    past_key: Input = None,
+    past_value: Input = None,
     *,
     mask_filter_value: float = -10000.0,
     num_heads: int,
@@ -1383,29 +1109,51 @@ def _multi_head_attention(
         query = query + bias[:width]
         if key.dim() == 3:
             key, value = key + bias[width : 2 * width], value + bias[2 * width :]
-    query = _split_heads(query, num_heads)
-    if key.dim() == 3:
-        key, value = _split_heads(key, num_heads), _split_heads(value, num_heads)
+    query, key, value = (_split_heads(x, num_heads) for x in (query, key, value))
     key, value = _with_past(past_key, key), _with_past(past_value, value)
     queries, keys = query.shape[2], key.shape[2]
-    addend = _sum_of(_padding_bias(mask, query, keys, mask_filter_value), attention_bias)
-    allowed = _window(queries, keys, query.device, offset=keys - queries, right=0) if unidirectional else None
-    return _join_heads(_attend(query, key, value, scale=scale, bias=addend, allowed=allowed)), key, value
+    padding = _padding_bias(mask, query, keys, mask_filter_value)
+    addends = [addend for addend in (padding, attention_bias) if addend is not None]
+    allowed = _reads(queries, keys, query.device, offset=keys - queries, right=0) if unidirectional else None
+    y = _attend(query, key, value, scale=scale, bias=_sum(*addends) if addends else None, allowed=allowed)
+    return _join_heads(y), key, value
+
+
+@operator(
+    "Attention",
+    MICROSOFT,
+    passes_to=(_multi_head_attention,),
+    limits={"do_rotary": (0,), "past_present_share_buffer": (0,)},
+)
+def _packed_attention(
+    x: Tensor,
+    weight: Tensor,
+    bias: Input = None,
+    mask: Input = None,
+    past: None = None,
+    attention_bias: Input = None,
+    *,
+    qkv_hidden_sizes: Sizes | None = None,
+    **attributes: Any,
+) -> Tensor:
+    projected = x @ weight if bias is None else x @ weight + bias
+    parts = projected.split(list(qkv_hidden_sizes or [projected.shape[-1] // 3] * 3), -1)
+    return _multi_head_attention(*parts, mask=mask, attention_bias=attention_bias, **attributes)[0]
 
 
 @operator("GroupQueryAttention", MICROSOFT, outputs=(0, 1, 2), limits={"smooth_softmax": (0, -1), "qk_output": (0,)})
 def _group_query_attention(
     query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
+    key: Input,
+    value: Input,
     past_key: None,
     past_value: None,
     lengths: Tensor,
     total_length: Tensor,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    attention_bias: Tensor | None = None,
+    cos: Input = None,
+    sin: Input = None,
+    position_ids: Input = None,
+    attention_bias: Input = None,
     *,
     do_rotary: int = 0,
     kv_num_heads: int,
@@ -1421,9 +1169,8 @@ def _group_query_attention(
     else:
         query = _split_heads(query, num_heads)
         key, value = _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads)
-    tokens = query.shape[2]
     if do_rotary and cos is not None and sin is not None:
-        positions = torch.arange(tokens, device=cos.device) if position_ids is None else position_ids
+        positions = torch.arange(query.shape[2], device=cos.device) if position_ids is None else position_ids
         query, key = (_rotate(x, cos[positions], sin[positions], rotary_interleaved) for x in (query, key))
     left = local_window_size - 1 if local_window_size > 0 else -1
     y, key, value = _attention(
@@ -1445,19 +1192,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: int) -> Tensor:
 
 @operator("RotaryEmbedding", ignored=("rotary_embedding_dim",))  # which is the width of the angles
 def _rotary_embedding(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None = None,
-    *,
-    interleaved: int = 0,
-    num_heads: int = 0,
+    x: Tensor, cos: Tensor, sin: Tensor, position_ids: Input = None, *, interleaved: int = 0, num_heads: int = 0
 ) -> Tensor:
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
-    if x.dim() == 4:
-        return _rotate(x, cos, sin, interleaved)
-    return _join_heads(_rotate(_split_heads(x, num_heads), cos, sin, interleaved))
+    rotated = _rotate(_split_heads(x, num_heads), cos, sin, interleaved)
+    return rotated if x.dim() == 4 else _join_heads(rotated)
 
 
 @operator("RotaryEmbedding", MICROSOFT, limits={"scale": (1.0,), "is_packed_batching": (0,)})
@@ -1493,6 +1233,8 @@ def _relative_position_bias(
 
 # Quantization.
 
+_INTEGERS = [kind.value for kind in ir.DataType if kind.is_integer() and kind.bitwidth in (8, 16)]
+
 
 def _along(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     """A scale or zero point as it is broadcast to a tensor: of the whole tensor, along an axis, or for blocks of it."""
@@ -1503,19 +1245,10 @@ def _along(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     return parameter.reshape([-1 if dim == axis % x.dim() else 1 for dim in range(x.dim())])
 
 
-_INTEGERS = [kind.value for kind in ir.DataType if kind.is_integer() and kind.bitwidth in (8, 16)]
-
-
 @operator("QuantizeLinear", limits={"output_dtype": [0, *_INTEGERS]}, ignored=("saturate", "precision"))
 @operator("QuantizeLinear", MICROSOFT)
 def _quantize_linear(
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None = None,
-    *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
+    x: Tensor, scale: Tensor, zero: Input = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0
 ) -> Tensor:
     levels = torch.round(x / _along(scale, x, axis, block_size))
     dtype = _dtype(output_dtype or ir.DataType.UINT8.value)
@@ -1526,9 +1259,7 @@ def _quantize_linear(
 
 @operator("DequantizeLinear", limits={"output_dtype": (0,)})
 @operator("DequantizeLinear", MICROSOFT)
-def _dequantize_linear(
-    x: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int = 1, block_size: int = 0
-) -> Tensor:
+def _dequantize_linear(x: Tensor, scale: Tensor, zero: Input = None, *, axis: int = 1, block_size: int = 0) -> Tensor:
     levels = x.to(scale.dtype)
     if zero is not None:
         levels = levels - _along(zero, x, axis, block_size).to(scale.dtype)
@@ -1540,23 +1271,13 @@ def _dequantize_linear(
 
 @operator("SplitToSequence", host=(1,))
 def _split_to_sequence(
-    x: Tensor, lengths: Tensor | None = None, *, axis: int = 0, keepdims: int = 1
+    x: Tensor, lengths: Input = None, *, axis: int = 0, keepdims: int = 1
 ) -> tuple[tuple[Tensor, ...]]:
     if lengths is None:
         return (x.split(1, axis) if keepdims else x.unbind(axis),)
     return (x.split(lengths.tolist() if lengths.dim() else int(lengths), axis),)
 
 
-@operator("SequenceConstruct")
-def _sequence_construct(*inputs: Tensor) -> tuple[tuple[Tensor, ...]]:
-    return (inputs,)
-
-
-@operator("SequenceAt", host=(1,))
-def _sequence_at(sequence: tuple[Tensor, ...], position: Tensor) -> Tensor:
-    return sequence[int(position)]
-
-
-@operator("ConcatFromSequence")
-def _concat_from_sequence(sequence: tuple[Tensor, ...], *, axis: int, new_axis: int = 0) -> Tensor:
-    return torch.stack(sequence, axis) if new_axis else torch.cat(sequence, axis)
+operator("ConcatFromSequence")(lambda x, *, axis, new_axis=0: (torch.stack if new_axis else torch.cat)(x, axis))
+operator("SequenceAt", host=(1,))(lambda sequence, position: sequence[int(position)])
+operator("SequenceConstruct")(lambda *inputs: (inputs,))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +16,7 @@ from transformers import PretrainedConfig
 import graph_passes
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
-from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
-from compressor.units import Site
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
 
@@ -113,9 +111,9 @@ class Program:
     @property
     def signature(self) -> tuple[dict[str, InputSpec], dict[str, OutputSpec]]:
         """Type and axes of each input and of each output by name."""
-        inputs = [value for value in self.graph.inputs if not value.is_initializer()]
+        inputs, tables = [value for value in self.graph.inputs if not value.is_initializer()], self.tables
         return (
-            {value.name or "": InputSpec(*_spec(value), self.tables.get(value.name or "")) for value in inputs},
+            {value.name or "": InputSpec(*_spec(value), tables.get(value.name or "")) for value in inputs},
             {value.name or "": OutputSpec(*_spec(value)) for value in self.graph.outputs},
         )
 
@@ -123,20 +121,6 @@ class Program:
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
         return {weight: group.linear for group in self.search.groups for weight in group.weights}
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The attentions, named by the linears that mix their heads."""
-        return tuple(
-            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
-            for group in self.search.groups
-            if group.kind is not None and group.kv_heads is not None
-        )
-
-    @property
-    def feed_forwards(self) -> dict[str, int]:
-        """Path of each linear that reads neurons -> their number."""
-        return {group.linear: group.units for group in self.search.groups if group.type == "neurons"}
 
     @property
     def digest(self) -> str:
@@ -184,28 +168,19 @@ def _require_readable(model: ir.Model, file: Path) -> None:
     """Raise InputError for a graph of another kind than those that are compressed."""
     opset = model.opset_imports.get("")
     if opset is not None and opset < _LEAST_OPSET:
+        text = f"its operators are of ONNX's set {opset}; export it with {_LEAST_OPSET} or later, e.g. opset_version=17"
+        raise _other_kind(file, text, opset=opset)
+    for node in (node for node in model.graph.all_nodes() if node.op_type in _QUANTIZED):
         raise _other_kind(
             file,
-            f"its operators are of ONNX's set {opset}; export it with {_LEAST_OPSET} or later, e.g. opset_version=17",
-            opset=opset,
+            f"is quantized already ({node.op_type} {node.name}); compress the graph in floats, and quantize it by"
+            " --precision int8",
+            op_type=node.op_type,
+            node=node.name,
         )
-    for node in model.graph.all_nodes():
-        if node.op_type in _QUANTIZED:
-            raise _other_kind(
-                file,
-                f"is quantized already ({node.op_type} {node.name}); compress the graph in floats, and quantize it by"
-                " --precision int8",
-                op_type=node.op_type,
-                node=node.name,
-            )
-    cache = next((value.name for value in model.graph.inputs if _CACHE.search(value.name or "")), None)
-    if cache is not None:
-        raise _other_kind(
-            file,
-            f"its input {cache} holds keys and values of earlier positions; export the graph without them"
-            " (use_cache=False)",
-            input=cache,
-        )
+    for cache in (value.name for value in model.graph.inputs if _CACHE.search(value.name or "")):
+        text = f"its input {cache} holds keys and values of earlier positions; export the graph without them"
+        raise _other_kind(file, f"{text} (use_cache=False)", input=cache)
     if not any(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.outputs):
         names = ", ".join(value.name or "" for value in model.graph.outputs)
         raise _other_kind(
@@ -245,3 +220,40 @@ def _spec(value: ir.Value) -> tuple[np.dtype, tuple[int | None, ...]]:
     """Element type and axes of an input or an output; a size that depends on the inputs is None."""
     dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
     return dtype, tuple(size if isinstance(size, int) else None for size in value.shape or ())
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """An output of a graph.
+
+    Attributes:
+        dtype: its element type.
+        shape: the size of each axis, rows first; None: any size.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class InputSpec(OutputSpec):
+    """An input of a graph, with the attributes of `OutputSpec`.
+
+    Attributes:
+        ids: number of ids in the table of embeddings that it is looked up in; None: it is no input of ids.
+    """
+
+    ids: int | None = None
+
+
+@runtime_checkable
+class HasSignature(Protocol):
+    """A model with the inputs and outputs of a graph.
+
+    Attributes:
+        input_specs: type and shape of each input by name.
+        output_specs: type and shape of each output by name.
+    """
+
+    input_specs: Mapping[str, InputSpec]
+    output_specs: Mapping[str, OutputSpec]

@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.utils import ModelOutput
 
 import graph_passes
 from compressor.config.tasks import load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.network import network_of
+from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.sentences import SentenceGraph
 from compressor.model_folder.companions import COMPANIONS
 from compressor.model_folder.example_inputs import read_example
 from compressor.model_folder.files import CONFIG, MODULES, load_config, read_config
@@ -32,7 +33,8 @@ from compressor.model_folder.processor import (
     processed_size,
     readable_size,
 )
-from compressor.model_folder.sentence_modules import read_sentence_modules
+from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
+from compressor.models.pooled_encoder import EMBEDDING, POOLINGS, PooledOutput, SentenceEncoder
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 ARRAYS = "arrays"
@@ -96,9 +98,8 @@ def load_graph(
         )
     if not rows and inputs is None and not reads_images:
         _require_texts(graph, program, processor)
-    config, name = _configuration(
-        folder, program, task if own_task is None else own_task.task_class.model_task, rows, processor
-    )
+    model_task = task if own_task is None else own_task.task_class.model_task
+    config, name = _configuration(folder, program, model_task, rows, processor)
     modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
     try:
         if modules is None:
@@ -112,11 +113,8 @@ def load_graph(
         raise InputError(f"{graph}: {error}", code=error.code, path=graph, **error.details) from error
     example = {} if inputs is None else read_example(inputs, network)
     if rows:
-        example = {
-            name: torch.from_numpy(rows[name].astype(spec.dtype))
-            for name, spec in network.input_specs.items()
-            if name in rows
-        }
+        specs = {name: spec for name, spec in network.input_specs.items() if name in rows}
+        example = {name: torch.from_numpy(rows[name].astype(spec.dtype)) for name, spec in specs.items()}
     loaded = ModelFolder(
         path=folder,
         model=network,
@@ -151,13 +149,11 @@ def _require_free_rows(graph: Path, program: Program) -> None:
     inputs, _ = program.signature
     fixed = ((name, spec.shape[0]) for name, spec in inputs.items() if spec.shape and spec.shape[0] is not None)
     for name, rows in fixed:
-        raise InputError(
+        text = (
             f"{graph}: its input {name} has a batch of {rows}, and proofs and times need any; export the graph with a"
-            " free first axis of each input",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=graph,
-            input=name,
+            " free first axis of each input"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=graph, input=name)
 
 
 def _require_texts(graph: Path, program: Program, processor: Any) -> None:
@@ -193,11 +189,11 @@ def _configuration(
         config = load_config(folder, False)
         _, name = model_class(folder, config, task, False)
         return config, name
-    name = task or _task_by_form(folder, program)
-    limit = _token_limit(program)
+    name, settings = task or _task_by_form(folder, program), program.settings
+    if (limit := _token_limit(program)) is not None:
+        settings["max_position_embeddings"] = limit
     padding = getattr(processor, "pad_token_id", None) or 0
-    positions: dict[str, Any] = {} if limit is None else {"max_position_embeddings": limit}
-    return GraphConfig(graph=program.digest, pad_token_id=padding, **program.settings, **positions), name
+    return GraphConfig(graph=program.digest, pad_token_id=padding, **settings), name
 
 
 def _token_limit(program: Program) -> int | None:
@@ -237,3 +233,39 @@ def _task_by_form(folder: Path, program: Program) -> str:
         path=folder,
         field="task",
     )
+
+
+class SentenceGraph(GraphNetwork, SentenceEncoder):
+    """A graph that returns the states of the tokens, and what a folder computes from them.
+
+    The graph stays as it is: embeddings are computed from its outputs, as the library does, unless the graph has an
+    output of embeddings, as sentence-transformers exports it.
+    """
+
+    def __init__(self, config: PretrainedConfig, program: Program, modules: SentenceModules) -> None:
+        GraphNetwork.__init__(self, config, program)
+        self.dense, self.normalize, self.documents = nn.Sequential(), modules.normalize, None
+        self.pooling, self.pool_in_graph = modules.pooling, False
+
+    @property
+    def encoder(self) -> Self:  # type: ignore[override]
+        """The graph is its own encoder."""
+        return self
+
+    @property
+    def states_output(self) -> str:
+        """Name of the first output `[texts, positions, width]`, else of the first output."""
+        ranked = (name for name, output in self.output_specs.items() if len(output.shape) == 3)
+        return next(ranked, next(iter(self.output_specs)))
+
+    def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
+        computed = self.compute(inputs)
+        states = computed[self.states_output]
+        if EMBEDDING in computed:
+            outputs = self.with_documents(computed[EMBEDDING])
+        else:
+            mask = inputs.get("attention_mask")
+            mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
+            outputs = self.outputs(POOLINGS[self.pooling](states, mask))
+        loss = None if labels is None else self.loss(outputs[EMBEDDING], labels)
+        return PooledOutput(loss=loss, last_hidden_state=states, **outputs)  # type: ignore[arg-type]

@@ -17,8 +17,7 @@ from compressor.model_folder.files import CONFIG, read_json
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_modules import module_folders, save_layers
 from compressor.models.classifiers import has_default_names, several_answers
-from compressor.models.rerankers import ModuleReranker
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import ModuleReranker, SentenceEncoder
 from compressor.results import Note, NoteCode
 from graph_passes.errors import listed
 

@@ -26,7 +26,7 @@ from compressor.model_folder.input_rules import (
     make_inputs,
 )
 from compressor.models import SegmentConfig
-from compressor.models.text_config import extension, text_config
+from compressor.models.forward_changes import extension, text_config
 from compressor.results import Size
 from compressor.segment_memory import memory_names
 from compressor.silence_libraries import quiet_transformers

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from compressor.graph.signature import file_model
+from compressor.graph.network import file_model
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from graph_passes.attention.match_feed_forwards import weight_name

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import OwnTask
-from compressor.graph.signature import file_model
+from compressor.graph.network import file_model
 from compressor.model_folder.processor import ImageSize
 from compressor.model_folder.sentence_modules import SentenceModules
 from compressor.models.classifiers import several_answers

@@ -29,9 +29,17 @@ from compressor.model_folder.files import (
     read_json,
     read_object,
 )
-from compressor.models.pooled_encoder import ACTIVATIONS, POOLINGS, DenseLayer, NormLayer
-from compressor.models.rerankers import Answers, CausalReranker, HeadLayer, ModuleReranker
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import (
+    ACTIVATIONS,
+    POOLINGS,
+    Answers,
+    CausalReranker,
+    DenseLayer,
+    HeadLayer,
+    ModuleReranker,
+    NormLayer,
+    SentenceEncoder,
+)
 from compressor.silence_libraries import one_line
 
 EncoderT = TypeVar("EncoderT", bound=Any)

@@ -23,16 +23,6 @@ AutoModel.register(TransformerXLConfig, TransformerXLModel)
 AutoModelForCausalLM.register(AllAttentionConfig, AllAttentionForCausalLM)
 AutoModelForCausalLM.register(TransformerXLConfig, TransformerXLForCausalLM)
 
-__all__ = [
-    "AllAttentionConfig",
-    "AllAttentionForCausalLM",
-    "AllAttentionModel",
-    "SegmentConfig",
-    "SegmentForCausalLM",
-    "SegmentOutput",
-    "SegmentPreTrainedModel",
-    "TransformerXLConfig",
-    "TransformerXLForCausalLM",
-    "TransformerXLModel",
-    "pruned",
-]
+__all__ = ["AllAttentionConfig", "AllAttentionForCausalLM", "AllAttentionModel", "SegmentConfig", "SegmentForCausalLM"]
+__all__ += ["SegmentOutput", "SegmentPreTrainedModel", "TransformerXLConfig", "TransformerXLForCausalLM"]
+__all__ += ["TransformerXLModel", "pruned"]

@@ -23,12 +23,7 @@ _SPARSE, _FULL = "block_sparse", "original_full"
 
 @dataclass(frozen=True)
 class BlockMask:
-    """The mask of block-sparse attention.
-
-    Attributes:
-        block: number of positions of a block.
-        drawn: number of randomly drawn blocks.
-    """
+    """The mask of block-sparse attention, by the positions of a block and the number of randomly drawn blocks."""
 
     block: int
     drawn: int

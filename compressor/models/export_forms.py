@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch.fx.experimental import _config as shape_settings
-from transformers.exporters.utils import patch_attributes
+from transformers.exporters.utils import patch_attribute, patch_attributes
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from compressor.errors import CompressorError, InputError
-from compressor.models.text_config import DYNAMIC
+from compressor.models.forward_changes import DYNAMIC
 from compressor.units.hook import Attention
 
 Function = Callable[..., Any]
@@ -60,21 +60,11 @@ def selective_scan(_: Function) -> Function:
     """Mamba 1 as a `scan` of positions."""
 
     def selective_scan(
-        hidden_states: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        *,
-        z: Tensor | None = None,
-        delta_bias: Tensor | None = None,
-        delta_softplus: bool = False,
-        return_last_state: bool = False,
-        **options: Any,
+        hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **options: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if delta_bias is not None:
+        if (delta_bias := options.get("delta_bias")) is not None:
             dt = dt + delta_bias.to(dt.dtype)[..., None]
-        if delta_softplus:
+        if options.get("delta_softplus"):
             dt = nn.functional.softplus(dt)
         # `scan` runs along the first axis: [position, batch, channel, state].
         steps, channels = (tensor.permute(2, 0, 1)[..., None] for tensor in (dt, hidden_states))
@@ -84,9 +74,9 @@ def selective_scan(_: Function) -> Function:
         output = torch.matmul(states.to(hidden_states.dtype), reads[..., None])[..., 0].permute(1, 2, 0)
         if (skip := options.get("D")) is not None:
             output = output + hidden_states * skip[None, :, None]
-        if z is not None:
+        if (z := options.get("z")) is not None:
             output = output * nn.functional.silu(z)
-        return (output, last) if return_last_state else output
+        return (output, last) if options.get("return_last_state") else output
 
     return selective_scan
 
@@ -194,29 +184,27 @@ def _weights(targets: Tensor, sizes: Tensor, count: int) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
+def _buffer_name(layer_type: str | None, name: str) -> str:
+    return name if layer_type is None else f"{layer_type}_{name}"
+
+
 @contextlib.contextmanager
 def frequencies_by_length(model: nn.Module) -> Iterator[None]:
     """Inside, dynamic rotary embeddings depend only on the present text; frequencies and types are restored on exit."""
     with contextlib.ExitStack() as undo:
         for module in model.modules():
             kinds = getattr(module, "rope_type", None)
-            types = kinds if isinstance(kinds, dict) else {None: kinds}
-            dynamic = [layer for layer, kind in types.items() if kind == DYNAMIC]
-            dynamic = [layer for layer in dynamic if hasattr(module, _buffer_name(layer, "original_inv_freq"))]
+            types = (kinds if isinstance(kinds, dict) else {None: kinds}).items()
+            buffers = {layer: _buffer_name(layer, "original_inv_freq") for layer, kind in types if kind == DYNAMIC}
+            dynamic = [layer for layer, name in buffers.items() if hasattr(module, name)]
             if dynamic and hasattr(module, "original_max_seq_len"):
                 undo.enter_context(_by_length(module, dynamic))
         yield
 
 
-def _buffer_name(layer_type: str | None, name: str) -> str:
-    return name if layer_type is None else f"{layer_type}_{name}"
-
-
 @contextlib.contextmanager
 def _by_length(module: Any, layer_types: list[str | None]) -> Iterator[None]:
     """`frequencies_by_length` of a module and its types of layers with dynamic frequencies (None: all layers)."""
-    former = module.rope_type
-    buffers = {name: getattr(module, name) for name in (_buffer_name(kind, "inv_freq") for kind in layer_types)}
 
     def set_frequencies(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
@@ -225,17 +213,18 @@ def _by_length(module: Any, layer_types: list[str | None]) -> Iterator[None]:
             frequencies = _frequencies(module, arguments["position_ids"], layer_type)
             getattr(module, _buffer_name(layer_type, "inv_freq")).copy_(frequencies)
 
-    # With another type, the module reads its frequencies without a branch.
-    module.rope_type = "default" if not isinstance(former, dict) else former | dict.fromkeys(layer_types, "default")
-    for name, buffer in buffers.items():
-        setattr(module, name, buffer.clone())
-    try:
-        with module.register_forward_pre_hook(set_frequencies, with_kwargs=True):
-            yield
-    finally:
-        module.rope_type = former
-        for name, buffer in buffers.items():
-            setattr(module, name, buffer)
+    def plain(former: Any) -> Any:
+        """The type with which the module reads its frequencies without a branch."""
+        return former | dict.fromkeys(layer_types, "default") if isinstance(former, dict) else "default"
+
+    patches: list[tuple[Any, str, Any]] = [
+        (module, _buffer_name(kind, "inv_freq"), torch.clone) for kind in layer_types
+    ]
+    with (
+        patch_attributes([(module, "rope_type", plain), *patches]),
+        module.register_forward_pre_hook(set_frequencies, with_kwargs=True),
+    ):
+        yield
 
 
 def _frequencies(module: Any, positions: Tensor, layer_type: str | None) -> Tensor:
@@ -273,7 +262,7 @@ def any_length(model: nn.Module) -> Iterator[None]:
             undo.enter_context(_replaced(*patch))
         if patches:
             # Sizes of one, such as a single chunk, stay free too.
-            undo.enter_context(patch_attributes([(shape_settings, "backed_size_oblivious", lambda _: True)]))
+            undo.enter_context(patch_attribute(shape_settings, "backed_size_oblivious", lambda _: True))
             undo.enter_context(torch.no_grad())  # functions in `scan` may write in place, without gradients
         yield
 
@@ -290,13 +279,7 @@ def _replaced(owner: type | ModuleType, name: str, form: Callable[[Function], Fu
 
 
 def with_other_form(error: InputError, trace: Callable[[Attention], object], attention: Attention) -> InputError:
-    """The error of an export, with the other form of attention as remedy if it can be exported.
-
-    Args:
-        error: the error.
-        trace: exports the model in a form of attention, or raises an error.
-        attention: the form that failed.
-    """
+    """The error of an export in a form of attention, with the other form as remedy if `trace` can export it."""
     alternative: Attention = "sdpa" if attention == "eager" else "eager"
     try:
         trace(alternative)

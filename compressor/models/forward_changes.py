@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.models.text_config import DYNAMIC, extension, text_config
 from compressor.silence_libraries import quiet_transformers
 from compressor.units.find import evaluation_mode, restored_modes, share_unread_sites
 
+DYNAMIC = "dynamic"
+"""Type of rotary embeddings whose frequencies depend on the length, and on the lengths before it."""
 _CLASS = "__class__"
 _PLAIN = (bool, int, float, str, type(None))
 _REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
@@ -78,10 +79,7 @@ def changes_of_forward(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> 
 def switch_of_changes(changes_at: Callable[[int], tuple[Change, ...]], shortest: int, longest: int) -> int | None:
     """The largest length at which a forward changes the same attributes as at the shortest; None: all lengths do.
 
-    Args:
-        changes_at: the changes of a forward of some length in a model that has not run.
-        shortest: a length.
-        longest: a greater length.
+    `changes_at` returns the changes of a forward of some length in a model that has not run.
     """
 
     def changed(length: int) -> set[tuple[str, str]]:
@@ -108,6 +106,25 @@ def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
             elif isinstance(value, (np.generic, *_PLAIN)) and not name.startswith("_"):
                 state[path, name] = value
     return state
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The part of a configuration on text; that of the decoder if several parts are."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
+def extension(config: PretrainedConfig) -> float:
+    """Factor by which rotary embeddings of the type `dynamic` read more tokens than `max_position_embeddings`.
+
+    It is the smallest factor of all types of layers, and 1.0 for other models.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [parameters] if "rope_type" in parameters else [kind for kind in parameters.values() if kind]
+    factors = [float(kind.get("factor") or 1.0) for kind in kinds if kind.get("rope_type") == DYNAMIC]
+    return min(factors, default=1.0) if len(factors) == len(kinds) else 1.0
 
 
 def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:
@@ -170,11 +187,7 @@ class FirstOfEqual(TorchFunctionMode):
         self._watches = watches
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func not in _TOPK:
             return func(*args, **(kwargs or {}))

@@ -1,11 +1,14 @@
-"""What follows the encoder of sentence embeddings or of a reranker: pooling, and layers that map pooled states."""
+"""Encoders with a pooling: sentence encoders, which return an embedding of a text, and rerankers, which score it.
+
+A reranker of sentence-transformers is an encoder with a head, or a language model that answers yes or no.
+"""
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +35,6 @@ def _sum(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def _tokens(states: Tensor, mask: Tensor) -> Tensor:
-    """The number of tokens of each text, `[texts, 1]`; at least 1e-9."""
     return mask.to(states.dtype).sum(1, keepdim=True).clamp(min=1e-9)
 
 
@@ -93,25 +95,17 @@ class DenseLayer(nn.Module):
 
 
 class NormLayer(nn.Module):
-    """The module `LayerNorm` of sentence-transformers, whose weights are buffers like those of `DenseLayer`.
-
-    Args:
-        weight: `[width]`.
-        bias: `[width]`.
-    """
+    """The module `LayerNorm` of sentence-transformers, with weights `[width]` in buffers like those of `DenseLayer`."""
 
     weight: Tensor
     bias: Tensor
+    setting = "LayerNorm"
+    """What the layer computes besides its weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-
-    @property
-    def setting(self) -> str:
-        """What the layer computes besides its weights."""
-        return "LayerNorm"
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Normalise embeddings `[texts, width]`."""
@@ -212,3 +206,235 @@ class PooledEncoder(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()
+
+
+EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "document_scores"
+"""Names of outputs of `SentenceEncoder`."""
+_SCALE = 20.0
+"""Factor on cosines before a softmax, as in sentence-transformers' losses of rankings."""
+
+
+class SentenceEncoder(PooledEncoder):
+    """A pooled encoder, dense layers and normalisation to norm one, as in a folder of sentence-transformers.
+
+    Attributes:
+        dense: the `DenseLayer`s after the pooling, in order; empty until the caller appends some.
+        documents: embeddings `[documents, width]` of norm one, which texts are compared with; None: no scores of
+            documents are computed.
+    """
+
+    def __init__(
+        self, encoder: PreTrainedModel, pooling: str, *, normalize: bool = True, pool_in_graph: bool = True
+    ) -> None:
+        super().__init__(encoder, pooling, pool_in_graph=pool_in_graph)
+        self.dense, self.normalize = nn.Sequential(), normalize
+        self.documents: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """The width of embeddings."""
+        layers = self.dense_layers
+        width: int = len(layers[-1].weight) if layers else self.encoder.config.get_text_config().hidden_size
+        return width
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return self.pooling, str(self.normalize), *(layer.setting for layer in self.dense_layers)
+
+    @property
+    def dense_layers(self) -> list[DenseLayer]:
+        """The layers after the pooling, in order."""
+        return [layer for layer in self.dense if isinstance(layer, DenseLayer)]
+
+    @property
+    def states_output(self) -> str:
+        """Name of the output of an exported graph that has the states of tokens."""
+        return STATES
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of an exported graph."""
+        return (EMBEDDING, STATES) if self.pool_in_graph else (STATES,)
+
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Embeddings `[texts, width]`, and scores of documents, where the model has some."""
+        return self.with_documents(self._embed(pooled))
+
+    def with_documents(self, embedding: Tensor) -> dict[str, Tensor]:
+        """Outputs for embeddings `[texts, width]`."""
+        if self.documents is None:
+            return {EMBEDDING: embedding}
+        cosines = nn.functional.normalize(embedding, dim=-1) @ self.documents.to(embedding).T
+        return {EMBEDDING: embedding, RANKING: _SCALE * cosines}
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The ranking loss of embeddings of pairs.
+
+        Args:
+            output: `[texts, width]`; texts 2i and 2i+1 are pair i.
+            labels: `[pairs]`, larger for more similar texts.
+        """
+        return _ranking_loss(output, labels)
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Embeddings `[texts, width]` from the states of tokens `[texts, positions, width]` and their mask."""
+        return self._embed(POOLINGS[self.pooling](states, mask))
+
+    def _embed(self, pooled: Tensor) -> Tensor:
+        embedding: Tensor = self.dense(pooled)
+        return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
+
+
+def _ranking_loss(embedding: Tensor, labels: Tensor) -> Tensor:
+    """log(1 + sum of exp(20 (cos_j - cos_i)) over label_i > label_j) of the cosines of pairs.
+
+    The loss depends on the order of the labels alone, so that labels may have any scale (CoSENT: Su 2022; `CoSENTLoss`
+    in sentence-transformers). It is zero for single texts, which have no order.
+    """
+    if len(embedding) != 2 * len(labels):
+        return embedding.new_zeros(())
+    first, second = embedding.unflatten(0, (-1, 2)).unbind(1)
+    cosines = _SCALE * nn.functional.cosine_similarity(first, second)
+    differences = cosines[None, :] - cosines[:, None]
+    ordered = labels[:, None] > labels[None, :]
+    return torch.cat([differences.new_zeros(1), differences[ordered]]).logsumexp(0)
+
+
+LOGITS = "logits"
+
+HeadLayer = DenseLayer | NormLayer
+"""A layer of a head."""
+_TOLERANCE = 1e-3
+"""Largest error of a score, as a share of the largest logit."""
+
+
+class ModuleReranker(PooledEncoder):
+    """A pooled encoder and a head, as in a folder of sentence-transformers' `CrossEncoder`.
+
+    The configuration of the encoder has as many labels as there are scores.
+
+    Args:
+        layers: the layers after the pooling, in order; the outputs of the last are the scores.
+        folders: paths of the layers' folders in the model's.
+    """
+
+    def __init__(
+        self,
+        encoder: PreTrainedModel,
+        pooling: str,
+        layers: Sequence[HeadLayer],
+        folders: Sequence[str],
+        *,
+        pool_in_graph: bool = True,
+    ) -> None:
+        super().__init__(encoder, pooling, pool_in_graph=pool_in_graph)
+        self.head, self.folders = nn.Sequential(*layers), tuple(folders)
+
+    @property
+    def layers(self) -> list[HeadLayer]:
+        """The layers after the pooling, in order."""
+        return [layer for layer in self.head if isinstance(layer, HeadLayer)]
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What scores depend on besides weights and configuration."""
+        return self.pooling, *(layer.setting for layer in self.layers)
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of an exported graph."""
+        return (LOGITS, STATES)
+
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Scores `[texts, scores]` as logits."""
+        return {LOGITS: self.head(pooled)}
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The loss of transformers' classifiers: squared errors of numbers, cross-entropy of classes.
+
+        Args:
+            output: logits, `[texts, scores]`.
+            labels: numbers `[texts]` or `[texts, scores]`, or classes `[texts]`.
+        """
+        if labels.is_floating_point():
+            return nn.functional.mse_loss(output.reshape(labels.shape), labels)
+        return nn.functional.cross_entropy(output, labels)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a language model to a pair, and how it reads one.
+
+    Attributes:
+        positive: the token that says that a document is relevant, e.g. `yes`.
+        negative: the token that says that it is not, e.g. `no`; None: the score is the logit of `positive`.
+        prompt: the system message of the chat template; empty: no such message.
+        template: further arguments of the chat template.
+    """
+
+    positive: int
+    negative: int | None
+    prompt: str = ""
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CausalReranker(ModuleReranker):
+    """The decoder of a language model, which scores a text by the difference of two logits at its last token.
+
+    No other logits are computed. A module `LogitScore` of sentence-transformers names the two tokens.
+
+    Args:
+        whole: a language model whose logits are the matmul of its last states and its output embeddings.
+        answers: the two tokens.
+
+    Raises:
+        ValueError: its logits are something else.
+    """
+
+    rows: Tensor | None
+
+    def __init__(self, whole: PreTrainedModel, answers: Answers) -> None:
+        decoder = whole.get_decoder()
+        super().__init__(decoder, "lasttoken", (), ())
+        self.answers = answers
+        head: Any = whole.get_output_embeddings()
+        is_tied = isinstance(head, nn.Linear) and head.weight is decoder.get_input_embeddings().weight
+        # Tied embeddings may be trained: the head follows them.
+        self.register_buffer("rows", None if is_tied else self._score_weights(head.weight.detach().float()).clone())
+        object.__setattr__(self, "_whole", [whole])  # not a submodule: its parameters are those of the decoder
+        _require_matmul(self, whole)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        answers = self.answers
+        return "answers", str(answers.positive), str(answers.negative), answers.prompt, repr(answers.template)
+
+    def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
+        """Scores `[texts, 1]` as logits."""
+        embeddings: Any = self.encoder.get_input_embeddings()
+        rows = self._score_weights(embeddings.weight) if self.rows is None else self.rows
+        return {LOGITS: pooled @ rows.to(pooled.dtype).T}
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Write weights and configuration of the language model, as in the folder that it was loaded from."""
+        whole: list[PreTrainedModel] = self.__dict__["_whole"]
+        whole[0].save_pretrained(save_directory, *args, **kwargs)
+
+    def _score_weights(self, embeddings: Tensor) -> Tensor:
+        """Weights `[1, width]` of the score of a state, from output embeddings `[tokens, width]`."""
+        positive, negative = self.answers.positive, self.answers.negative
+        row = embeddings[positive : positive + 1]
+        return row if negative is None else row - embeddings[negative : negative + 1]
+
+
+def _require_matmul(model: CausalReranker, whole: PreTrainedModel) -> None:
+    """Raise ValueError unless scores are differences of the language model's logits."""
+    embeddings: Any = whole.get_input_embeddings()
+    ids = torch.arange(8)[None] % len(embeddings.weight)
+    with torch.no_grad():
+        logits = whole.eval()(input_ids=ids, use_cache=False).logits[:, -1]
+        positive, negative = model.answers.positive, model.answers.negative
+        expected = logits[:, positive] - (0 if negative is None else logits[:, negative])
+        score = model.eval()(input_ids=ids)[LOGITS][:, 0]
+    if not torch.allclose(score, expected, rtol=0, atol=_TOLERANCE * float(logits.abs().max())):
+        raise ValueError("its logits are not the matmul of its last states and its output embeddings")

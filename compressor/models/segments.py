@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -28,12 +28,7 @@ from compressor.units import Site, check_plan
 from graph_passes import Plan, SitePlan
 
 _COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "head_dim",
-    "intermediate_size",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size"),
     "max_position_embeddings",
 )
 Memories = tuple[Tensor, ...]
@@ -98,59 +93,42 @@ class SegmentConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Check sizes and heads; `strict` calls this when it validates the configuration."""
-        self._check_sizes()
-        self._check_heads()
-
-    def _check_sizes(self) -> None:
-        """Raise InputError unless all sizes are in range and consistent."""
-        for name in _COUNTS:
-            if (size := getattr(self, name, None)) is not None and size < 1:
-                raise _out_of_range(name, size, "give 1 or more")
-        for name in ("memory_length", "num_persistent"):
-            if (size := getattr(self, name, 0)) < 0:
-                raise _out_of_range(name, size, "give 0 or more")
+        for name, least in (*((name, 1) for name in _COUNTS), ("memory_length", 0), ("num_persistent", 0)):
+            if (size := getattr(self, name, None)) is not None and size < least:
+                raise _out_of_range(name, size, f"give {least} or more")
         for name in ("attention_dropout", "embedding_dropout", "hidden_dropout"):
             if not 0 <= (share := getattr(self, name)) < 1:
                 raise _out_of_range(name, share, "give 0 or more, and less than 1")
         if self.hidden_size % 2:
             raise _out_of_range("hidden_size", self.hidden_size, "give an even number, for sines and cosines")
         if self.head_dim is None:
-            raise InputError(
-                f"hidden_size {self.hidden_size} cannot be divided among {self.num_attention_heads} heads; give a"
-                " multiple of the heads, or head_dim",
-                code=ErrorCode.CONTRADICTION,
-                field="hidden_size",
-                value=self.hidden_size,
-                heads=self.num_attention_heads,
-            )
-        if self.memory_length >= self.max_position_embeddings:
-            raise InputError(
-                f"memory_length {self.memory_length} leaves no position of max_position_embeddings"
-                f" {self.max_position_embeddings} for a segment; give a shorter memory or more positions",
-                code=ErrorCode.CONTRADICTION,
-                field="memory_length",
-                value=self.memory_length,
-                positions=self.max_position_embeddings,
-            )
-
-    def _check_heads(self) -> None:
-        """Raise InputError unless `layer_heads` lists ascending ids of original heads for every layer."""
-        if self.layer_heads is None:
-            return
-        if len(self.layer_heads) != self.num_hidden_layers:
+            size, heads = self.hidden_size, self.num_attention_heads
+            text = f"hidden_size {size} cannot be divided among {heads} heads; give a multiple of them, or head_dim"
+            raise InputError(text, code=ErrorCode.CONTRADICTION, field="hidden_size", value=size, heads=heads)
+        memory, positions = self.memory_length, self.max_position_embeddings
+        if memory >= positions:
             text = (
-                f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}; give a list of"
-                " heads for each layer"
+                f"memory_length {memory} leaves no position of max_position_embeddings {positions} for a segment; give"
+                " a shorter memory or more positions"
             )
-            raise InputError(text, code=ErrorCode.CONTRADICTION, field="layer_heads", layers=len(self.layer_heads))
-        for layer, heads in enumerate(self.layer_heads):
+            raise InputError(
+                text, code=ErrorCode.CONTRADICTION, field="memory_length", value=memory, positions=positions
+            )
+        if self.layer_heads is not None:
+            self._check_heads(self.layer_heads)
+
+    def _check_heads(self, layer_heads: list[list[int]]) -> None:
+        """Raise InputError unless ascending ids of original heads are listed for every layer."""
+        if (layers := len(layer_heads)) != self.num_hidden_layers:
+            text = f"layer_heads has {layers} layers, the model {self.num_hidden_layers}; give heads for each layer"
+            raise InputError(text, code=ErrorCode.CONTRADICTION, field="layer_heads", layers=layers)
+        for layer, heads in enumerate(layer_heads):
             if heads != sorted(set(heads)) or not set(heads) <= set(range(self.num_attention_heads)):
                 text = f"layer_heads: layer {layer} has {heads}; give ascending ids of original heads"
                 raise InputError(text, code=ErrorCode.INVALID_VALUE, field="layer_heads", layer=layer, value=heads)
 
 
 def _out_of_range(field: str, value: Any, remedy: str) -> InputError:
-    """The error for a field with a value out of range."""
     return InputError(f"{field} is {value}; {remedy}", code=ErrorCode.OUT_OF_RANGE, field=field, value=value)
 
 
@@ -239,7 +217,6 @@ class RelativeAttention(nn.Module):
     position.
 
     Args:
-        config: sizes of the model.
         heads: heads of this site, at least one.
         persistent: number N of persistent key and value vectors per head.
     """
@@ -255,10 +232,9 @@ class RelativeAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         width = heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.r_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.q_proj, self.k_proj, self.v_proj, self.r_proj = (
+            nn.Linear(config.hidden_size, width, bias=False) for _ in range(4)
+        )
         self.o_proj = nn.Linear(width, config.hidden_size)
         self.content_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_w
         self.position_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_r
@@ -271,7 +247,6 @@ class RelativeAttention(nn.Module):
 
         Args:
             context: normalized memory and segment, `[batch, key, hidden]`; the last `length` positions are the segment.
-            length: number of queries.
             positions: encodings of distances `[key, hidden]`, farthest first.
             masked: True where a query must not attend to a key; can be broadcast to `[batch, 1, query, key]`.
 
@@ -313,59 +288,54 @@ class RelativeAttention(nn.Module):
 
 
 @dataclass
-class SegmentStates(ModelOutput):
-    """Output of the models without language model head.
-
-    Attributes:
-        last_hidden_state: normalized, `[batch, segment, hidden]`.
-        memories: memories for the next segment.
-    """
-
-    last_hidden_state: Tensor | None = None
-    memories: Memories | None = None
-
-
-@dataclass
 class SegmentOutput(ModelOutput):
-    """Output of the language models.
+    """Output of the models.
 
     Attributes:
         loss: mean loss per token, if labels are given.
-        logits: `[batch, segment, vocabulary]`.
+        logits: of a language model, `[batch, segment, vocabulary]`.
+        last_hidden_state: normalized, of a model without language model head, `[batch, segment, hidden]`.
         memories: memories for the next segment.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
     memories: Memories | None = None
 
-
-def by_name(outputs: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
-    """The outputs by their names in an exported graph with memory."""
-    memories = outputs.memories or ()
-    return {name: value for name, value in outputs.items() if torch.is_tensor(value)} | dict(
-        zip(new_memory_names(len(memories)), memories, strict=True)
-    )
+    def by_name(self) -> dict[str, Tensor]:
+        """The outputs by their names in an exported graph with memory."""
+        memories = self.memories or ()
+        return {name: value for name, value in self.items() if torch.is_tensor(value)} | dict(
+            zip(new_memory_names(len(memories)), memories, strict=True)
+        )
 
 
 class SegmentLayer(nn.Module):
-    """Pre-norm attention; a layer without heads only adds its output bias to the residual.
+    """Pre-norm attention, followed by a feed-forward in Transformer-XL.
 
-    Args:
-        config: sizes of the model.
-        heads: heads of this layer, or 0.
-        persistent: persistent vectors per head.
+    Instead of attention, a layer without heads adds its output bias to the residual.
     """
 
-    def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
+    def __init__(self, config: SegmentConfig, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = nn.Dropout(config.hidden_dropout)
         if heads:
             self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            self.attention = RelativeAttention(config, heads, persistent)
+            self.attention = RelativeAttention(config, heads, getattr(config, "num_persistent", 0))
         else:
             self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+        self.feed_forward: nn.Module | None = None
+        if isinstance(config, TransformerXLConfig):
+            assert config.intermediate_size is not None
+            self.feed_forward = nn.Sequential(
+                nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
+                nn.Linear(config.hidden_size, config.intermediate_size),
+                nn.ReLU(),
+                nn.Dropout(config.hidden_dropout),
+                nn.Linear(config.intermediate_size, config.hidden_size),
+            )
 
     def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
         """Next hidden states `[batch, segment, hidden]`.
@@ -373,45 +343,14 @@ class SegmentLayer(nn.Module):
         Args:
             states: hidden states of the segment, `[batch, segment, hidden]`.
             memory: hidden states of earlier segments, `[batch, memory, hidden]`, or None.
-            positions: see `RelativeAttention.forward`.
-            masked: see `RelativeAttention.forward`.
+            positions, masked: see `RelativeAttention.forward`.
         """
-        if not self.heads:
-            return states + self.dropout(self.bias)
-        context = states if memory is None else torch.cat([memory, states], dim=1)
-        return states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, masked))
-
-
-class AllAttentionLayer(SegmentLayer):
-    """Attention with persistent vectors, without feed-forward layer."""
-
-    def __init__(self, config: AllAttentionConfig, heads: int) -> None:
-        super().__init__(config, heads, config.num_persistent)
-
-
-class TransformerXLLayer(SegmentLayer):
-    """Attention, followed by a feed-forward layer."""
-
-    def __init__(self, config: TransformerXLConfig, heads: int) -> None:
-        super().__init__(config, heads)
-        assert config.intermediate_size is not None
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
-            nn.Linear(config.hidden_size, config.intermediate_size),
-            nn.ReLU(),
-            nn.Dropout(config.hidden_dropout),
-            nn.Linear(config.intermediate_size, config.hidden_size),
-        )
-
-    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
-        """Next hidden states `[batch, segment, hidden]`, after the feed-forward.
-
-        Args:
-            states, memory: hidden states of the segment and of earlier ones, `[batch, positions, hidden]`.
-            positions, masked: those of `RelativeAttention.forward`.
-        """
-        states = super().forward(states, memory, positions, masked)
-        return states + self.dropout(self.feed_forward(states))
+        if self.heads:
+            context = states if memory is None else torch.cat([memory, states], dim=1)
+            states = states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, masked))
+        else:
+            states = states + self.dropout(self.bias)
+        return states if self.feed_forward is None else states + self.dropout(self.feed_forward(states))
 
 
 class SegmentPreTrainedModel(PreTrainedModel):
@@ -438,14 +377,12 @@ class SegmentPreTrainedModel(PreTrainedModel):
 class SegmentModel(SegmentPreTrainedModel):
     """The model without language model head: embedding, layers and final norm."""
 
-    layer_class: ClassVar[Callable[..., SegmentLayer]]
-
     def __init__(self, config: SegmentConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            self.layer_class(config, len(config.kept(layer))) for layer in range(config.num_hidden_layers)
+            SegmentLayer(config, len(config.kept(layer))) for layer in range(config.num_hidden_layers)
         )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
@@ -457,7 +394,7 @@ class SegmentModel(SegmentPreTrainedModel):
         memories: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
         **named: Any,
-    ) -> SegmentStates | dict[str, Tensor]:
+    ) -> SegmentOutput | dict[str, Tensor]:
         """Compute hidden states and new memories.
 
         Memories may also be passed by name, as to an exported graph: `memory_0`, `memory_1`, ... The result is then a
@@ -492,8 +429,8 @@ class SegmentModel(SegmentPreTrainedModel):
             context = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
             new_memories.append(context[:, torch.sym_max(context.shape[1] - self.config.memory_length, 0) :])
             states = layer(states, memory, positions, masked)
-        outputs = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(new_memories))
-        return by_name(outputs) if named_memories else outputs
+        outputs = SegmentOutput(last_hidden_state=self.norm(states), memories=tuple(new_memories))
+        return outputs.by_name() if named_memories else outputs
 
 
 class SegmentForCausalLM(SegmentPreTrainedModel):
@@ -521,12 +458,9 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
         """Compute logits of the next token at every position, the loss if labels are given, and new memories.
 
         Args:
-            input_ids: see `SegmentModel.forward`.
-            attention_mask: see `SegmentModel.forward`.
-            memories: see `SegmentModel.forward`.
+            input_ids, attention_mask, memories, inputs_embeds: see `SegmentModel.forward`.
             labels: `[batch, segment]`, the token at each position, shifted by one here; -100 is ignored.
             shift_labels: `[batch, segment]`, the token after each position, instead of `labels`.
-            inputs_embeds: see `SegmentModel.forward`.
             kwargs: memories by name, and arguments of the loss function.
 
         Raises:
@@ -542,7 +476,7 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
             )
         result = SegmentOutput(loss=loss, logits=logits, memories=outputs.memories)
-        return by_name(result) if named_memories else result
+        return result.by_name() if named_memories else result
 
 
 def _masked_keys(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
@@ -559,14 +493,12 @@ class AllAttentionModel(SegmentModel):
     """The All-attention Transformer without language model head."""
 
     config_class = AllAttentionConfig
-    layer_class = AllAttentionLayer
 
 
 class TransformerXLModel(SegmentModel):
     """Transformer-XL without language model head."""
 
     config_class = TransformerXLConfig
-    layer_class = TransformerXLLayer
 
 
 class AllAttentionForCausalLM(SegmentForCausalLM):
@@ -599,16 +531,13 @@ def pruned(model: Model, plan: Plan) -> Model:
     Raises:
         InputError: the plan belongs to another model, masks blocks of attention maps, or drops or scales neurons.
     """
-    neurons = [group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units]
+    neurons = tuple(group.name for group in plan.feed_forwards if group.gate != (1.0,) * group.units)
     if neurons:
         text = f"plan: it drops or scales neurons of {neurons[0]}, which only graphs are shrunk by; use a plan of heads"
-        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=tuple(neurons))
-    if plan.masks:
-        text = (
-            f"plan: it masks blocks of {', '.join(sorted(plan.masks))}, which removing heads cannot express; use a plan"
-            " that only drops heads"
-        )
-        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=tuple(sorted(plan.masks)))
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=neurons)
+    if masked := tuple(sorted(plan.masks)):
+        text = f"plan: it masks blocks of {', '.join(masked)}, which removing heads cannot express; use a plan of heads"
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, field="plan", sites=masked)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
     sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
     check_plan(plan, [Site(name, "causal", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
@@ -624,12 +553,8 @@ def pruned(model: Model, plan: Plan) -> Model:
         for key, tensor in _slice_heads(sites[site.name], site).items():
             state[f"{site.name}.{key}"] = tensor
         if not site.kept:
-            bias = state[f"{site.name}.o_proj.bias"]
-            state = {
-                key: value
-                for key, value in state.items()
-                if not key.startswith((f"{name}.attention.", f"{name}.norm."))
-            }
+            bias, removed = state[f"{site.name}.o_proj.bias"], (f"{name}.attention.", f"{name}.norm.")
+            state = {key: value for key, value in state.items() if not key.startswith(removed)}
             state[f"{name}.bias"] = bias
     with torch.device("meta"):
         smaller = type(model)(config)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.models.rerankers import ModuleReranker
-from compressor.models.sentence_encoder import SentenceEncoder
-from compressor.models.text_config import text_config
+from compressor.models.forward_changes import text_config
+from compressor.models.pooled_encoder import ModuleReranker, SentenceEncoder
 
 _HEADS, _LAYERS, _INNER = 2, 2, 32
 _LAYER_COUNTS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layer", "num_layers")

@@ -13,7 +13,7 @@ from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.models.sentence_encoder import EMBEDDING, SentenceEncoder
+from compressor.models.pooled_encoder import EMBEDDING, SentenceEncoder
 from compressor.progress import RunLog
 from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode
 from compressor.run.measure import Results

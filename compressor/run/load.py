@@ -16,7 +16,7 @@ from compressor.config.step_list import steps_of
 from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.signature import file_model
+from compressor.graph.network import file_model
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf

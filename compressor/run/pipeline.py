@@ -19,8 +19,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from compressor.block_masks.attention_timer import find_attention_extras
-from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_selector import MaskSelector, find_attention_extras
 from compressor.config.fields import fields_with, flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig

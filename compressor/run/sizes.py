@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from compressor.block_masks.attention_maps import mask_length
-from compressor.block_masks.collect_maps import load_maps
+from compressor.block_masks.attention_maps import load_maps, mask_length
 from compressor.config.sections import MeasureConfig
 from compressor.engines.prove import make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError

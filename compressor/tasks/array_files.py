@@ -13,7 +13,7 @@ import numpy as np
 
 from compressor.config.values import ARRAYS
 from compressor.errors import ErrorCode, InputError, RowError, suggestion
-from compressor.graph.signature import InputSpec
+from compressor.graph.program import InputSpec
 from compressor.silence_libraries import one_line
 from compressor.tasks.splits import files_by_split
 

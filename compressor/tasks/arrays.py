@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.graph.signature import HasSignature, InputSpec, OutputSpec
+from compressor.graph.program import HasSignature, InputSpec, OutputSpec
 from compressor.model_folder import ModelFolder
 from compressor.models.classifiers import declare_vector
 from compressor.results import Note, NoteCode

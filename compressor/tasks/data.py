@@ -17,7 +17,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from compressor.config.sections import RowsConfig
 from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.signature import HasSignature
+from compressor.graph.program import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import LABELS, Task

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from compressor.models.classifiers import AnswerKind, several_answers
-from compressor.models.sentence_encoder import EMBEDDING, RANKING
+from compressor.models.pooled_encoder import EMBEDDING, RANKING
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 
 """Name of the output of classifiers."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.graph.signature import HasSignature
+from compressor.graph.program import HasSignature
 from compressor.model_folder.example_inputs import token_limit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task

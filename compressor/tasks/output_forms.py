@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.signature import OutputSpec
+from compressor.graph.program import OutputSpec
 from compressor.results import MetricUnit
 from compressor.tasks.forwards import IGNORED, SPAN_ENDS
 from compressor.tasks.metrics import Metric, accuracy, column_mean, pearson, spearman, token_accuracy

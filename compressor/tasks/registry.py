@@ -7,7 +7,7 @@ from typing import Any
 from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.signature import HasSignature
+from compressor.graph.program import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.silence_libraries import one_line
 from compressor.tasks.base import Task

@@ -15,7 +15,7 @@ from transformers import BatchEncoding
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.models.rerankers import Answers, CausalReranker
+from compressor.models.pooled_encoder import Answers, CausalReranker
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.base import Task

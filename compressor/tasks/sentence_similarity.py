@@ -17,7 +17,7 @@ from transformers import BatchEncoding
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
-from compressor.models.sentence_encoder import EMBEDDING, RANKING, SentenceEncoder
+from compressor.models.pooled_encoder import EMBEDDING, RANKING, SentenceEncoder
 from compressor.results import MetricUnit
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes

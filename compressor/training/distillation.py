@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.store import Store, digest, versioned
 from compressor.tasks import Task, batches
 from compressor.tasks.divergence import are_numbers, divergence, variances

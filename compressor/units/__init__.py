@@ -18,25 +18,9 @@ if TYPE_CHECKING:
     from compressor.units.masking import masked
     from compressor.units.prunable import PrunableGroup, Site
 
-__all__ = [
-    "Attention",
-    "Bundles",
-    "Compaction",
-    "OutputHook",
-    "PrunableGroup",
-    "Site",
-    "WeightsHook",
-    "check_plan",
-    "compacted",
-    "expert_weights",
-    "find_groups",
-    "find_sites",
-    "gated",
-    "hooked",
-    "keep_all",
-    "keep_only",
-    "masked",
-]
+__all__ = ["Attention", "Bundles", "Compaction", "OutputHook", "PrunableGroup", "Site", "WeightsHook"]
+__all__ += ["check_plan", "compacted", "expert_weights", "find_groups", "find_sites", "gated", "hooked"]
+__all__ += ["keep_all", "keep_only", "masked"]
 
 _MODULES = {
     "compact": ("Compaction", "compacted"),

@@ -67,9 +67,6 @@ def compacted(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor]) 
         plan: one entry for each site of the model, and for feed-forwards.
         inputs: keyword arguments of its forward, on the device of the model.
 
-    Yields:
-        Which groups have smaller parameters.
-
     Raises:
         InputError: the plan lacks a site of the model; see also `gated`.
     """
@@ -91,15 +88,13 @@ def compacted(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor]) 
 @contextmanager
 def _compacted(model: PreTrainedModel, plan: Plan, forms: Sequence[SmallGroup]) -> Iterator[None]:
     """The gated model with the smaller forms of some groups."""
-    with ExitStack() as undo:
-        undo.enter_context(
-            sliced([part for form in forms for part in form.slices], [size for form in forms for size in form.sizes])
-        )
-        undo.enter_context(gated(model, plan.replace_groups(form.plan for form in forms)))
-        heads = {
-            form.plan.name: (plan[form.plan.name].units, form.units) for form in forms if form.plan.type == "heads"
-        }
-        undo.enter_context(intercepted(model, partial(_run_with_fewer_heads, heads), None))
+    slices, sizes = [part for form in forms for part in form.slices], [size for form in forms for size in form.sizes]
+    heads = {form.plan.name: (plan[form.plan.name].units, form.units) for form in forms if form.plan.type == "heads"}
+    with (
+        sliced(slices, sizes),
+        gated(model, plan.replace_groups(form.plan for form in forms)),
+        intercepted(model, partial(_run_with_fewer_heads, heads), None),
+    ):
         yield
 
 
@@ -145,10 +140,13 @@ class _Check:
             return False
         expected = [*self._outputs, *(value for reader in read for value in self._read[reader])]
         actual = [*outputs, *(value for values in read.values() for value in values)]
-        return len(expected) == len(actual) and all(map(_is_equal, actual, expected))
+        return len(expected) == len(actual) and all(  # up to rounding in their type
+            is_close(value, other, max(_TOLERANCE, _ROUNDING * torch.finfo(other.dtype).eps))
+            for value, other in zip(actual, expected, strict=True)
+        )
 
     def _run(self, readers: Mapping[nn.Module, Tensor | None]) -> tuple[list[Tensor], dict[nn.Module, list[Tensor]]]:
-        """The outputs of a forward, and these columns of the inputs of linears, or all, call by call."""
+        """The outputs of a forward, and call by call these columns, or all, of the inputs of linears."""
         read: dict[nn.Module, list[Tensor]] = {reader: [] for reader in readers}
 
         def record(linear: nn.Module, args: tuple[Any, ...]) -> None:
@@ -157,11 +155,6 @@ class _Check:
 
         with removed_afterwards(reader.register_forward_pre_hook(record) for reader in readers):
             return float_outputs(self._model, self._inputs), read
-
-
-def _is_equal(actual: Tensor, expected: Tensor) -> bool:
-    """Whether tensors are equal up to rounding in their type."""
-    return is_close(actual, expected, max(_TOLERANCE, _ROUNDING * torch.finfo(expected.dtype).eps))
 
 
 def _chosen_forms(check: _Check, forms: Mapping[str, Sequence[SmallGroup]]) -> list[SmallGroup]:
@@ -192,12 +185,11 @@ class SmallGroup:
     stay have a gate of zero.
 
     Attributes:
-        plan: the plan of the smaller group.
+        plan: that of the smaller group.
         reader: the linear that reads the units.
         columns: the inputs of `reader` that stay, `[inputs]`.
         units: the ids of the units that stay, `[units]`.
-        slices: the parameters to slice.
-        sizes: the attributes to change.
+        slices, sizes: the parameters to slice, and the attributes to change.
     """
 
     plan: GroupPlan
@@ -241,8 +233,8 @@ def _neuron_forms(group: NeuronPlan, trace: Trace) -> Iterator[SmallGroup]:
     producers = _producers(reader, linears[: linears.index(reader)])
     kept = torch.tensor(units)
     small = NeuronPlan(group.name, len(units), tuple(range(len(group.kept))), group.scale)
-    fused = [(call.module, linear_sizes(call.module)[1] // group.units) for call in producers]
-    parts = [(linear, [kept] * count, [group.units] * count) for linear, count in fused]
+    fused = {call.module: linear_sizes(call.module)[1] // group.units for call in producers}
+    parts = [(linear, [kept] * count, [group.units] * count) for linear, count in fused.items()]
     yield from _forms(small, reader.module, kept, kept, parts, 1)
 
 
@@ -270,12 +262,13 @@ def _site_forms(site: SitePlan, modules: dict[str, nn.Module], trace: Trace) -> 
     remaining = {"query": torch.tensor(queries), "key": torch.tensor(keys)}
     producers: list[Producer] = []
     for name, linear in modules.items():
-        if not name.startswith(f"{site.name}.") or not is_linear(linear) or linear is reader:
+        precedes = trace.order.get(name, len(trace.order)) < trace.order[site.name]
+        if not precedes or not name.startswith(f"{site.name}.") or not is_linear(linear) or linear is reader:
             continue
-        if trace.order.get(name, len(trace.order)) < trace.order[site.name]:
-            projections = _projections(site, linear_sizes(linear)[1])
-            if projections is not None:
-                producers.append((linear, [remaining[p] for p in projections], [counts[p] for p in projections]))
+        heads = linear_sizes(linear)[1] / site.head_dim
+        projections = next((names for names in _PROJECTIONS if sum(counts[part] for part in names) == heads), ())
+        if projections:
+            producers.append((linear, [remaining[p] for p in projections], [counts[p] for p in projections]))
     assert is_linear(reader)
     columns = _fused_rows([remaining["query"]], [site.heads], site.head_dim)
     for form in _forms(small, reader, columns, remaining["query"], producers, site.head_dim):
@@ -296,13 +289,6 @@ def _remaining_heads(site: SitePlan) -> tuple[list[int], list[int]]:
         dropped = [head for head in range(key * shared, (key + 1) * shared) if head not in kept_of[key]]
         queries += sorted(kept_of[key] + dropped[: count - len(kept_of[key])])
     return queries, keys
-
-
-def _projections(site: SitePlan, width: int) -> tuple[str, ...] | None:
-    """What a linear with `width` outputs computes for an attention; None: its width does not fit."""
-    heads = {"query": site.heads, "key": site.kv_heads}
-    fitting = (names for names in _PROJECTIONS if sum(heads[name] for name in names) * site.head_dim == width)
-    return next(fitting, None)
 
 
 def _fused_rows(kept: Sequence[Tensor], units: Sequence[int], width: int, *, interleaved: bool = False) -> Tensor:
@@ -365,14 +351,7 @@ def _size_attributes(module: nn.Module, site: SitePlan, small: SitePlan) -> Iter
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The entries of a parameter along one axis that remain.
-
-    Attributes:
-        module: the module that holds the parameter.
-        parameter: name of the parameter in its module.
-        axis: axis of the parameter.
-        kept: indices `[entries]` along the axis, ascending.
-    """
+    """The entries of a parameter of a module along one axis that remain, by their indices `[entries]`, ascending."""
 
     module: nn.Module
     parameter: str
@@ -395,11 +374,8 @@ def sliced(slices: Iterable[Slice], sizes: Iterable[Resize]) -> Iterator[None]:
     """Modules whose parameters are smaller, contiguous ones that require gradients as the full ones do.
 
     On exit, also after an error, every module has its full parameter again, the same object, with the values of the
-    smaller one at the entries that remained. The full parameter is moved to the device of the smaller one.
-
-    Args:
-        slices: at most one for each axis of a parameter.
-        sizes: attributes to change meanwhile.
+    smaller one at the entries that remained. The full parameter is moved to the device of the smaller one. There is at
+    most one slice for each axis of a parameter; `sizes` are attributes to change meanwhile.
     """
     by_parameter: dict[tuple[nn.Module, str], list[Slice]] = defaultdict(list)
     for part in slices:
@@ -428,12 +404,7 @@ def _sliced_parameter(module: nn.Module, name: str, parts: Iterable[Slice]) -> I
         setattr(module, name, full)
         if full.device != trained.device:
             full.data = full.data.to(trained.device)
-        full.data[_entries(full, parts)] = trained.to(full.dtype)
-
-
-def _entries(full: Tensor, parts: Iterable[Slice]) -> tuple[Tensor, ...]:
-    """The index of the remaining entries of a tensor: one tensor for each axis, to be broadcast."""
-    axes = [torch.arange(size, device=full.device) for size in full.shape]
-    for part in parts:
-        axes[part.axis] = part.kept.to(full.device)
-    return tuple(index.reshape(-1, *(1,) * (full.dim() - axis - 1)) for axis, index in enumerate(axes))
+        axes = [torch.arange(size, device=full.device) for size in full.shape]
+        for part in parts:
+            axes[part.axis] = part.kept.to(full.device)
+        full.data[torch.meshgrid(axes, indexing="ij")] = trained.to(full.dtype)

@@ -6,6 +6,8 @@ what only an output reads that no task does, such as the predictor of V-JEPA 2. 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from transformers.exporters.utils import patch_attributes
 
 from compressor.units.layers import removed_afterwards
 
@@ -37,15 +40,8 @@ _READERS = frozenset(
     }
 )
 """Functions that read values, or let others read them, without an operation that shows it."""
-_BY_PRODUCTS = (
-    "past_key_values",
-    "memories",
-    "mems",
-    "hidden_states",
-    "attentions",
-    "encoder_",
-    "decoder_",
-    "cross_attentions",
+_BY_PRODUCTS = tuple(
+    "past_key_values memories mems hidden_states attentions encoder_ decoder_ cross_attentions".split()
 )
 """Prefixes of outputs that no task reads: caches, outputs of `output_*` flags, and encoder states of a decoder model.
 
@@ -68,7 +64,8 @@ class DependencyTracker(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._bits: dict[str, int] = {}
-        self._marks: dict[int, int] = {}  # memory -> bits of the names that it depends on; views share their memory
+        # Memory -> bits of the names that it depends on; views share their memory.
+        self._marks: dict[int | None, int] = {}
         # They keep addresses, not memory: another tensor could be given the address of one that is freed.
         self._weak_storages: list[StorageWeakRef] = []
         self._untracked = 0  # bits of the names that what cannot be followed depends on
@@ -76,7 +73,8 @@ class DependencyTracker(TorchDispatchMode):
 
     def __enter__(self) -> DependencyTracker:
         self._contexts.enter_context(_Functions(self))
-        self._contexts.enter_context(_visible_dlpack())
+        modules = (torch, dlpack)
+        self._contexts.enter_context(patch_attributes([(m, "to_dlpack", _visible_to_dlpack) for m in modules]))
         super().__enter__()
         return self
 
@@ -105,11 +103,7 @@ class DependencyTracker(TorchDispatchMode):
         self._untracked |= self._marked(_tensors(values))
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -117,19 +111,15 @@ class DependencyTracker(TorchDispatchMode):
             self._untracked = (1 << len(self._bits)) - 1
         elif bits := self._marked(_tensors((args, kwargs))):
             self._add(_tensors((result, _written(func, args, kwargs))), bits)
-            if _has_dynamic_shape(func, args) or not all(
-                isinstance(leaf, Tensor | None) for leaf in tree_leaves(result)
-            ):
+            has_numbers = not all(isinstance(leaf, Tensor | None) for leaf in tree_leaves(result))
+            if has_numbers or _has_dynamic_shape(func, args):
                 self._untracked |= bits
         return result
 
     def _marked(self, tensors: Iterable[Tensor]) -> int:
         """The bits of the names that tensors depend on."""
-        bits = 0
-        for tensor in tensors:
-            memory = _memory(tensor)
-            bits |= 0 if memory is None else self._marks.get(memory, 0)
-        return bits
+        memories = (_memory(tensor) for tensor in tensors)
+        return functools.reduce(operator.or_, (self._marks.get(memory, 0) for memory in memories), 0)
 
     def _add(self, tensors: Iterable[Tensor], bits: int) -> None:
         for tensor in tensors:
@@ -167,19 +157,9 @@ def hidden_from_modes() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _visible_dlpack() -> Iterator[None]:
-    """Inside the context, modes see `to_dlpack`, as they do the method of tensors."""
-    original: Any = torch.to_dlpack
-
-    def to_dlpack(tensor: Tensor) -> Any:
-        return tensor.detach().__dlpack__()
-
-    torch.to_dlpack = dlpack.to_dlpack = to_dlpack  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.to_dlpack = dlpack.to_dlpack = original
+def _visible_to_dlpack(_: Any) -> Callable[[Tensor], Any]:
+    """A form of `to_dlpack` that modes see, as they do the method of tensors."""
+    return lambda tensor: tensor.detach().__dlpack__()
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -205,11 +185,10 @@ def _has_dynamic_shape(func: torch._ops.OpOverload[..., Any], args: tuple[Any, .
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an operation writes to."""
-    parameters = [entry for entry in func._schema.arguments if entry.alias_info is not None]
-    written = {entry.name for entry in parameters if entry.alias_info.is_write}
-    if not written:
+    parameters = func._schema.arguments
+    if not (written := [p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write]):
         return []
-    by_name = {**dict(zip((entry.name for entry in func._schema.arguments), args, strict=False)), **kwargs}
+    by_name = {**dict(zip((p.name for p in parameters), args, strict=False)), **kwargs}
     return [by_name[name] for name in written if name in by_name]
 
 
@@ -217,12 +196,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 def tracked_modules(model: nn.Module, marked: Collection[str], tracker: DependencyTracker) -> Iterator[None]:
     """Inside the context, outputs of modules depend on their inputs, and are marked by the names of some modules.
 
-    A kernel that PyTorch does not know writes into memory without an operation.
-
-    Args:
-        model: the model.
-        marked: module paths of the modules whose outputs are marked.
-        tracker: follows the tensors.
+    `marked` are module paths. A kernel that PyTorch does not know writes into memory without an operation.
     """
 
     def on_output(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -241,21 +215,12 @@ def tracked_modules(model: nn.Module, marked: Collection[str], tracker: Dependen
 def kept_outputs(model: nn.Module, outputs: Iterable[str]) -> list[str]:
     """The names among `outputs` that the graph of a model keeps: those that the model lists, or that a task may read.
 
-    All of them if no task reads any.
-
-    Args:
-        model: the model; a model of this project may list the outputs of its graph as `graph_outputs`.
-        outputs: names of the tensors that its forward returns, as the exporter of transformers names them.
+    All of them if no task reads any. `outputs` are those of a forward, as the exporter of transformers names them. A
+    model of this project may list the outputs of its graph as `graph_outputs`.
     """
     names: tuple[str, ...] | None = getattr(model, "graph_outputs", None)
     outputs = list(outputs)
-    kept = [name for name in outputs if (name in names if names is not None else not _is_by_product(name))]
-    return kept or outputs
-
-
-def _is_by_product(output: str) -> bool:
-    """Whether no task reads an output: one of `_BY_PRODUCTS`, or a part of an output that is no tensor itself.
-
-    CLIP returns the outputs of its towers too, whose parts the exporter names `text_model_output.pooler_output`.
-    """
-    return output.startswith(_BY_PRODUCTS) or "." in output
+    if names is not None:
+        return [name for name in outputs if name in names] or outputs
+    # CLIP returns the outputs of its towers too, whose parts the exporter names `text_model_output.pooler_output`.
+    return [name for name in outputs if not name.startswith(_BY_PRODUCTS) and "." not in name] or outputs

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.exporters.utils import patch_attribute
 
 from compressor.errors import ErrorCode, SiteRefusedError, TargetMissingError
 from compressor.units.hook import Call, family, intercepted, unwrap
@@ -76,14 +77,12 @@ def _check_softmax(call: Call, name: str) -> None:
     Raises:
         SiteRefusedError: they differ.
     """
-    training = call.module.training
     with torch.no_grad():
         products, _ = _scores(replace(call, mask=None))
         query = call.query * (_PROBE_SCORE / products.abs().max().clamp(min=1e-6))
         probe = replace(call, query=query, options={**call.options, "dropout": 0.0})
-        call.module.training = False
-        output, _ = probe.run()
-        call.module.training = training
+        with patch_attribute(call.module, "training", lambda _: False):
+            output, _ = probe.run()
         scores, value = _scores(probe)
         expected = (scores.float().softmax(dim=-1).to(value.dtype) @ value).transpose(1, 2)
         if not torch.allclose(output, expected, atol=_TOLERANCE * float(value.abs().max()), rtol=_TOLERANCE):

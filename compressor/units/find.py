@@ -18,14 +18,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.exporters.utils import get_leaf_tensors
+from transformers.exporters.utils import get_leaf_tensors, patch_attributes
 
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.units.dependencies import DependencyTracker, hidden_from_modes, kept_outputs, tracked_modules
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.layers import is_linear, removed_afterwards
-from compressor.units.probe import observed_projections
-from compressor.units.projections import called_projections, is_projection
+from compressor.units.projections import called_projections, is_projection, observed_projections
 from compressor.units.prunable import Site
 from graph_passes import Kind, Refusal
 
@@ -81,7 +80,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     """The attention sites of a model, in the order in which a forward first calls them.
 
     A module that one forward calls several times (layers that share weights) is one site. Heads outside transformers'
-    attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`. Heads
+    attention interface are listed where the derivatives of a forward prove them; see `units.projections`. Heads
     are left out where no output depends on them that an exported graph keeps; see `compressor.units.dependencies`.
 
     Args:
@@ -160,9 +159,12 @@ def _units_of_forward(
     """
     sites: dict[str, Site] = {}
     projections = [name for name, part in model.named_modules() if is_linear(part) or is_projection(part)]
+    arguments: dict[nn.Module, ForwardArguments] = {}  # of the latest forward
     with ExitStack() as contexts:
-        arguments = contexts.enter_context(_recorded_arguments(model))
         tracker = DependencyTracker()
+
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            arguments[module] = args, kwargs
 
         def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
             output, weights = call.run()
@@ -175,6 +177,8 @@ def _units_of_forward(
         def on_heads(site: Site) -> None:
             sites[site.name] = site
 
+        hooks = (module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules())
+        contexts.enter_context(removed_afterwards(hooks))
         contexts.enter_context(evaluation_mode(model))
         contexts.enter_context(observed_projections(model, on_heads, tracker.mark) if observe else torch.no_grad())
         contexts.enter_context(intercepted(model, on_call, attention))
@@ -220,33 +224,15 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
 
 
 @contextmanager
-def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArguments]]:
-    """The arguments of the latest forward of every module, filled in while the model runs."""
-    arguments: dict[nn.Module, ForwardArguments] = {}
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        arguments[module] = args, kwargs
-
-    with removed_afterwards(module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()):
-        yield arguments
-
-
-@contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode without key/value cache, as in an export; afterwards it is in its former mode.
 
     Its output projections are called as modules; see `called_projections`.
     """
-    caches = [(config, config.use_cache) for config in configs(unwrap(model)) if hasattr(config, "use_cache")]
-    with evaluating(model):
-        try:
-            for config, _ in caches:
-                config.use_cache = False
-            with called_projections(model):
-                yield
-        finally:
-            for config, use_cache in caches:
-                config.use_cache = use_cache
+    caching = (config for config in configs(unwrap(model)) if hasattr(config, "use_cache"))
+    caches = [(config, "use_cache", lambda _: False) for config in caching]
+    with evaluating(model), patch_attributes(caches), called_projections(model):
+        yield
 
 
 @contextmanager
@@ -280,13 +266,11 @@ def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     """
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     if output.dim() != 4 or output.shape[2] != heads or heads % kv_heads:
-        raise SiteRefusedError(
+        text = (
             f"{call.site}: its attention returns {list(output.shape)} for {heads} query and {kv_heads} key/value"
-            " heads, not [batch, query, head, head_dim]; this family cannot be gated",
-            code=ErrorCode.SITE_REFUSED,
-            site=call.site,
-            shape=tuple(output.shape),
+            " heads, not [batch, query, head, head_dim]; this family cannot be gated"
         )
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, site=call.site, shape=tuple(output.shape))
     groups = getattr(call.module, "num_key_value_groups", 1)
     if kv_heads == heads and groups > 1:  # the family repeats the key/value heads before it calls the interface
         kv_heads = heads // groups
@@ -295,24 +279,17 @@ def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
 
 def kind_of_call(call: Call, arguments: ForwardArguments) -> Kind:
     """The kind of attention of a call, from the arguments of its module's forward and from its mask."""
-    if _has_second_sequence(call.module, arguments):
+    args, kwargs = arguments
+    names = list(inspect.signature(type(call.module).forward).parameters)[1:]  # without `self`
+    by_name = {**dict(zip(names, args, strict=False)), **kwargs}
+    # Modules of self-attention may receive the same argument in `**kwargs` and ignore it.
+    if any(name in names and by_name.get(name) is not None for name in _CROSS_INPUTS):
         return "cross"
     if call.query.shape[2] == call.key.shape[2]:
         return "causal" if _is_causal(call) else "bidirectional"
     # More keys than queries in self-attention: a memory before them, or persistent vectors that every query sees.
     is_self_attention = call.mask is not None and getattr(call.module, "is_causal", False)
     return "causal" if is_self_attention and _is_causal(call) else "cross"
-
-
-def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool:
-    """Whether a module received a second sequence to attend to, by a named parameter of its forward.
-
-    Modules of self-attention may receive the same argument in `**kwargs` and ignore it.
-    """
-    args, kwargs = arguments
-    names = list(inspect.signature(type(module).forward).parameters)[1:]  # without `self`
-    by_name = {**dict(zip(names, args, strict=False)), **kwargs}
-    return any(name in names and by_name.get(name) is not None for name in _CROSS_INPUTS)
 
 
 def _is_causal(call: Call) -> bool:

@@ -33,44 +33,32 @@ def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) ->
     Raises:
         ValueError: a head in `scales` is of none of the sites.
     """
-    entries, sites = [], list(sites)
+    sites = list(sites)
     if unknown := scales.keys() - {(site.name, head) for site in sites for head in range(site.heads)}:
         raise ValueError(f"{min(unknown)}: no such head")
-    for site in sites:
-        kept = tuple(head for head in range(site.heads) if (site.name, head) in scales)
-        scale = tuple(scales[site.name, head] for head in kept)
-        entries.append(SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, kept, scale))
-    return Plan(sites=tuple(entries))
+    kept = [(site, [head for head in range(site.heads) if (site.name, head) in scales]) for site in sites]
+    return Plan(sites=tuple(site.plan(heads, [scales[site.name, head] for head in heads]) for site, heads in kept))
 
 
 def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
     """The plan that keeps every unit at scale one."""
-    plans: list[GroupPlan] = []
-    for group in groups:
-        if isinstance(group, PrunableGroup):
-            plans.append(group.plan(range(group.units)))
-        else:
-            plans += keep_only([group], {(group.name, head): 1.0 for head in range(group.heads)}).groups
-    return Plan(groups=tuple(plans))
+    units = ((group, group.units if isinstance(group, PrunableGroup) else group.heads) for group in groups)
+    return Plan(groups=tuple(group.plan(range(count)) for group, count in units))
 
 
 def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> None:
     """Check that a plan has an entry for every site of a model and for nothing else, with equal kinds and sizes.
 
-    Args:
-        plan: the plan.
-        sites: the sites of the model.
-        source: origin of the plan, for the error message.
+    `source` is the origin of the plan, for the error message.
 
     Raises:
         InputError: an entry is missing, superfluous or different.
     """
     in_model = {site.name: site for site in sites}
     in_plan = {site.name: site for site in plan.sites}
-    for name in in_plan:
-        if name not in in_model:
-            named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
-            raise _mismatch(f"the model has no attention site {name}{named}", name, source)
+    if foreign := [name for name in in_plan if name not in in_model]:
+        named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
+        raise _mismatch(f"the model has no attention site {foreign[0]}{named}", foreign[0], source)
     check_no_site_is_missing(plan, sites, source=source)
     for name, site in in_model.items():
         for field in _SIZES:
@@ -81,12 +69,7 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
 
 
 def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
-    """Check that a plan has an entry for every site of a model.
-
-    Args:
-        plan: the plan.
-        sites: the sites of the model.
-        source: origin of the plan, for the error message.
+    """Check that a plan, from some source, has an entry for every site of a model.
 
     Raises:
         InputError: an entry is missing.
@@ -99,21 +82,13 @@ def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str =
 
 def _mismatch(text: str, site: str, source: str = "plan", **details: Any) -> InputError:
     """The error for a plan that does not fit the model at a site, or at the linear of a feed-forward."""
-    return InputError(
-        f"{source}: {text}; use a plan that was learned on this model",
-        code=ErrorCode.PLAN_MISMATCH,
-        site=site,
-        **details,
-    )
+    text = f"{source}: {text}; use a plan that was learned on this model"
+    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=site, **details)
 
 
 def _missing_site(name: str, source: str) -> InputError:
-    """The error for a site of the model that a plan lacks."""
-    return InputError(
-        f"{source}: site {name} of the model is missing; add an entry for every site",
-        code=ErrorCode.PLAN_MISMATCH,
-        site=name,
-    )
+    text = f"{source}: site {name} of the model is missing; add an entry for every site"
+    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=name)
 
 
 @contextmanager
@@ -126,12 +101,8 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     On exit the model is restored: the same modules, state dict and configuration.
 
     Args:
-        model: a transformers model.
         plan: one entry for each site of the model, and for feed-forwards.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
-
-    Yields:
-        The model itself.
 
     Raises:
         InputError: the plan names a group that the model lacks, or the model is gated already; on a call, if the plan
@@ -145,6 +116,9 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         _check_module(group, modules, bare)
     planned = {site.name: site for site in plan.sites}
 
+    def multiply_input(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] * getattr(linear, GATE_NAMES["neurons"]), *args[1:])
+
     def multiply(name: str, output: Tensor) -> Tensor:
         if name not in planned:
             raise _missing_site(name, "plan")
@@ -153,9 +127,11 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
 
     with ExitStack() as undo:
         for group in plan.groups:
-            undo.enter_context(_gate_buffer(modules[group.name], group, bare))
+            module, name = modules[group.name], GATE_NAMES[group.type]
+            module.register_buffer(name, _gate_of(module, group, bare), persistent=False)
+            undo.callback(delattr, module, name)
         for feed_forward in plan.feed_forwards:
-            undo.enter_context(modules[feed_forward.name].register_forward_pre_hook(_multiply_input))
+            undo.enter_context(modules[feed_forward.name].register_forward_pre_hook(multiply_input))
         undo.enter_context(hooked(model, multiply, sites=plan.sites, attention=attention))
         if plan.masks:
             undo.enter_context(masked(model, plan, attention=attention))
@@ -163,24 +139,12 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         yield model
 
 
-@contextmanager
-def _gate_buffer(module: nn.Module, group: GroupPlan, model: PreTrainedModel) -> Iterator[None]:
-    """The module of a group with its gate as a buffer."""
+def _gate_of(module: nn.Module, group: GroupPlan, model: PreTrainedModel) -> Tensor:
     # The output of a module has the device and the type of its weights.
     weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
     dtype, device = (model.dtype, model.device) if weight is None else (weight.dtype, weight.device)
     gate = torch.tensor(group.gate, dtype=dtype, device=device)
-    name = GATE_NAMES[group.type]
-    module.register_buffer(name, gate[:, None] if group.type == "heads" else gate, persistent=False)
-    try:
-        yield
-    finally:
-        delattr(module, name)
-
-
-def _multiply_input(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a linear with its neurons multiplied by their gate."""
-    return (args[0] * getattr(linear, GATE_NAMES["neurons"]), *args[1:])
+    return gate[:, None] if group.type == "heads" else gate
 
 
 def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: PreTrainedModel) -> None:
@@ -190,9 +154,8 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
         raise _mismatch(f"{family(model)} has no module {name}", name)
     module = modules[name]
     if hasattr(module, GATE_NAMES[group.type]):
-        raise InputError(
-            f"plan: {name} is gated already; leave the other context first", code=ErrorCode.CONTRADICTION, site=name
-        )
+        text = f"plan: {name} is gated already; leave the other context first"
+        raise InputError(text, code=ErrorCode.CONTRADICTION, site=name)
     if group.type == "heads":
         return
     actual = linear_sizes(module)[0] if is_linear(module) else None
@@ -227,7 +190,6 @@ def hooked(
 
     Args:
         model: a transformers model, bare or wrapped for training (DistributedDataParallel).
-        on_output: replaces the output of a site.
         sites: the sites of the model or of a plan. Those outside the attention interface are hooked if they are among
             them; those of the interface always are.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
@@ -245,12 +207,8 @@ def hooked(
             return output, weights
         if on_weights is not None:
             if weights is None:
-                raise SiteRefusedError(
-                    f"{call.site}: {call.implementation} attention returns no map; use attention='eager'",
-                    code=ErrorCode.SITE_REFUSED,
-                    site=call.site,
-                    attention=call.implementation,
-                )
+                text = f"{call.site}: {call.implementation} attention returns no map; use attention='eager'"
+                raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, site=call.site, attention=call.implementation)
             on_weights(call, weights)
         return on_output(call.site, output), weights
 
@@ -261,9 +219,6 @@ def hooked(
 def spread_over_rows(gates: Tensor, rows: int) -> Tensor:
     """Gates `[batch, head]` in the layout of the outputs of heads: `[rows, 1, head, 1]`.
 
-    Args:
-        gates: one gate for each row of a batch and each head.
-        rows: rows of the outputs, a multiple of those of the batch: chunked attention splits a row into several, which
-            are consecutive.
+    The rows of the outputs are a multiple of those of the batch: chunked attention splits a row into several in turn.
     """
     return gates.repeat_interleave(rows // len(gates), dim=0)[:, None, :, None]

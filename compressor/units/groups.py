@@ -55,11 +55,7 @@ def linear_of(model: nn.Module, group: PrunableGroup) -> Linear:
 
 
 def find_groups(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    *,
-    attention: Attention | None = None,
-    group_by: GroupBy = "kv",
+    model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None, group_by: GroupBy = "kv"
 ) -> list[PrunableGroup]:
     """The groups of a model whose units can be pruned, in the order in which a forward first calls them.
 
@@ -82,12 +78,8 @@ def find_groups(
         UsageError: `attention` is neither `eager` nor `sdpa`, or `group_by` neither `kv` nor `query`.
     """
     if group_by not in get_args(GroupBy):
-        raise UsageError(
-            f"group_by {group_by!r}: unknown; use {' or '.join(map(repr, get_args(GroupBy)))}",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="group_by",
-            value=group_by,
-        )
+        text = f"group_by {group_by!r}: unknown; use {' or '.join(map(repr, get_args(GroupBy)))}"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="group_by", value=group_by)
     bare = unwrap(model)
     units = find_units(bare, inputs, attention=attention)
     if isinstance(bare, KnowsGroups):
@@ -104,39 +96,26 @@ def find_groups(
     if not groups and isinstance(bare, KnowsGroups):
         raise nothing_to_remove(bare)
     if not groups:
-        raise SiteRefusedError(
+        text = (
             f"{family(bare)}: neither heads of an attention nor neurons of a feed-forward were recognized, so nothing"
-            f" can be removed from it; supported families: {SUPPORTED}",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(bare),
+            f" can be removed from it; supported families: {SUPPORTED}"
         )
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(bare))
     groups.sort(key=lambda group: order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups
 
 
 def expert_weights(model: nn.Module, groups: Sequence[PrunableGroup]) -> tuple[str, ...]:
-    """The modules outside attentions and convolutions with a weight of three axes: experts, of which none is a group.
-
-    Args:
-        model: the model.
-        groups: its groups.
-    """
+    """The modules outside attentions and convolutions with a weight of three axes: experts, which are no groups."""
     modules = dict(unwrap(model).named_modules())
-    sites = [group.site.name for group in groups if group.site is not None]
-    known = [*sites, *(name for name, module in modules.items() if isinstance(module, _ConvNd))]
-
-    def is_known(name: str) -> bool:
-        """Whether an attention or a convolution is the module, a part of it, or contains it."""
-        return any(
-            f"{inner}.".startswith(f"{outer}.") for part in known for inner, outer in ((name, part), (part, name))
-        )
-
+    known = [f"{group.site.name}." for group in groups if group.site is not None]
+    known += [f"{name}." for name, module in modules.items() if isinstance(module, _ConvNd)]
     return tuple(
         name
         for name, module in modules.items()
         if any(weight.dim() == 3 and min(weight.shape) > 1 for weight in module.parameters(recurse=False))
-        and not is_known(name)
+        and not any(f"{name}.".startswith(part) or part.startswith(f"{name}.") for part in known)
     )
 
 
@@ -157,47 +136,40 @@ def _feed_forward_ends(
     """The linears among `read` that read neurons which an earlier linear of the same layer computes for them alone."""
     linears = trace.feed_forward_linears
     for number, reader in enumerate(linears):
-        if reader.name not in read:
-            continue
         units, _ = linear_sizes(reader.module)
-        for producer in linears[:number]:
-            fused, rest = divmod(linear_sizes(producer.module)[1], units)
-            if producer.layer != reader.layer or rest or not 0 < fused <= MAX_FUSED:
-                continue
-            if _computes_inputs(model, inputs, producer.module, reader.module, fused):
-                yield reader
-                break
+        producers: dict[Linear, int] = {}
+        for earlier in linears[:number]:
+            fused, rest = divmod(linear_sizes(earlier.module)[1], units)
+            if earlier.layer == reader.layer and not rest and 0 < fused <= MAX_FUSED:
+                producers[earlier.module] = fused
+        if reader.name in read and producers and _reads_units(model, inputs, reader.module, producers):
+            yield reader
 
 
-def _computes_inputs(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
-    producer: Linear,
-    reader: Linear,
-    fused: int,
+def _reads_units(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], reader: Linear, producers: Mapping[Linear, int]
 ) -> bool:
-    """Whether outputs of `producer` have no effect while the inputs of `reader` that they lead to are zero.
+    """Whether outputs of a producer have no effect while the inputs of `reader` that they lead to are zero.
 
     In a linear that fuses a gate with the values, the two outputs of a unit are half of its width apart, or neighbours.
     """
-    units, _ = linear_sizes(reader)
-    dropped = torch.arange(units, device=reader.weight.device) % 2 == 0
-    layouts = [dropped.repeat(fused)] if fused == 1 else [dropped.repeat(fused), dropped.repeat_interleave(fused)]
-    generator = torch.Generator().manual_seed(0)
+    dropped = torch.arange(linear_sizes(reader)[0], device=reader.weight.device) % 2 == 0
 
-    def disturb(module: nn.Module, args: Any, output: Tensor, columns: Tensor) -> Tensor:
+    def disturb(generator: torch.Generator, columns: Tensor, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         # Noise as large as the outputs, at least one: less would have no visible effect on large activations.
         noise = torch.randn(output.shape, generator=generator).to(output) * output.abs().mean().clamp(1, 1e3)
         return torch.where(columns, output + noise, output)
 
     with reader.register_forward_pre_hook(lambda _, args: (args[0].masked_fill(dropped, 0), *args[1:])):
         expected = float_outputs(model, inputs)
-        for columns in layouts:
-            with producer.register_forward_hook(partial(disturb, columns=columns)):
-                outputs = float_outputs(model, inputs)
-            # A model of speech predicts how many frames it returns, so that shapes may differ.
-            if all(is_close(actual, value, _TOLERANCE) for actual, value in zip(outputs, expected, strict=False)):
-                return True
+        for producer, fused in producers.items():
+            generator = torch.Generator().manual_seed(0)
+            for columns in (dropped.repeat(fused), dropped.repeat_interleave(fused))[:fused]:
+                with producer.register_forward_hook(partial(disturb, generator, columns)):
+                    outputs = float_outputs(model, inputs)
+                # A model of speech predicts how many frames it returns, so that shapes may differ.
+                if all(is_close(actual, value, _TOLERANCE) for actual, value in zip(outputs, expected, strict=False)):
+                    return True
     return False
 
 
@@ -219,9 +191,8 @@ class Bundles:
     @classmethod
     def of_site(cls, site: Site) -> Bundles:
         """Every head of an attention alone."""
-        return cls(
-            PrunableGroup(site.name, "heads", site.heads, site.head_dim, 1, None, site), tuple(range(site.heads))
-        )
+        group = PrunableGroup(site.name, "heads", site.heads, site.head_dim, 1, None, site)
+        return cls(group, tuple(range(site.heads)))
 
     @property
     def name(self) -> str:
@@ -287,13 +258,9 @@ class Trace:
 def trace_calls(
     model: PreTrainedModel, sites: Iterable[Site | SitePlan], inputs: Mapping[str, Tensor], attention: Attention | None
 ) -> Trace:
-    """Run the model once and record the order of its attentions and linears.
+    """Run the model once on inputs, and record the order of its attentions, the sites, and linears.
 
-    Args:
-        model: the model.
-        sites: its sites.
-        inputs: keyword arguments of its forward.
-        attention: run every attention as `eager` or `sdpa`; None: as configured.
+    `attention` runs every attention as `eager` or `sdpa`; None: as configured.
     """
     trace = Trace([], {}, {})
     modules = dict(model.named_modules())

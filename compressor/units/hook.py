@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.exporters.utils import patch_attribute, patch_attributes
 from transformers.modeling_utils import AttentionInterface
 
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
@@ -119,12 +120,11 @@ def intercepted(
             return function(module, query, key, value, attention_mask, **options)
         return on_call(Call(site, module, implementation, function, query, key, value, attention_mask, options))
 
-    with _attention_implementation(unwrap(model), attention):
-        AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
-            AttentionInterface.get_interface = original  # type: ignore[method-assign]
+    with (
+        _attention_implementation(unwrap(model), attention),
+        patch_attribute(AttentionInterface, "get_interface", lambda _: get_interface),
+    ):
+        yield
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -137,11 +137,8 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     while not isinstance(inner, PreTrainedModel):
         inner = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         if inner is None:
-            raise InputError(
-                f"{type(model).__name__} is not a transformers model; use a PreTrainedModel",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                value=type(model).__name__,
-            )
+            text = f"{type(model).__name__} is not a transformers model; use a PreTrainedModel"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, value=type(model).__name__)
     return inner
 
 
@@ -153,15 +150,11 @@ def family(model: PreTrainedModel) -> str:
 def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """All configurations that parts of `model` read, each once; encoder and decoder often have copies of their own."""
     by_id: dict[int, PreTrainedConfig] = {}
-
-    def add(config: Any) -> None:
+    parts = [getattr(module, "config", None) for module in model.modules()]
+    for config in parts:  # which grows on the way
         if isinstance(config, PreTrainedConfig) and id(config) not in by_id:
             by_id[id(config)] = config
-            for name in config.sub_configs:
-                add(getattr(config, name, None))
-
-    for module in model.modules():
-        add(getattr(module, "config", None))
+            parts += [getattr(config, name, None) for name in config.sub_configs]
     return list(by_id.values())
 
 
@@ -169,35 +162,20 @@ def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
 def _attention_implementation(model: PreTrainedModel, attention: Attention | None) -> Iterator[None]:
     """The model configured for `attention`; afterwards every configuration has its former value."""
     if attention not in (*get_args(Attention), None):
-        raise UsageError(
-            f"attention {attention!r}: unknown; use 'eager' or 'sdpa'",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="attention",
-            value=attention,
-        )
+        text = f"attention {attention!r}: unknown; use 'eager' or 'sdpa'"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="attention", value=attention)
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if attention == "sdpa" and not all(part._supports_sdpa for part in parts):
-        raise SiteRefusedError(
-            f"{family(model)}: SDPA does not compute the attention of this family; use attention='eager'",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(model),
-            attention="sdpa",
-        )
+        text = f"{family(model)}: SDPA does not compute the attention of this family; use attention='eager'"
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(model), attention="sdpa")
     configured = [(config, config._attn_implementation) for config in configs(model)]
     unhooked = sorted({str(name) for _, name in configured} - {*get_args(Attention), "None"})
     if attention is None and unhooked:
-        raise SiteRefusedError(
-            f"{family(model)}: {unhooked[0]} attention cannot be gated; load the model with attn_implementation='sdpa'",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(model),
-            attention=unhooked[0],
+        text = (
+            f"{family(model)}: {unhooked[0]} attention cannot be gated; load the model with attn_implementation='sdpa'"
         )
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(model), attention=unhooked[0])
     # The property's setter would overwrite the names in all sub-configurations too.
-    for config, _ in configured:
-        if attention is not None:
-            config._attn_implementation_internal = attention
-    try:
+    internal = "_attn_implementation_internal"
+    with patch_attributes([(config, internal, lambda former: attention or former) for config, _ in configured]):
         yield
-    finally:
-        for config, name in configured:
-            config._attn_implementation_internal = name

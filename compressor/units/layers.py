@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.hooks import RemovableHandle
+from transformers.exporters.utils import patch_attributes
 from transformers.pytorch_utils import Conv1D
 
 from compressor.units.hook import unwrap
@@ -75,13 +76,8 @@ def removed_afterwards(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 def gradients_of(parameters: Iterable[nn.Parameter], *, required: bool) -> Iterator[None]:
     """Let parameters require gradients, or none: then a forward keeps no activations for them. Restored on exit."""
     changed = [parameter for parameter in parameters if parameter.requires_grad != required]
-    try:
-        for parameter in changed:
-            parameter.requires_grad_(required)
+    with patch_attributes([(parameter, "requires_grad", lambda _: required) for parameter in changed]):
         yield
-    finally:
-        for parameter in changed:
-            parameter.requires_grad_(not required)
 
 
 def linear_at(model: nn.Module, path: str) -> Linear:

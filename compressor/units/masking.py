@@ -37,7 +37,6 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     which a mask applies in models with a memory or a cache.
 
     Args:
-        model: a transformers model.
         plan: the masks; its heads have no effect here, see `gated`.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
@@ -50,11 +49,8 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     modules, masks = dict(bare.named_modules()), plan.masks
     for name in masks:
         if name not in modules:
-            raise InputError(
-                f"mask: {family(bare)} has no module {name}; use masks that were learned on this model",
-                code=ErrorCode.PLAN_MISMATCH,
-                site=name,
-            )
+            text = f"mask: {family(bare)} has no module {name}; use masks that were learned on this model"
+            raise InputError(text, code=ErrorCode.PLAN_MISMATCH, site=name)
     require_interface(bare, (site for site in plan.sites if site.name in masks), "masks")
     positions = _QueryPositions({site.name: site.kind for site in plan.sites})
 
@@ -160,13 +156,8 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
 def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:
     """Raise InputError unless a mask covers a call: its heads, positions up to the last query and key, and memory."""
     if len(mask.kept) != heads:
-        raise InputError(
-            f"{site}: the mask has {len(mask.kept)} heads, the model {heads}; use masks of this model",
-            code=ErrorCode.PLAN_MISMATCH,
-            site=site,
-            planned=len(mask.kept),
-            actual=heads,
-        )
+        text = f"{site}: the mask has {len(mask.kept)} heads, the model {heads}; use masks of this model"
+        raise InputError(text, code=ErrorCode.PLAN_MISMATCH, site=site, planned=len(mask.kept), actual=heads)
     if torch.compiler.is_compiling() or any(isinstance(size, torch.SymInt) for size in (queries, keys, memory)):
         return  # an export with dynamic lengths: the graph itself rejects more positions than its mask has
     if queries > mask.queries or keys > mask.keys or memory > mask.memory:

@@ -3,26 +3,39 @@
 Where a family computes attention in modules of its own, there is no call to intercept. Its heads are the input of the
 projection that mixes them. The site has the name of that projection, as neurons have the name of the linear that reads
 them, and its gate multiplies that input. Where the projection is a weight of the attention module itself, the site has
-the name of that module. `compressor.units.probe` finds both.
+the name of that module.
+
+Both are found without names of families or modules. One forward with gradients records how every tensor is computed. A
+projection (a linear, a convolution, or a weight that `torch.einsum` contracts) reads heads if its input
+
+1. comes from a product with the probabilities of a softmax, without another weight between them;
+2. consists of consecutive chunks of the width of that product, each computed from probabilities of its own: no
+   probability has a derivative in two chunks;
+3. is linear in the probabilities: the sum of probabilities times their derivatives is the sum of the chunk (Euler's
+   theorem on homogeneous functions), so nothing else is added to the heads.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.units.dependencies import hidden_from_modes
 from compressor.units.hook import OutputHook, family, unwrap
+from compressor.units.layers import gradients_of, removed_afterwards
 from compressor.units.prunable import Site
-from graph_passes import SitePlan
+from graph_passes import Kind, SitePlan
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _attend = F.multi_head_attention_forward
@@ -43,13 +56,8 @@ def is_projection(module: nn.Module) -> bool:
 
 
 def channels_last(module: nn.Module, x: Tensor) -> Tensor:
-    """The input of a projection with the axis that it sums over as the last one; the inverse is `channels_back`."""
+    """The input of a projection with the axis that it sums over as the last one."""
     return x.movedim(1, -1) if isinstance(module, _CONVOLUTIONS) else x
-
-
-def channels_back(module: nn.Module, x: Tensor) -> Tensor:
-    """The inverse of `channels_last`."""
-    return x.movedim(-1, 1) if isinstance(module, _CONVOLUTIONS) else x
 
 
 @contextmanager
@@ -66,20 +74,20 @@ def hooked_projections(model: nn.Module, sites: Iterable[Site | SitePlan], on_ou
     """
     modules = dict(unwrap(model).named_modules())
     contracting: dict[str, Site | SitePlan] = {}
+
+    def change(name: str, heads: Tensor) -> Tensor:
+        return _changed_heads(contracting[name], on_output, heads)
+
     with ExitStack() as undo:
         undo.enter_context(called_projections(unwrap(model)))
         for site in sites:
             module = modules.get(site.name)
             if module is not None and is_projection(module):
-                hook = partial(_change_input, site, on_output)
-                undo.enter_context(module.register_forward_pre_hook(hook))
+                undo.enter_context(module.register_forward_pre_hook(partial(_change_input, site, on_output)))
             elif module is not None and contracts_heads(module, site.heads, site.head_dim):
                 contracting[site.name] = site
         if contracting:
-            by_name = {name: modules[name] for name in contracting}
-            undo.enter_context(
-                HeadContractions(by_name, lambda name, heads: _changed_heads(contracting[name], on_output, heads))
-            )
+            undo.enter_context(HeadContractions({name: modules[name] for name in contracting}, change))
         yield
 
 
@@ -88,7 +96,7 @@ def _change_input(
 ) -> tuple[Any, ...]:
     """The arguments of a projection with its first one changed."""
     changed = _changed_heads(site, on_output, channels_last(module, args[0]))
-    return (channels_back(module, changed), *args[1:])
+    return (changed.movedim(-1, 1) if isinstance(module, _CONVOLUTIONS) else changed, *args[1:])
 
 
 def _changed_heads(site: Site | SitePlan, on_output: OutputHook, x: Tensor) -> Tensor:
@@ -104,12 +112,7 @@ def _changed_heads(site: Site | SitePlan, on_output: OutputHook, x: Tensor) -> T
 
 
 def require_interface(model: nn.Module, sites: Iterable[Site | SitePlan], purpose: str) -> None:
-    """Check that attention maps can be read and masked at every site.
-
-    Args:
-        model: the model.
-        sites: the sites.
-        purpose: what needs the maps, as the subject of the error message.
+    """Check that attention maps, which some purpose (the subject of the message) needs, are read at every site.
 
     Raises:
         SiteRefusedError: a site is outside transformers' attention interface.
@@ -119,13 +122,11 @@ def require_interface(model: nn.Module, sites: Iterable[Site | SitePlan], purpos
     for site in sites:
         module = modules.get(site.name)
         if module is not None and (is_projection(module) or contracts_heads(module, site.heads, site.head_dim)):
-            raise SiteRefusedError(
+            text = (
                 f"{family(bare)}: {purpose} need attention maps, and those of {site.name} are computed outside"
-                " transformers' attention interface; prune heads instead",
-                code=ErrorCode.SITE_REFUSED,
-                family=family(bare),
-                site=site.name,
+                " transformers' attention interface; prune heads instead"
             )
+            raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(bare), site=site.name)
 
 
 class HeadContractions(TorchFunctionMode):
@@ -153,16 +154,13 @@ class HeadContractions(TorchFunctionMode):
     def _changed(self, equation: str, factors: list[Tensor]) -> list[Tensor]:
         """The factors, the heads among them changed."""
         for position, weight in enumerate(factors):
-            holders = (
-                name
-                for name, module in self._modules.items()
-                if any(parameter is weight for parameter in module.parameters(recurse=False))
-            )
-            name = next(holders, None)
             heads = factors[1 - position]
-            if name is not None and _sums_heads(equation, 1 - position) and _mixes(weight, *heads.shape[-2:]):
-                factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
-                break
+            if not _sums_heads(equation, 1 - position) or not _mixes(weight, *heads.shape[-2:]):
+                continue
+            for name, module in self._modules.items():
+                if any(parameter is weight for parameter in module.parameters(recurse=False)):
+                    factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
+                    return factors
         return factors
 
 
@@ -201,11 +199,9 @@ def called_projections(model: nn.Module) -> Iterator[None]:
     """While entered, PyTorch's attention function calls the output projections of a model as modules.
 
     Their inputs are `[batch, position, head * head_dim]`, and hooks on them run. Modules of PyTorch do not take their
-    fused path, which has no projection of its own. Contexts may be nested. Replicas of `nn.DataParallel` are other
-    models, and a forward that gradient checkpointing repeats has to be repeated inside the context.
-
-    Args:
-        model: the model; other models are not affected, except for the fused path.
+    fused path, which has no projection of its own; other models are affected by that alone. Contexts may be nested.
+    Replicas of `nn.DataParallel` are other models, and a forward that gradient checkpointing repeats has to be repeated
+    inside the context.
     """
     is_fused = torch.backends.mha.get_fastpath_enabled()
     _models.append(model)
@@ -254,3 +250,231 @@ def _owner(weight: Tensor, bias: Tensor | None) -> nn.Linear | None:
             if parameters.get("weight") is weight and parameters.get("bias") is bias:
                 return module
     return None
+
+
+_PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")
+"""Operations that read a weight or multiply two activations, as autograd names them."""
+_SOFTMAXES = ("Softmax", "SafeSoftmax")
+_TOLERANCE, _HALF_TOLERANCE = 1e-4, 1e-2
+"""Largest difference, relative to the sum of magnitudes, at which two sums count as equal, and in half precision."""
+
+
+@contextmanager
+def observed_projections(
+    model: nn.Module, on_heads: Callable[[Site], None], on_contraction: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """Report the projections that read heads while the model runs, at their first call that does.
+
+    Inside the context gradients are recorded, parameters require them, and fused attention is computed step by step.
+
+    Args:
+        on_heads: called with the heads that a projection reads; their key/value heads are those of its values.
+        on_contraction: called with the module path of a weight that `torch.einsum` contracts, and with a copy of what
+            it reads, which nothing else does.
+    """
+    seen: set[str] = set()
+
+    def examine(name: str, x: Tensor) -> None:
+        site = heads_in(name, x) if name not in seen else None
+        if site is not None:
+            seen.add(name)
+            on_heads(site)
+
+    def examine_contraction(name: str, x: Tensor) -> Tensor:
+        examine(name, x)
+        x = x.clone()
+        on_contraction(name, x)
+        return x
+
+    def on_input(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            examine(name, channels_last(module, args[0]))
+
+    projections = ((name, module) for name, module in model.named_modules() if is_projection(module))
+    contracting = contracting_modules(model)
+    with (
+        removed_afterwards(module.register_forward_pre_hook(partial(on_input, name)) for name, module in projections),
+        gradients_of((weight for weight in model.parameters() if weight.is_floating_point()), required=True),
+        torch.enable_grad(),
+        HeadContractions(contracting, examine_contraction) if contracting else nullcontext(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        yield
+
+
+@hidden_from_modes()
+def heads_in(name: str, x: Tensor) -> Site | None:
+    """The heads that a tensor `[..., head * head_dim]` consists of, which is read at a module path; None: not shown."""
+    if x.grad_fn is None:
+        return None
+    value_projections, products, softmaxes = _origins(x.grad_fn)
+    kept = [getattr(product, "_saved_mat2", None) for product in products]  # the values, where autograd keeps them
+    widths = {0 if values is None else int(values.shape[-1]) for values in kept}
+    width = widths.pop() if len(widths) == 1 else 0
+    if not softmaxes or not width or x.shape[-1] % width:
+        return None
+    chunks = x.split(width, dim=-1)
+    derivatives = [_slopes(chunk, softmaxes) for chunk in chunks]
+    # A model may fill in the probabilities of padding, which are not numbers where a whole row is hidden.
+    probabilities = [_saved_probabilities(softmax).detach().nan_to_num() for softmax in softmaxes]
+    rows = [axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)]
+    is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
+    if not rows or not is_linear or not _are_disjoint(derivatives):
+        return None
+    kv_heads = _count_groups([_slopes(chunk, value_projections) for chunk in chunks])
+    # Every axis depends only on the first row where there is a single one; then its axis has one entry.
+    is_single = all(len(part) == 1 for part in probabilities)
+    batch_axis = min(rows, key=lambda axis: x.shape[axis]) if is_single else rows[0]
+    return Site(name, _attention_kind(softmaxes), len(chunks), kv_heads, width, batch_axis)
+
+
+def _operation(node: Node) -> str:
+    """Name of the operation that a node is the derivative of: `Bmm` for `BmmBackward0`."""
+    return type(node).__name__.partition("Backward")[0]
+
+
+def _inputs(node: Node) -> list[Node]:
+    return [source for source, _ in node.next_functions if source is not None]
+
+
+def _saved_probabilities(softmax: Any) -> Tensor:
+    """The probabilities `[..., query, key]`, which the derivative of a softmax needs."""
+    saved = _saved_by_model(softmax)
+    probabilities: Tensor = softmax._saved_result if saved is None else saved
+    return probabilities
+
+
+def _saved_by_model(node: Any) -> Tensor | None:
+    """The output of a `torch.autograd.Function` that saved it, if it consists of probabilities.
+
+    Their rows sum to one, or to zero where all is hidden.
+    """
+    try:
+        saved: Sequence[Tensor | None] = getattr(node, "saved_tensors", ())
+    except RuntimeError:  # they were released, or changed in place
+        return None
+    for tensor in saved:
+        if not (isinstance(tensor, Tensor) and tensor.grad_fn is node and tensor.output_nr == 0 and tensor.dim() > 2):
+            continue
+        values = tensor.detach().double().nan_to_num()
+        sums = values.sum(-1)
+        if bool((values >= 0).all() and (((sums - 1).abs() <= _HALF_TOLERANCE) | (sums == 0)).all() and sums.any()):
+            return tensor
+    return None
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether a node is a parameter of two axes or more, or a tensor computed from nothing else but by a lookup."""
+    layout = list(_layout(node))
+    variable = getattr(layout[-1], "variable", None)
+    return variable is not None and variable.dim() > 1 and all(_operation(part) != "Embedding" for part in layout[:-1])
+
+
+def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
+    """What a tensor is computed from, up to the nearest weights and softmaxes.
+
+    Returns:
+        The operations that read a weight, the products of two activations that no other such product follows, and the
+        softmaxes.
+    """
+    weights, products = list[Node](), list[Node]()
+    softmaxes = list[Any]()  # their saved tensors have no types
+    stack, visited = [(start, False)], {start}
+    while stack:
+        node, is_behind_product = stack.pop()
+        # PyTorch's own softmax, or one with a derivative of the model's own.
+        if _operation(node) in _SOFTMAXES or _saved_by_model(node) is not None:
+            softmaxes.append(node)
+            continue
+        is_product = _operation(node) in _PRODUCTS
+        if is_product and any(map(_is_weight, _inputs(node))):
+            weights.append(node)
+            continue
+        if is_product and not is_behind_product:
+            products.append(node)
+        for source in _inputs(node):
+            if source not in visited:
+                visited.add(source)
+                stack.append((source, is_behind_product or is_product))
+    return weights, products, softmaxes
+
+
+def _attention_kind(softmaxes: Sequence[Any]) -> Kind:
+    if not any(map(_is_self_attention, softmaxes)):
+        return "cross"
+    return "causal" if all(_is_causal(_saved_probabilities(softmax)) for softmax in softmaxes) else "bidirectional"
+
+
+def _is_self_attention(softmax: Node) -> bool:
+    """Whether queries and keys are projected from the same activation."""
+    _, products, _ = _origins(_inputs(softmax)[0])
+    pairs = [_inputs(product)[-2:] for product in products]  # the factors are the last inputs of each operation
+    return any(len(pair) == 2 and not _sources(pair[0]).isdisjoint(_sources(pair[1])) for pair in pairs)
+
+
+def _sources(node: Node) -> set[Node]:
+    """The activations that a tensor is projected from."""
+    weights, _, _ = _origins(node)
+    activations = [source for weight in weights for source in _inputs(weight) if not _is_weight(source)]
+    return {list(_layout(activation))[-1] for activation in activations}
+
+
+def _layout(node: Node) -> Iterator[Node]:
+    """A node and those before it while each has one input, such as a reshape for a matmul."""
+    yield node
+    while len(node.next_functions) == 1 and (source := node.next_functions[0][0]) is not None:
+        yield (node := source)
+
+
+def _is_causal(probabilities: Tensor) -> bool:
+    """Whether no query attends to a later key, in `[..., query, key]`."""
+    queries, keys = probabilities.shape[-2:]
+    return queries == keys > 1 and not bool(probabilities.triu(1).any())
+
+
+def _slopes(chunk: Tensor, nodes: Sequence[Node]) -> list[Tensor | None]:
+    """The derivatives of the sum of a chunk by the outputs of nodes; None: the chunk does not depend on one."""
+    edges = [GradientEdge(node, 0) for node in nodes]
+    return list(torch.autograd.grad(chunk.sum(), edges, retain_graph=True, allow_unused=True)) if edges else []
+
+
+def _is_sum(chunk: Tensor, probabilities: Sequence[Tensor], derivatives: Sequence[Tensor | None]) -> bool:
+    """Whether a chunk is linear in probabilities, of which it has these derivatives."""
+    pairs = zip(probabilities, derivatives, strict=True)
+    terms = [part.double() * slope.double() for part, slope in pairs if slope is not None]
+    magnitude = sum(float(term.abs().sum()) for term in terms)
+    difference = float(chunk.detach().double().sum()) - sum(float(term.sum()) for term in terms)
+    tolerance = _HALF_TOLERANCE if chunk.element_size() < 4 else _TOLERANCE
+    return magnitude > 0 and abs(difference) <= tolerance * magnitude
+
+
+def _holds_rows(x: Tensor, axis: int, softmaxes: Sequence[Node]) -> bool:
+    """Whether the first entry of an axis depends only on the first probabilities, which belong to the first row.
+
+    The first axis of probabilities holds rows, or rows times heads or windows.
+    """
+    slopes = [slope for slope in _slopes(x.select(axis, 0), softmaxes) if slope is not None]
+    return not any(bool((slope[max(1, len(slope) // x.shape[axis]) :] != 0).any()) for slope in slopes)
+
+
+def _are_disjoint(derivatives: Sequence[Sequence[Tensor | None]]) -> bool:
+    """Whether no entry of a tensor has a derivative in two chunks."""
+    used = ([(part != 0).int() for part in parts if part is not None] for parts in zip(*derivatives, strict=True))
+    return not any(parts and int(torch.stack(parts).sum(0).max()) > 1 for parts in used)
+
+
+def _count_groups(derivatives: Sequence[Sequence[Tensor | None]]) -> int:
+    """Number of value heads: consecutive chunks that depend on the same outputs of a value projection share one."""
+    heads = len(derivatives)
+    first = [
+        next(earlier for earlier in range(head + 1) if earlier == head or _overlap(derivatives[earlier], of_head))
+        for head, of_head in enumerate(derivatives)
+    ]
+    groups = len(set(first))
+    shared = heads // groups
+    return groups if first == [head // shared * shared for head in range(heads)] else heads
+
+
+def _overlap(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return any(bool(((a != 0) & (b != 0)).any()) for a, b in pairs if a is not None and b is not None)

@@ -34,6 +34,10 @@ class Site:
     head_dim: int
     batch_axis: int = 0
 
+    def plan(self, kept: Iterable[int], scale: Iterable[float] = ()) -> SitePlan:
+        """The plan that keeps these heads, each at its scale, or all at scale one."""
+        return SitePlan(self.name, self.kind, self.heads, self.kv_heads, self.head_dim, tuple(kept), tuple(scale))
+
 
 @dataclass(frozen=True)
 class PrunableGroup:
@@ -79,11 +83,7 @@ class PrunableGroup:
         return self.units // self.bundle
 
     def require_count(self, count: int) -> None:
-        """Check that `count` units can be kept, as whole bundles and equally many in each part.
-
-        Raises:
-            ValueError: they cannot.
-        """
+        """Raise ValueError unless `count` units can be kept, as whole bundles and equally many in each part."""
         if not 0 <= count <= self.units or count % (self.bundle * self.parts):
             raise ValueError(
                 f"{self.name}: {count} of {self.units} units cannot be kept; give a multiple of"
@@ -98,8 +98,7 @@ class PrunableGroup:
     def first(self, count: int) -> tuple[int, ...]:
         """Ids of the first units of each part, `count` in all, ascending.
 
-        Where parts cannot keep equally many, as in plans of methods that choose single heads, the first parts keep one
-        unit more.
+        Where parts cannot keep equally many, as in plans of methods that choose single heads, the first keep one more.
         """
         size = self.units // self.parts
         each, more = divmod(count, self.parts)
@@ -114,10 +113,7 @@ class PrunableGroup:
 
     def plan(self, kept: Sequence[int]) -> GroupPlan:
         """The plan that keeps these units at scale one."""
-        if self.site is None:
-            return NeuronPlan(self.name, self.units, tuple(kept))
-        site = self.site
-        return SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(kept))
+        return NeuronPlan(self.name, self.units, tuple(kept)) if self.site is None else self.site.plan(kept)
 
 
 def unit_columns(units: Iterable[int], width: int) -> np.ndarray:

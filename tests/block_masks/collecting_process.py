@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from compressor.block_masks import AttentionMaps, collect_attention_maps
+from compressor.block_masks.attention_maps import AttentionMaps, collect_attention_maps
 from compressor.model_folder import example_inputs
 from compressor.units import find_sites, keep_all
 from tests import language

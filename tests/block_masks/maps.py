@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compressor.block_masks import AttentionMaps
+from compressor.block_masks.attention_maps import AttentionMaps
 from graph_passes import Kind, Plan, SitePlan
 
 

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from compressor.block_masks import build_masks, collect_attention_maps, density
+from compressor.block_masks.attention_maps import build_masks, collect_attention_maps, density
 from compressor.units import keep_all
 from tests.block_masks.maps import plan_of, random_maps
 from tests.selection import tiny

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
-from compressor.block_masks import AttentionMaps
+from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.model_folder import example_inputs, load

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps
+from compressor.block_masks.attention_maps import AttentionMaps, build_masks, collect_attention_maps
 from compressor.block_masks.mask_selector import MASKS_FILE, MaskSelector
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode

@@ -18,7 +18,7 @@ from tests.light_environment import hide
 def prune(path: Path, rows: Path) -> float:
     """The share of the inputs of linears that are zero once half of the units of each group are removed."""
     import graph_passes
-    from compressor.graph.sessions import LayeredGraph
+    from compressor.graph.layers import LayeredGraph
     from compressor.progress import ignore_progress
     from compressor.selection.pruners.layerwise.session_network import SessionNetwork
     from compressor.selection.pruners.reconstruct.method import choices_of, loss_curve, refit_in_order

@@ -12,9 +12,8 @@ import torch
 from transformers import AlbertConfig, AlbertForSequenceClassification
 
 import graph_passes
-from compressor.graph.network import GraphNetwork, network_of
+from compressor.graph.network import GraphNetwork, file_model, network_of
 from compressor.graph.program import GraphConfig, Program
-from compressor.graph.signature import file_model
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
 from graph_passes import Plan
@@ -24,7 +23,8 @@ from tests.graph.files import classifier
 from tests.graph_passes.exporters import export, trace
 from tests.zoo import FAMILIES, VOCABULARY, text
 
-QUICK = {"legacy": ("bert", "gpt2"), "dynamo": ("bert",)}
+QUICK: dict[str, tuple[str, ...]] = {"legacy": ("bert", "gpt2"), "dynamo": ()}
+"""Families of quick tests; `test_whole_graphs.py` has one of dynamo."""
 TOLERANCE = 1e-5
 
 
@@ -158,6 +158,7 @@ def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_pa
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
 
 
+@pytest.mark.zoo
 def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = AlbertForSequenceClassification(

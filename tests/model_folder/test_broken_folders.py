@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.model_folder import ModelFolder, example_inputs, load, save_companions
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.results import NoteCode
 from tests.command import compress
 from tests.faults import fails_with

@@ -17,8 +17,7 @@ from compressor import find_groups
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs, load, save_companions
 from compressor.model_folder.sentence_modules import load_dense_layer
-from compressor.models.pooled_encoder import ACTIVATIONS
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import ACTIVATIONS, SentenceEncoder
 from compressor.run.steps.distill import require_same_interface
 from compressor.training.distillation import Distillation
 from tests import folders

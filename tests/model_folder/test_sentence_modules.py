@@ -18,9 +18,7 @@ from compressor import find_groups
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs, load, save_companions
 from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
-from compressor.models.pooled_encoder import POOLINGS
-from compressor.models.rerankers import CausalReranker, ModuleReranker
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import POOLINGS, CausalReranker, ModuleReranker, SentenceEncoder
 from compressor.training.distillation import Distillation
 from compressor.units.dependencies import kept_outputs
 from compressor.workdir import link_library_files

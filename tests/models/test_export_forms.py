@@ -129,7 +129,11 @@ def linear_recurrence(length: int) -> tuple[Any, str, tuple[Any, ...], dict[str,
 
 @pytest.mark.parametrize(
     "recurrence",
-    [selective_scan, chunk_scan, delta_rule, pytest.param(delta_attention, marks=pytest.mark.zoo), linear_recurrence],
+    [
+        selective_scan,
+        chunk_scan,
+        *(pytest.param(rule, marks=pytest.mark.zoo) for rule in (linear_recurrence, delta_rule, delta_attention)),
+    ],
 )
 @pytest.mark.parametrize("length", [24, pytest.param(200, marks=pytest.mark.zoo)])
 def test_the_form_for_the_export_equals_the_recurrence(recurrence: Any, length: int) -> None:

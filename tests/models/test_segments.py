@@ -278,7 +278,7 @@ def parameters(model: SegmentForCausalLM) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**16))
 def test_a_pruned_model_equals_the_gated_one(family: str, seed: int) -> None:
     model = MODELS[family]

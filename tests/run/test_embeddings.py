@@ -15,7 +15,7 @@ import transformers as hf
 
 import compressor
 from compressor.model_folder import load
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.results import NoteCode, Report
 from compressor.units import gated
 from graph_passes import Plan

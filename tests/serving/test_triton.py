@@ -14,7 +14,7 @@ import pytest
 
 import graph_passes
 from compressor.config.serve import ServeRequest
-from compressor.models.sentence_encoder import EMBEDDING, STATES
+from compressor.models.pooled_encoder import EMBEDDING, STATES
 from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.serving import export, real_rows

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError, RowError, UsageError
-from compressor.graph.signature import InputSpec
+from compressor.graph.program import InputSpec
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.results import NoteCode

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compressor.models.classifiers import AnswerKind
-from compressor.models.sentence_encoder import EMBEDDING
+from compressor.models.pooled_encoder import EMBEDDING
 from compressor.tasks.divergence import distributions, divergence, fisher_outputs
 
 LOG3 = math.log(3)

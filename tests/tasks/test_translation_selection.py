@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import compressor
-from compressor.block_masks.collect_maps import collect_attention_maps
+from compressor.block_masks.attention_maps import collect_attention_maps
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.steps import Heads

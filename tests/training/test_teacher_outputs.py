@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.store import Store
 from compressor.training.distillation import Distillation
 from compressor.training.teacher_outputs import KeptOutputs, Outputs

@@ -20,6 +20,7 @@ from compressor.units.groups import float_outputs
 from graph_passes import Plan
 from tests.faults import fails_with
 from tests.random_plans import random_groups
+from tests.units.families import families
 from tests.units.states import are_equal, snapshot
 from tests.zoo import FAMILIES, GROUPED, VOCABULARY, WITH_MEMORY, text
 
@@ -28,6 +29,9 @@ CASES = {
     "llama_of_four_queries": GROUPED,
     **{f"{name}_with_memory": make for name, make in WITH_MEMORY.items()},
 }
+
+
+QUICK = ("bert", "llama_of_four_queries", "t5", "transformer_xl_with_memory")
 
 
 def some_of_each(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
@@ -81,7 +85,7 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kept", PLANS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", families(CASES, QUICK))
 def test_every_group_is_compacted_and_the_output_is_that_of_the_gated_model(name: str, kept: str) -> None:
     model, inputs, plan = case(name, kept)
     with gated(model, plan):
@@ -111,7 +115,7 @@ def steps(model: PreTrainedModel, inputs: dict[str, Tensor], context: AbstractCo
     return {name: weight.detach() - before[name] for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", families(CASES, QUICK))
 def test_training_changes_the_full_weights_as_training_the_gated_model_does(name: str) -> None:
     model, inputs, plan = case(name)
     other, _ = CASES[name](0)

@@ -16,6 +16,7 @@ from compressor.units.find import evaluation_mode
 from tests.faults import fails_with
 from tests.projection_zoo import FAMILIES as OUTSIDE_THE_INTERFACE
 from tests.projection_zoo import WITHOUT_HEADS
+from tests.units.families import families
 from tests.units.states import are_equal, forward, recorder, snapshot
 from tests.zoo import FAMILIES, pair, text
 
@@ -49,7 +50,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families(FAMILIES, ("bert", "llama", "whisper", "all_attention")))
 def test_sites_are_found_in_call_order(name: str) -> None:
     model, inputs = FAMILIES[name](0)
     kinds, first, sizes = SITES[name]

@@ -17,6 +17,7 @@ from tests.faults import fails_with
 from tests.projection_models import SIZES
 from tests.projection_zoo import FAMILIES as PROJECTIONS
 from tests.unchanged import unchanged
+from tests.units.families import families
 from tests.zoo import FAMILIES, GROUPED, text
 
 NEURONS = {
@@ -84,7 +85,7 @@ def test_query_heads_of_each_key_value_head_are_a_part() -> None:
     assert (by_query.bundle, by_query.parts, by_query.counts) == (1, 2, (0, 2, 4, 6, 8))
 
 
-@pytest.mark.parametrize("family", ["bert", "t5"])
+@pytest.mark.parametrize("family", families(("bert", "t5"), ("bert",)))
 def test_heads_with_keys_of_their_own_are_grouped_in_one_way(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     assert find_groups(model, inputs, group_by="query") == find_groups(model, inputs, group_by="kv")

@@ -21,6 +21,7 @@ from graph_passes import BlockMask
 from tests.faults import fails_with
 from tests.projection_models import SIZES
 from tests.projection_zoo import FAMILIES, VISION
+from tests.units.families import families
 from tests.units.states import are_equal, forward, snapshot
 from tests.zoo import FAMILIES as OF_THE_INTERFACE
 from tests.zoo import text
@@ -65,7 +66,7 @@ def outputs_of(name: str, site: Site, gates: Tensor) -> tuple[Tensor, Tensor]:
     return output(gates), torch.stack([output(row.repeat(3, 1))[number] for number, row in enumerate(gates)])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families(FAMILIES, ("mpnet", "xlnet", "wavlm", "torch-encoder", "bloom", "swinv2")))
 def test_heads_are_found_and_every_one_of_them_matters(name: str) -> None:
     family = FAMILIES[name]
     model, inputs = family.model(), family.inputs(3, 7)

@@ -25,7 +25,7 @@ from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, fingerprint
 from compressor.model_folder.processor import image_settings
-from compressor.models.sentence_encoder import SentenceEncoder
+from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder

@@ -26,9 +26,9 @@ def masked(w: World, *flags: Any) -> tuple[Any, ...]:
     return w.run("--training-steps", "2", "--batch-size", "8", "--drop-blocks", "50%", *flags)
 
 
-@advice("block_masks.collect_maps collect_attention_maps too-few-rows", zoo=True)
+@advice("block_masks.attention_maps collect_attention_maps too-few-rows", zoo=True)
 def _(w: World) -> None:
-    from compressor.block_masks.collect_maps import _MapSums
+    from compressor.block_masks.attention_maps import _MapSums
 
     averages = _MapSums.averages
     w.patch.setattr(_MapSums, "averages", lambda self: ({}, {"site": np.zeros((2, 2))}, {}))
@@ -37,11 +37,11 @@ def _(w: World) -> None:
     w.right(*masked(w))
 
 
-@advice("block_masks.collect_maps _MapSums.start_batch too-long")
+@advice("block_masks.attention_maps _MapSums.start_batch too-long")
 def _(w: World) -> None:
     import torch
 
-    from compressor.block_masks.collect_maps import _MapSums
+    from compressor.block_masks.attention_maps import _MapSums
     from compressor.model_folder import example_inputs, load
     from compressor.units import find_sites
 
@@ -51,20 +51,20 @@ def _(w: World) -> None:
     w.right(lambda: _MapSums(folder.model, sites, 9).start_batch(torch.ones(1, 9), None))
 
 
-@advice("block_masks.collect_maps load_maps too-long")
+@advice("block_masks.attention_maps load_maps too-long")
 def _(w: World) -> None:
 
-    from compressor.block_masks import collect_maps
+    from compressor.block_masks import attention_maps
 
     length = 8
     maps = SimpleNamespace(length=length, check=lambda *_: None)
-    w.patch.setattr(collect_maps, "AttentionMaps", SimpleNamespace(load=lambda path: maps))
-    w.patch.setattr(collect_maps, "memory_length", lambda model: 0)
+    w.patch.setattr(attention_maps, "AttentionMaps", SimpleNamespace(load=lambda path: maps))
+    w.patch.setattr(attention_maps, "memory_length", lambda model: 0)
     file, anything = w.file("maps.safetensors"), SimpleNamespace()
-    w.fails(collect_maps.load_maps, file, anything, (), 16)
-    w.right(collect_maps.load_maps, file, anything, (), 8)
+    w.fails(attention_maps.load_maps, file, anything, (), 16)
+    w.right(attention_maps.load_maps, file, anything, (), 8)
     maps.length = 16
-    w.right(collect_maps.load_maps, file, anything, (), 16)
+    w.right(attention_maps.load_maps, file, anything, (), 16)
 
 
 @advice("block_masks.attention_maps shares_by_kind unsupported-model")

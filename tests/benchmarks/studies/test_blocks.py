@@ -15,7 +15,7 @@ from benchmarks.studies.blocks import Blocks
 from benchmarks.studies.context import StudyContext, limit_rows
 from benchmarks.studies.request import SIZES, StudyRequest
 from benchmarks.studies.run import study
-from compressor.block_masks import AttentionMaps
+from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs

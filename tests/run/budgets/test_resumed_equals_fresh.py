@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import compressor
-from compressor.block_masks.attention_timer import AttentionTimer, SiteTimes
+from compressor.block_masks.mask_selector import AttentionTimer, SiteTimes
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Distill, Heads, Step, Units
 from compressor.errors import CompressorError, ErrorCode, UsageError

@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import GraphLinear, is_sum
-from compressor.graph.sessions import Arrays, LayeredGraph, LayerPass
+from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears

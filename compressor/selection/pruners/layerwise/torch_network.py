@@ -17,9 +17,9 @@ from transformers.exporters.utils import get_leaf_tensors
 from transformers.pytorch_utils import Conv1D
 
 import graph_passes
+from compressor.graph.layers import Arrays, LayeredGraph
 from compressor.graph.network import GraphNetwork
-from compressor.graph.sentences import SentenceGraph
-from compressor.graph.sessions import Arrays, LayeredGraph
+from compressor.graph.source import SentenceGraph
 from compressor.models.classifiers import AnswerKind, several_answers
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch, PruningInputs

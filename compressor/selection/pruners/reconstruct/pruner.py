@@ -76,7 +76,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         inputs = self.inputs
         linears = [str(group.linear) for group in inputs.groups]
 
-        @versioned(2, "compressor.selection.pruners.layerwise", "compressor.graph.layers", "compressor.graph.sessions")
+        @versioned(2, "compressor.selection.pruners.layerwise", "compressor.graph.layers")
         def gather(_: Path) -> Mapping[str, Gram]:
             return self._network.grams(list(dict.fromkeys(linears)), progress_of(1))
 
@@ -99,7 +99,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         @versioned(
             2,
             *("compressor.selection.pruners.layerwise", "compressor.selection.pruners.reconstruct"),
-            *("compressor.graph.layers", "compressor.graph.sessions"),
+            "compressor.graph.layers",
         )
         def measure(group: PrunableGroup, _: Path) -> Curve:
             nonlocal divergence

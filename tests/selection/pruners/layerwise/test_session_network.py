@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import graph_passes
+from compressor.graph.layers import LayeredGraph
 from compressor.graph.network import GraphNetwork
-from compressor.graph.sessions import LayeredGraph
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.session_network import SessionNetwork
 from compressor.selection.pruners.layerwise.torch_network import TorchNetwork, network_of, sessions_of

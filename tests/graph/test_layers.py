@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graph_passes
-from compressor.graph.sessions import LayeredGraph, LayerPass
+from compressor.graph.layers import LayeredGraph, LayerPass
 from graph_passes.passes import Normalize
 from tests.exported_graphs import Inputs, Session
 from tests.graph.test_network import legacy
