@@ -126,13 +126,7 @@ def data_files(model: ir.Model) -> frozenset[Path]:
 
 
 def _check_tensor(tensor: object, folder: Path, path: Path) -> None:
-    """Check that the data of a tensor have the size that its shape and type require.
-
-    Args:
-        tensor: an initializer or the value of an attribute.
-        folder: the graph's folder, with symbolic links resolved.
-        path: the graph's file, for messages.
-    """
+    """Check that the data of a tensor have the size that its shape and type require."""
     if isinstance(tensor, ir.ExternalTensor):
         _bind_external(tensor, folder, path)
     elif isinstance(tensor, ir.serde.TensorProtoTensor) and tensor.dtype != ir.DataType.STRING:
@@ -216,10 +210,7 @@ def _read_attributes(model: ir.Model) -> None:
 def _replace_pair(written: Path, path: Path, data: Path) -> None:
     """Move a graph and its data file to their paths; after an error the former files are restored.
 
-    Args:
-        written: the graph in a temporary folder, its data file beside it.
-        path: the graph's path.
-        data: the path of its data file.
+    `written` is the graph in a temporary folder, its data file beside it.
     """
     written_data, former_data = written.with_name(data.name), written.with_name("former")
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Shrink a graph by a plan: run the passes in order, and report what they changed."""
+"""Find what can be removed from a graph, gate it, and shrink the graph by a plan: the passes in order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.attention.find_groups import FoundGroups, search_groups
 from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.attention.match_feed_forwards import weight_name
 from graph_passes.block_sparse.masks import mask_name
@@ -38,6 +39,42 @@ from graph_passes.weights.match_weights import MatchedWeight, match_weights
 from graph_passes.weights.records import WeightRecord, fingerprint
 
 _log = logging.getLogger(__name__)
+
+
+def find_groups(model: ir.Model) -> FoundGroups:
+    """The heads of each attention and the neurons of each feed-forward that `shrink` can remove from a graph.
+
+    The graph may be of any exporter. Where it takes images or sounds of free sizes, store those of an example first
+    (`record_example_sizes`). A plan of these groups (`FoundGroup.plan`) can be applied to it:
+
+    ```
+    found = find_groups(model)
+    plan = Plan(groups=tuple(group.plan(range(group.units // 2)) for group in found.groups))
+    shrunk = shrink(model, plan)
+    ```
+
+    Args:
+        model: the graph, which is normalized in place as `shrink` does, so that the nodes of the groups are its nodes.
+    """
+    _normalize(model)
+    return search_groups(model)
+
+
+def gate_groups(model: ir.Model, plan: Plan) -> ir.Model:
+    """Multiply the units of every group of a plan by gates, and keep all of them in the graph.
+
+    Args:
+        model: the graph, which is edited in place.
+        plan: the groups, of which those that keep every unit get gates of ones.
+
+    Returns:
+        The graph, with an initializer `<group>.head_gate` or `<group>.neuron_gate` for each group.
+
+    Raises:
+        PlanError: the groups of the plan are not those of the graph.
+    """
+    _normalize(model)
+    return InsertGates(plan, gate_all=True)(model).model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +161,7 @@ def shrink(
     """
     if unknown := sorted(set(lower or ()) - plan.masks.keys()):
         raise ValueError(f"lower: {listed(unknown)}: no mask in the plan; use its masked sites, {listed(plan.masks)}")
-    Normalize()(model)
-    SimplifyLookups()(model)
+    _normalize(model)
     parameters_before = count_parameters(model)
     matches, transferred = _transfer_weights(model, plan, weights)
     InsertGates(plan, matches)(model)
@@ -139,7 +175,7 @@ def shrink(
     lowering = LowerBlockSparse(plan.masks, lower)(model)
     unused: Mapping[str, int] = {}
     if lowering.modified:
-        unused = DropUnusedBlocks()(model).report.sites
+        unused = DropUnusedBlocks()(model).report
         CleanUp()(model)
     RecordReach(plan)(model)
     refused = removal.report.refused
@@ -208,6 +244,11 @@ def shrink_parts(
     return {name: parts[name] for name in models}
 
 
+def _normalize(model: ir.Model) -> None:
+    Normalize()(model)
+    SimplifyLookups()(model)
+
+
 def _transfer_weights(
     model: ir.Model, plan: Plan, weights: Mapping[str, np.ndarray] | None
 ) -> tuple[Mapping[str, MatchedWeight], tuple[str, ...]]:
@@ -224,7 +265,7 @@ def _transfer_weights(
             values = fingerprint(weights[name])
             records[name] = WeightRecord(values, values)
     matches = match_weights(model.graph, records)
-    transferred = TransferWeights(records, matches, weights)(model).report.parameters
+    transferred = TransferWeights(records, matches, weights)(model).report
     if transferred and model.metadata_props.pop(FINGERPRINT, None) is not None and plan.model is not None:
         model.metadata_props[FINGERPRINT] = plan.model
     return matches, transferred

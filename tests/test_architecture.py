@@ -11,14 +11,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GRAPH_PASSES = (
-    ("errors", "interrupts", "files"),
+    ("errors", "interrupts", "files", "tape"),
     ("block_sparse", "weights"),
     ("plan",),
     ("flow",),
     ("attention",),
     ("quantizers",),
     ("passes",),
-    ("shrink", "groups"),
+    ("shrink",),
 )
 COMPRESSOR = (
     ("errors", "results", "progress", "environment", "file_lock", "workdir", "silence_libraries", "segment_memory"),

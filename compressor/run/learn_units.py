@@ -23,7 +23,7 @@ from compressor.selection.unit_pool import UnitPool, make_bundles
 from compressor.store import Json, Store
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
-from compressor.training.accelerator import on_accelerator
+from compressor.training.processes import on_accelerator
 from compressor.units import Bundles
 
 _POOL = "pool"

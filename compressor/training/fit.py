@@ -20,16 +20,14 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import indices_by_length
 from compressor.tasks.segment_streams import assign_streams
-from compressor.training.arguments import training_arguments
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest_checkpoint
 from compressor.training.distillation import Distillation
-from compressor.training.evaluation import Evaluation
 from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
 from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import GateTrainer, SegmentTrainer, StreamRows
+from compressor.training.trainer import Evaluation, GateTrainer, SegmentTrainer, StreamRows, training_arguments
 from compressor.units import Bundles, Site
 from compressor.units.gate import Gate
 

@@ -19,12 +19,7 @@ _COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "T
 
 
 class Causality:
-    """Whether the attentions of one graph hide later keys. What several of them share is computed once.
-
-    Args:
-        model: the graph.
-        probe: its shapes.
-    """
+    """Whether the attentions of one graph hide later keys. What several of them share is computed once."""
 
     def __init__(self, model: ir.Model, probe: Probe) -> None:
         self._model, self._probe = model, probe

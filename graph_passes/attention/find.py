@@ -77,12 +77,7 @@ def find_attention(model: ir.Model) -> list[GraphSite]:
 
 
 def search_attention(model: ir.Model, probe: Probe) -> tuple[list[GraphSite], list[Refusal]]:
-    """The attentions of a graph, see `find_attention`, and why nodes that look like others are none.
-
-    Args:
-        model: the graph.
-        probe: its shapes.
-    """
+    """The attentions of a graph, see `find_attention`, and why nodes that look like others are none."""
     sites: list[GraphSite] = []
     refusals: list[Refusal] = []
     causality = Causality(model, probe)

@@ -125,11 +125,7 @@ def _random_feeds(
 ) -> dict[ir.Value, np.ndarray]:
     """Contents of the graph's inputs: masks that hide random keys (none in the first row of a batch), zeros and ones.
 
-    Args:
-        inputs: the inputs.
-        lengths: sizes of the symbolic dimensions other than the batch, in turn.
-        batch: size of the batch.
-        rng: random number generator.
+    The symbolic dimensions other than the batch have the lengths in turn.
     """
     sizes: dict[str, int] = {}
     feeds = {}

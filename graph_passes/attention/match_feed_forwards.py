@@ -83,13 +83,7 @@ def _products_of(group: NeuronPlan, products: Iterable[GraphProduct], *, by_valu
 
 
 def _is_one(products: Sequence[GraphProduct], *, by_value: bool, by_name: bool = False) -> bool:
-    """Whether products are certainly calls of one module.
-
-    Args:
-        products: the products.
-        by_value: whether they were selected by the values of their weight.
-        by_name: whether they were selected by their module path.
-    """
+    """Whether products, selected by the values of their weight or by their path, are certainly calls of one module."""
     if len({product.path for product in products}) != 1:
         return False
     # An exporter may store the weight of a module once for each call.

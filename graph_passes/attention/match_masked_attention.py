@@ -17,6 +17,7 @@ from graph_passes.attention.operands import (
     is_scores,
     operands_around_mask,
     operands_of_operator,
+    unmatched,
 )
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
@@ -123,12 +124,10 @@ def _check_shapes(node: ir.Node, operands: Operands, heads: int, probe: Probe) -
     """Check that the operands have the mask's heads, and return the widths of a query and of a value."""
     query, key, value = (probe.shape(operand) for operand in (operands.query, operands.key, operands.value))
     if query is None or key is None or value is None or any(len(shape) != 4 for shape in (query, key, value)):
-        why = "has operands whose axes are not batch, head, position, dim"
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
+        raise unmatched(node, "has operands whose axes are not batch, head, position, dim")
     operand_heads = {query[1], key[1], value[1]}
     if operand_heads != {heads}:
-        why = f"has {max(operand_heads)} heads, the mask {heads}"
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
+        raise unmatched(node, f"has {max(operand_heads)} heads, the mask {heads}")
     return query[3], value[3]
 
 
@@ -172,12 +171,8 @@ def _is_lowest(value: ir.Value | None, probe: Probe) -> bool:
 def _native_parts(addend: ir.Value, derived: set[ir.Value], probe: Probe) -> Iterator[ir.Value]:
     """The parts of an addend of scores that belong to the model's native mask.
 
-    The block mask is joined with the native one as `Where(blocks and native, native or zero, lowest)`.
-
-    Args:
-        addend: the tensor that is added to the scores.
-        derived: the tensors computed from the block mask.
-        probe: the graph's shapes.
+    The block mask is joined with the native one as `Where(blocks and native, native or zero, lowest)`. What is
+    `derived` is computed from the block mask.
     """
     if addend not in derived:
         yield addend
@@ -209,11 +204,7 @@ def _guarded(
 ) -> tuple[MaskedAttentionMatch, list[ir.Node]]:
     """The attention whose output a guard zeroes, and the reshapes in between that change nothing.
 
-    Args:
-        guard: the node that zeroes queries without a key.
-        position: position of the input that it zeroes: the attention's output after changes of layout and gates.
-        matches: the attentions of the site.
-        probe: the graph's shapes.
+    The guard zeroes the attention's output after changes of layout and gates.
     """
     idle: list[ir.Node] = []
     value = guard.inputs[position]
@@ -237,4 +228,4 @@ def _guarded(
             value = node.inputs[2]
         else:
             break
-    raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "zeroes something else than an output of the attention", guard)
+    raise unmatched(guard, "zeroes something else than an output of the attention")

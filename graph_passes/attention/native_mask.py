@@ -7,12 +7,14 @@ of keys and a flag for causality are equivalent (see `mask_meaning`), the mask o
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.mask_meaning import MaskMeaning, mask_meaning
 from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.tape import Tape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,39 +79,27 @@ class NativeMaskReader:
         """The sum of some masks, and its number of heads; None and 0 if there are none."""
         if not addends:
             return None, 0
-        nodes: list[ir.Node] = []
-        numbers = [_as_numbers(value, nodes) for value in addends]
-        total = numbers[0]
-        for addend in numbers[1:]:
-            nodes.append(ir.node("Add", [total, addend]))
-            total = nodes[-1].outputs[0]
-        assert before.graph is not None
-        before.graph.insert_before(before, nodes)
+        op = Tape()
+        numbers = [_as_numbers(value, op) for value in addends]
+        total = functools.reduce(lambda total, addend: op("Add", total, addend), numbers)
+        op.insert_before(before)
         shapes = [self._probe.shape(value) or () for value in addends]
         return total, max(shape[1] if len(shape) == 4 else 1 for shape in shapes)
 
     def _row(self, padding: ir.Value) -> ir.Value:
         """Numbers for each key, zero where a padding mask keeps it, computed once from the graph's input."""
         if padding not in self._rows:
-            nodes: list[ir.Node] = []
-            allowed = ir.node("Cast", [padding], {"to": ir.DataType.BOOL})
-            allowed.outputs[0].dtype = ir.DataType.BOOL
-            axes = ir.node("Constant", [], {"value": ir.tensor(np.array([1, 2]))})
-            nodes.append(allowed)
-            numbers = _as_numbers(allowed.outputs[0], nodes)
-            nodes += [axes, ir.node("Unsqueeze", [numbers, axes.outputs[0]])]
-            graph = self._model.graph
-            graph.insert_before(graph[0], nodes)
-            self._rows[padding] = nodes[-1].outputs[0]
+            op = Tape()
+            allowed = op("Cast", padding, to=ir.DataType.BOOL)
+            allowed.dtype = ir.DataType.BOOL
+            self._rows[padding] = op("Unsqueeze", _as_numbers(allowed, op), op.ints([1, 2]))
+            op.insert_before(self._model.graph[0])
         return self._rows[padding]
 
 
-def _as_numbers(value: ir.Value, nodes: list[ir.Node]) -> ir.Value:
-    """A mask as numbers to add; the nodes that convert a boolean one are appended to `nodes`."""
+def _as_numbers(value: ir.Value, op: Tape) -> ir.Value:
+    """A mask as numbers to add, converted from a boolean one."""
     if value.dtype != ir.DataType.BOOL:
         return value
-    zero, lowest = (
-        ir.node("Constant", [], {"value": ir.tensor(np.float32(number))}) for number in (0.0, np.finfo(np.float32).min)
-    )
-    nodes += [zero, lowest, ir.node("Where", [value, zero.outputs[0], lowest.outputs[0]])]
-    return nodes[-1].outputs[0]
+    zero, lowest = (op("Constant", value=ir.tensor(np.float32(n))) for n in (0.0, np.finfo(np.float32).min))
+    return op("Where", value, zero, lowest)

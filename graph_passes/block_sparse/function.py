@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graph_passes.block_sparse.body import build_body
-from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.masks import BlockMask
-from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec
+from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, GraphBuilder
 
 DOMAIN = "compressor"
 NAME = "BlockSparseAttention"

@@ -24,11 +24,6 @@ from graph_passes.flow.rule import Demand, NoRuleError, Rule, RuleContext
 class PositionFlow(Cuts):
     """Needs of one graph that result from the indices that it selects.
 
-    Args:
-        model: the graph; it is read, not changed.
-        rules: the rule of each operator, by (domain, type).
-        probe: the graph's shapes.
-
     Attributes:
         selections: node that selects indices -> the axis and the indices, `[n]` or a scalar.
     """

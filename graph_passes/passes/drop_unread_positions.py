@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
@@ -11,23 +9,12 @@ from graph_passes.flow.cut import cut_nodes
 from graph_passes.flow.indices import is_partial
 from graph_passes.flow.position_flow import PositionFlow
 from graph_passes.flow.rules import RULES
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 _PRODUCTS = frozenset(("MatMul", "Gemm", "Attention"))
 
 
-@dataclasses.dataclass(frozen=True)
-class DroppedPositions:
-    """What `DropUnreadPositions` changed.
-
-    Attributes:
-        products: names of the products and attentions that compute fewer positions than before, in graph order.
-    """
-
-    products: tuple[str, ...]
-
-
-class DropUnreadPositions(GraphPass[DroppedPositions]):
+class DropUnreadPositions(GraphPass[Names]):
     """Compute only the positions that are read, e.g. the first one of the last layer in a classifier.
 
     Cases:
@@ -37,12 +24,13 @@ class DropUnreadPositions(GraphPass[DroppedPositions]):
            graph stays as it is.
         4. An operator mixes positions or has no rule: its output is computed whole and cut after it.
         5. No product would compute less: the graph stays as it is.
+
+    The report has the names of the products and attentions that compute fewer positions than before, in graph order.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
+    inlined = True
 
-    def call(self, model: ir.Model) -> ReportedResult[DroppedPositions]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         flow = PositionFlow(model, RULES, Probe(model))
         products = tuple(
             node.name or ""
@@ -52,4 +40,4 @@ class DropUnreadPositions(GraphPass[DroppedPositions]):
         if products:
             cut_nodes(model, flow)
             flow.restate_selections()
-        return ReportedResult(model, bool(products), DroppedPositions(products))
+        return changed(model, products)

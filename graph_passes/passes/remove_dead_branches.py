@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.materialize import materialize
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 _ZERO_IF_FIRST_IS = frozenset(
     "Cast CastLike Div Dropout Expand Flatten Identity Neg Reshape Slice Squeeze Transpose Unsqueeze".split()
@@ -22,14 +20,7 @@ _KEEPS_ROWS = frozenset(("Dropout", "Expand", "Flatten", "Identity", "Reshape", 
 """Operators whose output repeats a vector along its last axis if their first input does and that axis stays."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RemovedBranches:
-    """What `RemoveDeadBranches` changed: names of the sites without heads whose zeros were followed."""
-
-    sites: tuple[str, ...]
-
-
-class RemoveDeadBranches(GraphPass[RemovedBranches]):
+class RemoveDeadBranches(GraphPass[Names]):
     """Follow the zeros of sites without heads to where they are added, and leave the other addend.
 
     Cases:
@@ -37,32 +28,29 @@ class RemoveDeadBranches(GraphPass[RemovedBranches]):
         2. Zero plus a tensor is that tensor; `Gemm` of zero is its addend.
         3. A bias that remains alone is kept as a single row, until it is added to a tensor of the full shape.
         4. Any other operator reads zeros or rows of the full shape, which do not depend on the projections.
+
+    The report has the names of the sites without heads whose zeros were followed.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
+    inlined = True
 
-    def call(self, model: ir.Model) -> ReportedResult[RemovedBranches]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         gates = {
             site: value
             for site, value in find_gates(model.graph).items()
             if value.const_value is not None and not value.const_value.numpy().any()
         }
         if not gates:
-            return ReportedResult(model, False, RemovedBranches(()))
+            return changed(model, ())
         zeros = _ZeroFlow(model, list(gates.values()))
         for node in list(model.graph):
             zeros.follow(node)
         removed = common.RemoveUnusedNodesPass()(model).modified
-        return ReportedResult(model, zeros.modified or removed, RemovedBranches(tuple(gates)))
+        return ReportedResult(model, zeros.modified or removed, tuple(gates))
 
 
 class _ZeroFlow:
     """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far.
-
-    Args:
-        model: the graph, which `follow` edits.
-        gates: the gates that are zero.
 
     Attributes:
         modified: whether the graph was changed.

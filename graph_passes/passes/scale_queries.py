@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 _SCALES = ("Div", "Mul")
 _BEFORE_SOFTMAX = frozenset(("Add", "Cast", "Max", "Reshape", "Where"))
 """Operators that may stand between the scaled scores and their softmax."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledQueries:
-    """What `ScaleQueries` changed: names of the products whose queries are scaled now."""
-
-    products: tuple[str, ...]
-
-
-class ScaleQueries(GraphPass[ScaledQueries]):
+class ScaleQueries(GraphPass[Names]):
     """Rewrite `c * (query key^T)` as `(c * query) key^T` wherever a softmax follows.
 
     Cases:
         1. `Mul` or `Div` by one constant number, of a product that nothing else reads: the scale moves.
         2. Anything else stays: a scale per head, a product with several readers, or queries that are scaled already.
+
+    The report has the names of the products whose queries are scaled now.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[ScaledQueries]:
-        products = [product.name or "" for node in list(model.graph) if (product := _move_scale(node)) is not None]
-        return ReportedResult(model, bool(products), ScaledQueries(tuple(products)))
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
+        products = [product for node in list(model.graph) if (product := _move_scale(node)) is not None]
+        return changed(model, (product.name for product in products))
 
 
 def _move_scale(node: ir.Node) -> ir.Node | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.tape import add_initializer
+
 
 def without_quantizers(model: ir.Model) -> ir.Model:
     """A copy of a graph in which every reader of a dequantized tensor reads floats.
@@ -32,9 +34,5 @@ def _float_weight(graph: ir.Graph, quantized: ir.Value) -> ir.Value:
     """An initializer of floats in place of quantized weights; its content does not matter."""
     name, shape = f"{quantized.name}.float", quantized.shape
     assert shape is not None
-    content = np.broadcast_to(np.float32(0), shape.numpy())
-    tensor = ir.Tensor(content, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
     graph.initializers.pop(name, None)
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, name, np.broadcast_to(np.float32(0), shape.numpy()))

@@ -99,12 +99,7 @@ def _by_fingerprint(graph: ir.Graph, records: Iterable[WeightRecord]) -> _Stored
 def _decided_by_names(
     rivals: Mapping[WeightRecord, Sequence[str]], stored: _Stored
 ) -> dict[WeightRecord, tuple[StoredWeight, ...]]:
-    """Case 2: the initializers of each of several records whose original values are the same.
-
-    Args:
-        rivals: record -> names of its parameters.
-        stored: the initializers of the graph.
-    """
+    """Case 2: the initializers of each of several records whose original values are the same."""
     named = {
         record: tuple(
             weight for weight in stored[record.original] if any(_is_named(weight.value, name) for name in names)

@@ -43,7 +43,7 @@ from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.selection.certified_rows import record_certificate
 from compressor.selection.certify import certify, split_rows
 from compressor.store import Store, versioned
-from compressor.training.accelerator import on_accelerator
+from compressor.training.processes import on_accelerator
 from compressor.units import PrunableGroup
 from compressor.workdir import ATTEMPTS, write_json
 

@@ -6,8 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.example_sizes import record_example_sizes
-from graph_passes.flow.sizes import BATCH
+from graph_passes.flow.sizes import BATCH, record_example_sizes
 from tests.graph_passes.fused_layers import FUSED
 from tests.graph_passes.graphs import draw, graph, run
 from tests.graph_passes.layers import LAYERS
