@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graph_passes.attention.find_groups import FoundGroups, search_groups
 from graph_passes.attention.gate_initializers import find_gates, set_gates
-from graph_passes.attention.match_feed_forwards import weight_name
+from graph_passes.attention.match_plan import weight_name
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.block_sparse.row_buckets import visible_blocks
 from graph_passes.errors import GraphErrorCode, PlanError, listed

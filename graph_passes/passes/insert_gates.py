@@ -16,8 +16,7 @@ from graph_passes.attention.gate_initializers import (
     gate_initializer,
     nearest_float_type,
 )
-from graph_passes.attention.match_feed_forwards import match_feed_forwards
-from graph_passes.attention.match_plan import Pair, match_plan
+from graph_passes.attention.match_plan import Pair, match_feed_forwards, match_plan
 from graph_passes.attention.products import GraphProduct
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name

@@ -10,6 +10,7 @@ from tests.graph_passes.fused_layers import FUSED
 from tests.graph_passes.graphs import SIZES, assert_same, graph, operators
 from tests.graph_passes.layers import LAYERS
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
+from tests.quick_cases import quick
 
 ROWS = "float[B, 8] y"
 FEED_FORWARD = "a = MatMul(x, W)  b = Relu(a)  c = MatMul(b, V)  h = Add(c, x)"
@@ -32,8 +33,8 @@ def reads(model: ir.Model, positions: list[int] | int) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("positions", [0, [0], [0, 2], [2, 1]], ids=str)
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {FLAT}))
+@pytest.mark.parametrize("positions", quick([0, [0], [0, 2], [2, 1]], [0, [2, 1]]), ids=str)
+@pytest.mark.parametrize("name", quick(sorted(LAYERS.keys() - {FLAT}), ("separate", "grouped heads", "relative bias")))
 def test_a_layer_computes_the_positions_that_are_read(name: str, positions: list[int] | int) -> None:
     result = rewritten(DropUnreadPositions(), reads(LAYERS[name].graph(), positions))
     assert result.report
@@ -109,7 +110,7 @@ def test_positions_that_are_merged_with_the_batch_stay_whatever_their_numbers() 
     assert_untouched(DropUnreadPositions(), graph(body, weights, outputs="float[B, 3, 8] y"))
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", quick(FUSED, ("Attention 4D", "Attention 3D, grouped", "MultiHeadAttention")))
 def test_an_attention_operator_computes_the_queries_that_are_read(name: str) -> None:
     model = reads(FUSED[name].graph(), 0)
     result = DropUnreadPositions()(model.clone())

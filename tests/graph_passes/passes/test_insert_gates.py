@@ -12,7 +12,7 @@ from graph_passes.errors import GraphErrorCode
 from graph_passes.passes import InsertGates
 from graph_passes.passes.insert_gates import FINGERPRINT
 from tests.graph_passes.graphs import gated, run, shrink_and_compare, site
-from tests.graph_passes.layers import LAYERS, SEPARATE
+from tests.graph_passes.layers import LAYERS, SEPARATE, SOME_LAYERS
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
 from tests.graph_passes.passes.gated_layers import gate
 from tests.graph_passes.stacked_attention import keeping, stack
@@ -56,7 +56,7 @@ def test_heads_that_the_graph_returns_are_returned_gated() -> None:
     assert np.flatnonzero(heads_output.any((0, 2, 3))).tolist() == [1]
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SOME_LAYERS)
 def test_gates_of_the_plan_are_unchanged(name: str) -> None:
     plan = Plan(sites=(site([0, 2], kv_heads=LAYERS[name].kv_heads),))
     assert assert_untouched(InsertGates(plan), LAYERS[name].graph()) == ()

@@ -11,6 +11,7 @@ from tests.graph_passes.graphs import graph, operators
 from tests.graph_passes.layers import LAYERS
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
 from tests.graph_passes.passes.test_drop_unread_positions import FLAT, reads
+from tests.quick_cases import quick
 
 ROW = "float[B, 1, 8] y"
 PROBABILITIES = """
@@ -134,7 +135,7 @@ def test_only_the_attention_of_one_query_is_transposed() -> None:
     assert rewritten(TransposeSingleQuery(), attention(body)).report == ("headsb",)
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {FLAT}))
+@pytest.mark.parametrize("name", quick(sorted(LAYERS.keys() - {FLAT}), ("separate", "grouped heads")))
 def test_layers_of_exporters_keep_their_numbers(name: str) -> None:
     model = DropUnreadPositions()(reads(LAYERS[name].graph(), [0])).model
     if name in ("batch and heads on one axis", "positions in blocks"):
