@@ -222,11 +222,8 @@ def shrink_parts(
     unread: set[str] = set()
     names = {name: frozenset(find_gates(model.graph)) for name, model in models.items()}
     if missing := [group.name for group in plan.groups if not any(group.name in gates for gates in names.values())]:
-        raise PlanError(
-            f"group {missing[0]} is in none of the graphs {listed(models)}; use the plan of this model",
-            code=GraphErrorCode.SITE_MISSING,
-            site=missing[0],
-        )
+        message = f"group {missing[0]} is in none of the graphs {listed(models)}; use the plan of this model"
+        raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=missing[0])
     for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
         model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in unread]

@@ -1,7 +1,8 @@
-"""New nodes and initializers of a graph."""
+"""New nodes and initializers of a graph, and what its tensors are computed from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -44,3 +45,15 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
     new.name, new.type, new.shape = old.name, old.type, old.shape
     old.name = None
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def ancestors(values: Iterable[ir.Value | None]) -> set[ir.Value]:
+    """The tensors that some tensors are computed from, and these themselves."""
+    stack, visited = list(values), set[ir.Value]()
+    while stack:
+        value = stack.pop()
+        if value is not None and value not in visited:
+            visited.add(value)
+            producer = value.producer()
+            stack += producer.inputs if producer is not None else ()
+    return visited

@@ -88,37 +88,21 @@ class Distillation:
             )
 
     @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        outputs: tuple[str, ...],
-        *,
-        temperature: float = 2.0,
-        hidden_weight: float = 1.0,
-        teacher_precision: MixedPrecision = "no",
-    ) -> Distillation:
+    def of(cls, model: PreTrainedModel, outputs: tuple[str, ...], **options: Any) -> Distillation:
         """Distillation from a copy of a model, so that the model itself may change afterwards.
 
         Args:
             model: the whole model.
             outputs: names of its outputs that the task scores.
-            temperature: T in the loss, see the class.
-            hidden_weight: weight of the error of the hidden states.
-            teacher_precision: precision of the teacher's matmuls in training steps.
+            options: further attributes, e.g. `temperature`.
         """
-        teacher = copy.deepcopy(model).eval().requires_grad_(False)
-        return cls(teacher, outputs, temperature, hidden_weight, teacher_precision)
+        return cls(copy.deepcopy(model).eval().requires_grad_(False), outputs, **options)
 
     @property
     def settings(self) -> list[Any]:
         """What the loss depends on; checkpoints of another teacher or loss are not resumed."""
-        return [
-            self._teacher_key,
-            list(self.outputs),
-            self.temperature,
-            self.hidden_weight,
-            self.teacher_precision,
-        ]
+        loss = [list(self.outputs), self.temperature, self.hidden_weight, self.teacher_precision]
+        return [self._teacher_key, *loss]
 
     @property
     def _kind(self) -> AnswerKind | None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe, Shapes
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, ancestors
 
 
 def materialize(
@@ -34,7 +34,7 @@ def materialize(
     first, second = probe.shapes(like)
     if not first or not second:
         return None
-    op, behind = Tape(), _inputs_behind(like)
+    op, behind = Tape(), ancestors([like])
     inputs = sorted(graph.inputs, key=lambda value: value not in behind)  # equal sizes may be those of two batches
     factors = [_factors(inputs, sizes, probe) for sizes in zip(first, second, strict=True)]
     if None in factors:
@@ -52,18 +52,6 @@ def materialize(
     result.dtype = dtype
     probe.copy_shape(result, like)
     return result
-
-
-def _inputs_behind(value: ir.Value) -> set[ir.Value]:
-    """The inputs of the graph that a tensor is computed from."""
-    pending, seen = [value], set[ir.Value]()
-    while pending:
-        current = pending.pop()
-        if current not in seen:
-            seen.add(current)
-            producer = current.producer()
-            pending += [source for source in (producer.inputs if producer is not None else ()) if source is not None]
-    return {current for current in seen if current.is_graph_input()}
 
 
 _Factors = list[int | tuple[ir.Value, int]]

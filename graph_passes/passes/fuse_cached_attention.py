@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +27,7 @@ from graph_passes.flow.caches import read_caches
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
-from graph_passes.tape import Tape, take_over
+from graph_passes.tape import Tape, ancestors, take_over
 
 _logger = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class _Matcher:
                 return None
             pairs.append((past, node.inputs[1]))
         new = [operands.query, *operands.addends, *(pair[1] for pair in pairs)]
-        return None if _ancestors(new) & set(tensors) else (pairs[0], pairs[1])
+        return None if ancestors(new) & set(tensors) else (pairs[0], pairs[1])
 
 
 class _Rewriter:
@@ -367,18 +367,6 @@ class _Rewriter:
                 total = self._op("Concat", *[total] * repeats, axis=2)
             self._biases[key] = total
         return self._biases[key]
-
-
-def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """The tensors that some tensors are computed from, and these themselves."""
-    stack, visited = list(values), set[ir.Value]()
-    while stack:
-        value = stack.pop()
-        if value not in visited:
-            visited.add(value)
-            node = value.producer()
-            stack += [source for source in node.inputs if source is not None] if node is not None else []
-    return visited
 
 
 def _spans_of(value: ir.Value | None, probe: Probe) -> tuple[bool, ...] | None:

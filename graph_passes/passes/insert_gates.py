@@ -148,12 +148,8 @@ def _check_masks(plan: Plan, graph: ir.Graph) -> None:
 def _check_fingerprint(plan: Plan, model: ir.Model) -> None:
     fingerprint = model.metadata_props.get(FINGERPRINT)
     if fingerprint is not None and plan.model is not None and fingerprint != plan.model:
-        raise PlanError(
-            f"the plan belongs to the model {plan.model}, the graph to {fingerprint}; use the graph's own plan",
-            code=GraphErrorCode.MODEL_MISMATCH,
-            plan=plan.model,
-            graph=fingerprint,
-        )
+        message = f"the plan belongs to the model {plan.model}, the graph to {fingerprint}; use the graph's own plan"
+        raise PlanError(message, code=GraphErrorCode.MODEL_MISMATCH, plan=plan.model, graph=fingerprint)
 
 
 def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str]) -> None:
@@ -162,11 +158,8 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str
         if group.name in ungated:
             continue
         if group.name not in gates:
-            raise PlanError(
-                f"group {group.name} is not in this graph, which has {listed(gates)}; use the graph's own plan",
-                code=GraphErrorCode.SITE_MISSING,
-                site=group.name,
-            )
+            message = f"group {group.name} is not in this graph, which has {listed(gates)}; use the graph's own plan"
+            raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=group.name)
         if gate_content(group, gates[group.name]) is None:
             tensor = gates[group.name].const_value
             size = tensor.size if tensor is not None else 0
@@ -181,11 +174,8 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str
     names = {group.name for group in plan.groups}
     for name, gate in gates.items():
         if name not in names and (gate.name or "").endswith(HEAD_GATE):
-            raise PlanError(
-                f"the graph's site {name} is not in the plan; use the graph's own plan",
-                code=GraphErrorCode.SITE_MISSING,
-                site=name,
-            )
+            message = f"the graph's site {name} is not in the plan; use the graph's own plan"
+            raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=name)
 
 
 def _insert(graph: ir.Graph, site: SitePlan, attention: GraphSite) -> None:

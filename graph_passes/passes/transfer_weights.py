@@ -53,9 +53,19 @@ class TransferWeights(GraphPass[Names]):
         for name in names:
             record = self.records[name]
             if self.weights is None or record not in parameters:
-                raise _missing(name)
+                raise PlanError(
+                    f"{name}: the graph has its original values, the plan belongs to refitted ones, which are not"
+                    " beside the plan; put the model.safetensors of the plan's run there",
+                    code=GraphErrorCode.WEIGHTS_MISSING,
+                    parameter=name,
+                )
             if fingerprint(self.weights[parameters[record]]) != record.fitted:
-                raise _replaced(name)
+                raise PlanError(
+                    f"{name}: the weights beside the plan are not those that it belongs to; put the model.safetensors"
+                    " of the plan's own run there",
+                    code=GraphErrorCode.MODEL_MISMATCH,
+                    parameter=name,
+                )
         for name in names:
             for stored in self.matches[name].original:
                 assert self.weights is not None
@@ -75,21 +85,3 @@ def _read(weights: Mapping[str, np.ndarray], name: str, stored: StoredWeight, dt
     content = weights[name].T if stored.transposed else weights[name]
     content = np.ascontiguousarray(content.astype(np.float32).astype(dtype.numpy()))
     return ir.Tensor(content, dtype=dtype, name=stored.value.name)
-
-
-def _missing(name: str) -> PlanError:
-    return PlanError(
-        f"{name}: the graph has its original values, the plan belongs to refitted ones, which are not beside the plan;"
-        " put the model.safetensors of the plan's run there",
-        code=GraphErrorCode.WEIGHTS_MISSING,
-        parameter=name,
-    )
-
-
-def _replaced(name: str) -> PlanError:
-    return PlanError(
-        f"{name}: the weights beside the plan are not those that it belongs to; put the model.safetensors of the plan's"
-        " own run there",
-        code=GraphErrorCode.MODEL_MISMATCH,
-        parameter=name,
-    )

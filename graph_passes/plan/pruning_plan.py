@@ -170,11 +170,8 @@ class Plan(BaseModel):
         sites_by_name = {site.name: site for site in self.sites}
         for name, mask in masks.items():
             if name not in sites_by_name:
-                raise PlanError(
-                    f"there is a mask for {name}, which is not a site of the plan; use masks of this model",
-                    code=GraphErrorCode.SITE_MISSING,
-                    site=name,
-                )
+                message = f"there is a mask for {name}, which is not a site of the plan; use masks of this model"
+                raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=name)
             if len(mask.kept) != sites_by_name[name].heads:
                 raise PlanError(
                     f"{name}: the mask has {len(mask.kept)} heads, the site {sites_by_name[name].heads}; use masks of"
@@ -283,11 +280,8 @@ def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError as error:
-        raise PlanError(
-            f"{path}: there is no such file, but it holds the plan's masks; put it beside the plan",
-            code=GraphErrorCode.FILE_MISSING,
-            path=path,
-        ) from error
+        message = f"{path}: there is no such file, but it holds the plan's masks; put it beside the plan"
+        raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=path) from error
     except (OSError, SafetensorError) as error:
         message = f"{path}: cannot be read as masks ({error}); learn the plan again"
         raise PlanError(message, code=GraphErrorCode.FILE_UNREADABLE, path=path) from error
@@ -297,12 +291,8 @@ def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
             continue
         kept = tensors.get(site.mask)
         if kept is None:
-            raise PlanError(
-                f"{path}: the mask {site.mask} of site {site.name} is missing; learn the plan again",
-                code=GraphErrorCode.MASK_MISSING,
-                path=path,
-                site=site.name,
-            )
+            message = f"{path}: the mask {site.mask} of site {site.name} is missing; learn the plan again"
+            raise PlanError(message, code=GraphErrorCode.MASK_MISSING, path=path, site=site.name)
         try:
             masks[site.name] = BlockMask(kept.astype(np.bool_), site.block, site.memory)
         except ValueError as error:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.tracing import LAYOUT, is_computed, product_ahead, product_behind
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, ancestors
 
 _WEIGHTED = frozenset(("Gemm", "MatMul"))
 _PRODUCTS = _WEIGHTED | frozenset(("Attention", "Conv", "GroupQueryAttention", "MultiHeadAttention"))
@@ -131,7 +131,7 @@ def _skip(add: ir.Node) -> int | None:
         return None
     for skip, branch in ((0, 1), (1, 0)):
         product = _branch_product(add.inputs[branch])
-        if product is not None and not _depends_on(add.inputs[skip], product):
+        if product is not None and product.outputs[0] not in ancestors([add.inputs[skip]]):
             return skip
     return None
 
@@ -161,19 +161,6 @@ def _branch_product(value: ir.Value | None) -> ir.Node | None:
         else:
             return None
     return None
-
-
-def _depends_on(value: ir.Value | None, ancestor: ir.Node) -> bool:
-    """Whether a tensor is computed from the output of a node."""
-    nodes, seen = [value.producer() if value is not None else None], set()
-    while nodes:
-        node = nodes.pop()
-        if node is ancestor:
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [operand.producer() for operand in node.inputs if operand is not None]
-    return False
 
 
 def without_quantizers(model: ir.Model) -> ir.Model:

@@ -73,7 +73,13 @@ def match_weights(graph: ir.Graph, records: Mapping[str, WeightRecord]) -> dict[
             original = _decided_by_names(rivals, stored)[record]
         matches[record] = MatchedWeight(original, tuple(stored.get(record.fitted, ())))
         if not matches[record].initializers:
-            raise _unmatched(names[record][0], record)
+            held = "neither the original nor the refitted ones" if record.is_changed else "not those"
+            raise PlanError(
+                f"{names[record][0]}: its values in this graph are {held} of the plan's model; use the whole graph of"
+                " that model, or learn a plan on the model of this graph",
+                code=GraphErrorCode.MODEL_MISMATCH,
+                parameter=names[record][0],
+            )
     return {name: matches[record] for name, record in records.items()}
 
 
@@ -128,13 +134,3 @@ def _decided_by_names(
 def _is_named(value: ir.Value, name: str) -> bool:
     """Whether an initializer has the name of a parameter, up to a prefix that one of the two has."""
     return f".{value.name}".endswith(f".{name}") or f".{name}".endswith(f".{value.name}")
-
-
-def _unmatched(name: str, record: WeightRecord) -> PlanError:
-    values = "neither the original nor the refitted ones" if record.is_changed else "not those"
-    return PlanError(
-        f"{name}: its values in this graph are {values} of the plan's model; use the whole graph of that model, or"
-        " learn a plan on the model of this graph",
-        code=GraphErrorCode.MODEL_MISMATCH,
-        parameter=name,
-    )

@@ -159,6 +159,7 @@ def test_the_engine_is_chosen_before_units_are_removed_for_it(answered: Path, tm
     assert best.speed_pruned == max((row.speed_pruned for row in report.candidates if row.speed_pruned), default=None)
 
 
+@pytest.mark.zoo
 def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:
     import shutil
 

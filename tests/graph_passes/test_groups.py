@@ -107,10 +107,10 @@ def assert_all_found(model: ir.Model, source: Source, *, has_names: bool = True)
 Exporter = Callable[..., ir.Model]
 FORMS: Mapping[str, tuple[str, Callable[[str], Case], Exporter, int, Attention]] = {
     "grouped heads and gated neurons": ("llama", one_layer, trace, 17, "sdpa"),
-    "fused projections": ("gpt2", one_layer, trace, 14, "eager"),
-    "calls of one layer": ("albert", albert, trace, 17, "eager"),
 }
 IN_ZOO: Mapping[str, tuple[str, Callable[[str], Case], Exporter, int, Attention]] = {
+    "fused projections": ("gpt2", one_layer, trace, 14, "eager"),
+    "calls of one layer": ("albert", albert, trace, 17, "eager"),
     "encoder and decoder": ("t5", one_layer, trace, 17, "eager"),
     "norms of heads": ("qwen3", one_layer, trace, 17, "eager"),
     "windows": ("modernbert", one_layer, export, 18, "sdpa"),

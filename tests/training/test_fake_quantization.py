@@ -103,6 +103,7 @@ def test_only_checkpoints_of_steps_that_round_count(runs: Any) -> None:
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
+@pytest.mark.zoo
 def test_an_interruption_changes_nothing(runs: Any) -> None:
     whole, log = runs("whole", 4)
     with pytest.raises(EndOfPowerError):

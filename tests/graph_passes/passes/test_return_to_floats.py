@@ -166,6 +166,7 @@ def test_other_names_change_nothing(names: tuple[str, ...]) -> None:
     assert assert_untouched(ReturnToFloats(names), quantized(body, "float[8, 8] f")) == ()
 
 
+@pytest.mark.zoo
 @pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ("nncf", "openvino")), reason="needs NNCF and OpenVINO"
 )

@@ -144,6 +144,7 @@ def test_layers_of_exporters_keep_their_numbers(name: str) -> None:
         assert len(rewritten(TransposeSingleQuery(), model).report) == 1
 
 
+@pytest.mark.zoo
 def test_the_last_attention_of_an_exported_model_is_transposed() -> None:
     pytest.importorskip("torch")
     from tests.targets.graphs import pruned
