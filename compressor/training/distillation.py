@@ -124,7 +124,6 @@ class Distillation:
 
         Args:
             folder: folder of the file; runs with the same teacher may share it.
-            rows: number of training rows.
             tokens: number of tokens in the training rows.
         """
         inputs = [self._teacher_key, list(self.outputs), self.hidden_weight > 0, self.teacher_precision]
@@ -188,7 +187,6 @@ class Distillation:
         """A copy whose divergences of a regression are divided by the variance of the teacher's outputs on all rows.
 
         Args:
-            task: collates the rows.
             rows: encoded rows with labels.
         """
         if len(self.outputs) > 1:
@@ -214,10 +212,7 @@ class Distillation:
 
         Args:
             model: the student or the teacher; it is in evaluation mode afterwards.
-            task: collates the rows.
             rows: encoded rows with labels.
-            batch_size: rows of a batch.
-            observe: called after each batch.
         """
         examples = []
         model.eval()

@@ -76,7 +76,6 @@ def fit(
     Args:
         model: a float32 model.
         data: the model is trained on its training rows; its evaluation rows select the checkpoint.
-        schedule: length, optimizer and learning rate.
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
         distillation: trains on a teacher's outputs, the divergence from which selects the checkpoint; None: on labels.
@@ -213,9 +212,6 @@ def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) 
 
     Args:
         lengths: tokens of each row.
-        batch_size: rows per batch.
-        batches: number of batches.
-        seed: seed of the random order.
 
     Returns:
         `batches * batch_size` row numbers.

@@ -65,9 +65,7 @@ def training_arguments(schedule: Schedule, task: Task, folder: Path) -> Training
     """Arguments of the trainer, on one device per process.
 
     Args:
-        schedule: length, optimizer and learning rate.
         task: determines the label name and the size of evaluation batches.
-        folder: folder of the checkpoints.
     """
     evaluation_steps = max(1, schedule.steps // schedule.evaluations)
     arguments = TrainingArguments(
@@ -124,8 +122,6 @@ class Evaluation:
         model: its weights are checked before a checkpoint is written.
         task: its metric selects the best checkpoint.
         gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
-        counter: the current step.
-        steps: training steps of the run.
         by_divergence: whether the divergence from a teacher, the last output of each example, selects the checkpoint.
             It varies less from example to example than a metric does, so that few rows suffice.
         first_step: no checkpoint is eligible before this step.
@@ -204,7 +200,6 @@ class GateTrainer(Trainer):
         schedule: optimizer and learning rate.
         task: converts a collated batch to the model's arguments.
         distillation: the loss of a training step; None: the model's own, from labels.
-        kwargs: arguments of transformers' Trainer.
     """
 
     def __init__(
@@ -330,7 +325,6 @@ class StreamRows(Dataset[Any]):
     """Rows in the order in which parallel streams read them; None for `FILLER`.
 
     Args:
-        rows: encoded rows.
         order: row numbers; the first segment of every stream, then the second segment of every stream, and so on.
     """
 
@@ -351,7 +345,6 @@ class SegmentTrainer(GateTrainer):
 
     Args:
         pass_steps: number of steps after which the streams end and start again without memory.
-        kwargs: arguments of `GateTrainer`.
     """
 
     def __init__(self, *, pass_steps: int, **kwargs: Any) -> None:

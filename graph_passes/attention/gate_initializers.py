@@ -81,10 +81,7 @@ def gate_initializer(graph: ir.Graph, group: GroupPlan, content: np.ndarray, dty
     """The gate initializer of a group, which is added to the graph if the graph lacks it.
 
     Args:
-        graph: the graph.
-        group: the group.
         content: its values, in the layout of the tensor that they multiply.
-        dtype: type of that tensor.
 
     Raises:
         PlanError: the graph has a gate of the group in another layout.

@@ -82,8 +82,6 @@ def match_masked_attentions(blocks: ir.Value, planned: BlockMask, probe: Probe) 
 
     Args:
         blocks: the initializer of the site's mask, which may have fewer heads than the plan's.
-        planned: the plan's mask.
-        probe: the graph's shapes.
 
     Raises:
         NoMatchError: the mask is unsupported, or an operator around it does not match.

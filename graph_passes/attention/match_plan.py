@@ -173,8 +173,6 @@ def match_feed_forwards(
         4. Several initializers or modules are left: those whose module path is that of the feed-forward.
 
     Args:
-        groups: the feed-forwards.
-        model: the graph.
         matches: name of a parameter -> the initializers that hold it, where its values are known.
         found: the groups of the graph, see `find_groups`.
 

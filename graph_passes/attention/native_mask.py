@@ -40,7 +40,6 @@ class NativeMaskReader:
     Args:
         model: the graph; nodes are added where a mask is read.
         longest: number of positions for which the meaning of a mask must hold.
-        probe: the graph's shapes.
     """
 
     def __init__(self, model: ir.Model, longest: int, probe: Probe) -> None:

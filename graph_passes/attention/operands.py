@@ -21,7 +21,6 @@ class NoMatchError(Exception):
     """The operators around a mask are not those of an attention that can be lowered.
 
     Args:
-        code: the kind of obstacle.
         why: what is wrong: a clause whose subject is the operator.
         node: the operator that prevents the match, if there is one.
         op: what prevents the match instead of a node, e.g. `mask`.
@@ -87,7 +86,6 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
     Args:
         add: the node that adds the mask to the scores.
         position: position of the mask among its inputs.
-        probe: the graph's shapes.
 
     Raises:
         NoMatchError: an operator between scores, softmax and values does not match.

@@ -16,11 +16,7 @@ from graph_passes.tape import Tape
 
 
 class GraphBuilder(Tape):
-    """Records the nodes of an ONNX function. Equal constants share one node, because functions have no initializers.
-
-    Args:
-        dtype: type of the floating-point constants.
-    """
+    """Records the nodes of an ONNX function. Equal constants share one node, because functions have no initializers."""
 
     def __init__(self, dtype: ir.DataType) -> None:
         super().__init__()

@@ -106,7 +106,6 @@ class Flow(Cuts):
         model: the graph, which is not changed.
         gates: gate initializer -> (name of its site, values in the initializer's shape).
         rules: (domain, operator type) -> rule.
-        probe: the graph's shapes.
         gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
         order: the order of the graph; None: it is computed.
         returned: name of an output -> what the graph that reads it as a cache needs of it.

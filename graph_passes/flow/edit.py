@@ -22,8 +22,6 @@ def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> 
     """A tensor that holds only some positions of an axis, computed by Slice if they are consecutive, else by Gather.
 
     Args:
-        value: the tensor to cut.
-        axis: the axis to cut.
         positions: positions among those that the tensor holds; None: all, and the tensor is returned as it is.
         before: the node before which the new nodes are inserted.
     """
@@ -41,8 +39,6 @@ def cut_value_of_rows(value: ir.Value, axis: int, positions: np.ndarray, width: 
     """A tensor that holds only some positions of each row, on an axis that merges rows with what each row has.
 
     Args:
-        value: the tensor to cut.
-        axis: the axis to cut.
         positions: positions within a row, `[n]`.
         width: number of positions that a row holds.
         before: the node before which the new nodes are inserted.
@@ -107,7 +103,6 @@ class InitializerCopies:
     """Changed copies of a graph's initializers; nodes that need the same change share a copy.
 
     Args:
-        graph: the graph.
         suffix: what the names of copies end in, before a number.
     """
 
@@ -119,7 +114,6 @@ class InitializerCopies:
         """The copy of an initializer with a change.
 
         Args:
-            value: the initializer.
             change: identifies the change.
             changed: returns the changed content, as a tensor of a name; called for the first copy with this change.
         """

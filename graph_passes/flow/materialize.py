@@ -22,7 +22,6 @@ def materialize(
     computed only for its shape.
 
     Args:
-        graph: the graph.
         like: the tensor whose shape and type the new one has.
         rows: a tensor that broadcasts to the shape; None: zeros.
         before: the node before which the new nodes are inserted.

@@ -209,7 +209,6 @@ def run_node(proto: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int)
     """Outputs of one node of the ONNX standard, computed by ONNX's reference evaluator.
 
     Args:
-        proto: the node.
         feeds: its inputs by name.
         opset: version of the operator set that the node follows.
     """

@@ -59,7 +59,6 @@ class NoRuleError(Exception):
     """A rule cannot pass heads through a node.
 
     Args:
-        code: the kind of obstacle.
         why: what is wrong with the node: a clause whose subject is the operator.
     """
 
@@ -146,7 +145,6 @@ class Rule:
         """Change attributes and shape inputs so that the node computes `demand.outputs`.
 
         Args:
-            node: the node, in its graph.
             demand: what `demand` returned for the node.
             held: what each input holds now: on `selected_axes` at least what the node demands, on others exactly that.
             context: the shapes of the unpruned graph.

@@ -62,7 +62,6 @@ def set_shape_input(
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold; empty: everything. If nothing is cut, the shape input changes only if it
             becomes a constant.
-        probe: the graph's shapes.
         held: what the source will hold; empty: everything.
         count: whether the number of needed indices is the size of an axis that depends on the graph's inputs.
 

@@ -91,9 +91,6 @@ def gate_input(graph: ir.Graph, node: ir.Node, position: int, group: GroupPlan, 
     """Multiply an input of a product by the gate of a group; all products of a group share the initializer.
 
     Args:
-        graph: the graph.
-        node: the product.
-        position: position of the input.
         group: the group, whose units are the indices of one axis of the input.
         axis: that axis, counted from the last.
 

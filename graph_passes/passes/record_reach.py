@@ -26,9 +26,6 @@ class RecordReach(GraphPass[Mapping[str, int]]):
         2. The plan has no masks: the graph stays as it is.
 
     The report has the number of positions that the masks cover, by name of the input.
-
-    Args:
-        plan: the sites and their masks.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -25,9 +25,6 @@ class ReturnToFloats(GraphPass[Names]):
         3. There are layout operators between the two: they are repeated on the float tensor.
 
     The report has the names of the products that compute in floats now.
-
-    Args:
-        products: names of the products.
     """
 
     def __init__(self, products: Collection[str]) -> None:

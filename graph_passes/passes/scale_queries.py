@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape
 
 _SCALES = ("Div", "Mul")
 _BEFORE_SOFTMAX = frozenset(("Add", "Cast", "Max", "Reshape", "Where"))
@@ -40,14 +41,13 @@ def _move_scale(node: ir.Node) -> ir.Node | None:
     is_output = scores.is_graph_output() or node.outputs[0].is_graph_output()
     if len(scores.uses()) > 1 or is_output or not _ends_in_softmax(node):
         return None
+    op = Tape()
     if not scale.is_initializer():  # The node that computes it may follow the product.
-        constant = ir.node("Constant", [], {"value": ir.convenience.get_const_tensor(scale)})
-        graph.insert_before(product, constant)
-        scale = constant.outputs[0]
-    scaled = ir.node(node.op_type, [query, scale])
-    scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
-    graph.insert_before(product, scaled)
-    product.replace_input_with(0, scaled.outputs[0])
+        scale = op("Constant", value=ir.convenience.get_const_tensor(scale))
+    scaled = op(node.op_type, query, scale)
+    scaled.type, scaled.shape = query.type, query.shape
+    op.insert_before(product)
+    product.replace_input_with(0, scaled)
     node.outputs[0].replace_all_uses_with(scores)
     graph.remove(node, safe=True)
     return product

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.operands import SCORE_BIAS, has_score_bias
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import take_over
+from graph_passes.tape import Tape, take_over
 
 _INPUTS = (0, 1, 2, SCORE_BIAS)
 """Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
@@ -56,13 +55,13 @@ def _separate(node: ir.Node) -> None:
     assert weights.const_value is not None
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     sizes = attributes.pop(_SIZES, None) or [weights.const_value.numpy().shape[1] // 3] * 3
-    lengths = ir.node("Constant", [], {"value": ir.tensor(np.array(sizes, np.int64))})
-    product = ir.node("MatMul", [rows, weights], name=node.name)
-    split = ir.node("Split", [product.outputs[0], lengths.outputs[0]], {"axis": -1}, num_outputs=3)
-    operands = [*split.outputs, bias, None, score_bias]
-    attention = ir.node("MultiHeadAttention", operands, attributes, domain=node.domain, name=f"{node.name}.attention")
-    graph.insert_before(node, [lengths, product, split, attention])
-    for number, value in enumerate((lengths.outputs[0], product.outputs[0], *split.outputs)):
+    op = Tape()
+    lengths, product = op.ints(sizes), op.op("MatMul", [rows, weights], name=node.name)
+    parts = op.op_multi_out("Split", [product, lengths], {"axis": -1}, num_outputs=3)
+    operands, name = [*parts, bias, None, score_bias], f"{node.name}.attention"
+    attention = op.op("MultiHeadAttention", operands, attributes, domain=node.domain, name=name)
+    op.insert_before(node)
+    for number, value in enumerate((lengths, product, *parts)):
         value.name = f"{node.outputs[0].name}.projections{number}"
-    take_over(node.outputs[0], attention.outputs[0])
+    take_over(node.outputs[0], attention)
     graph.remove(node, safe=True)

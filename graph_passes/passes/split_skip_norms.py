@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import take_over
+from graph_passes.tape import Tape, take_over
 
 FUSED_NORM = "SkipLayerNormalization"
 """ONNX Runtime's operator of a sum and its normalization."""
@@ -39,18 +39,14 @@ def _reads_statistics(node: ir.Node) -> bool:
 
 def _split(node: ir.Node) -> None:
     """Case 1."""
-    graph = node.graph
+    op, graph = Tape(), node.graph
     assert graph is not None
     first, skip, scale, shift, bias = (*node.inputs, None, None)[:5]
-    total = ir.node("Sum", [value for value in (first, bias, skip) if value is not None])
+    total = op("Sum", *(value for value in (first, bias, skip) if value is not None))
     epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-12
-    norm = ir.node(
-        "LayerNormalization",
-        [total.outputs[0], scale, *([shift] if shift is not None else [])],
-        {"axis": -1, "epsilon": epsilon},
-    )
-    graph.insert_before(node, [total, norm])
-    for position, value in ((0, norm.outputs[0]), (_SUM, total.outputs[0])):
+    norm = op("LayerNormalization", total, scale, *([shift] if shift is not None else []), axis=-1, epsilon=epsilon)
+    op.insert_before(node)
+    for position, value in ((0, norm), (_SUM, total)):
         if position < len(node.outputs) and node.outputs[position].name:
             take_over(node.outputs[position], value)
     graph.remove(node, safe=True)

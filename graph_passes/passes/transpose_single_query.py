@@ -7,6 +7,7 @@ import onnx_ir as ir
 from graph_passes.attention.find import find_attention
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape
 
 _SWAPPED = (0, 1, 3, 2)
 
@@ -44,13 +45,13 @@ def _has_one_query(product: ir.Node, probe: Probe) -> bool:
 
 
 def _transpose(product: ir.Node) -> None:
-    graph = product.graph
+    op, graph = Tape(), product.graph
     assert graph is not None
     output, readers = product.outputs[0], list(product.outputs[0].uses())
-    columns = [ir.node("Transpose", [factor], {"perm": _SWAPPED}) for factor in reversed(product.inputs)]
-    graph.insert_before(product, columns)
+    columns = [op("Transpose", factor, perm=_SWAPPED) for factor in reversed(product.inputs)]
+    op.insert_before(product)
     for position, column in enumerate(columns):
-        product.replace_input_with(position, column.outputs[0])
+        product.replace_input_with(position, column)
     row = ir.node("Transpose", [output], {"perm": _SWAPPED})
     row.outputs[0].type, row.outputs[0].shape, output.shape = output.type, output.shape, None
     graph.insert_after(product, row)

@@ -54,7 +54,6 @@ def match_weights(graph: ir.Graph, records: Mapping[str, WeightRecord]) -> dict[
         2. Parameters have the same original values and other fitted ones: the names of the initializers decide.
 
     Args:
-        graph: the graph.
         records: name of a parameter -> its fingerprints. Parameters whose original values are those of a changed one
             must be among them.
 

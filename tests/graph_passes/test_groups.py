@@ -134,6 +134,7 @@ def test_groups_of_exported_models(
     assert_all_found(source.graph(exporter, tmp_path / "graph.onnx", opset, attention), source)
 
 
+@pytest.mark.zoo
 def test_groups_of_a_fused_graph_and_of_one_without_names(tmp_path: Path) -> None:
     source = Source("bert", one_layer)
     traced = source.graph(trace, tmp_path / "traced.onnx", 17, "eager")

@@ -130,7 +130,6 @@ def broadcast(
 
     Args:
         node: the node; its first output has the broadcast shape.
-        context: the graph's shapes.
         positions: the inputs that are operands.
 
     Returns:
