@@ -32,8 +32,12 @@ def test_names_of_tensors_are_no_part_of_a_call(names: tuple[str, str]) -> None:
     assert call is not None
     other, other_model = of_only_node("c = Concat <axis=0> (a, b)")
     values = [value for value in other.inputs if value is not None]
-    facts = dict.fromkeys(values, (3,)), dict.fromkeys(values, ir.DataType.INT64), dict.fromkeys(values, np.arange(3))
-    expected = node_call(other, other_model, Known(*facts))
+    known = Known(
+        shapes=dict.fromkeys(values, (3,)),
+        types=dict.fromkeys(values, ir.DataType.INT64),
+        constants=dict.fromkeys(values, np.arange(3)),
+    )
+    expected = node_call(other, other_model, known)
     assert call == expected
     assert output_types(call) == (((6,), ir.DataType.INT64),)
     assert output_contents(call)[0].tolist() == [0, 1, 2, 0, 1, 2]
