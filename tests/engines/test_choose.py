@@ -215,6 +215,7 @@ def test_int8_without_rows_ends_before_anything_is_built(inputs: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.zoo
 def test_without_rows_the_engines_in_floats_are_tried(inputs: Path, tmp_path: Path) -> None:
     fields = {"target": "openvino", "precision": "auto", "seq": (8,), "batch": (1,), "seconds": 0.01, "threads": 1}
     report = compressor.compress(Recipe(model=inputs / "model", out=tmp_path / "out", **fields))

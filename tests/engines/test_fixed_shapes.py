@@ -22,7 +22,7 @@ from tests.quantization.graphs import CASES, calibration_rows, needs_nncf
 from tests.run.listeners import RecordingListener
 from tests.targets.graphs import pruned
 
-pytestmark = needs_nncf
+pytestmark = [needs_nncf, pytest.mark.zoo]
 RUNTIMES = ("ort", "openvino")
 
 
@@ -58,7 +58,6 @@ def test_graphs_are_proven_in_every_installed_runtime(folder: Path) -> None:
             assert any(case.startswith(f"{name} in {target(runtime).title}") for case in cases)
 
 
-@pytest.mark.zoo
 def test_a_dense_graph_that_is_saved_is_proven_too(folder: Path) -> None:
     saved = {"dense.onnx": folder / "model.onnx"}
     proofs = prove_graphs(folder, CASES, RunLog(RecordingListener()), saved)
@@ -75,7 +74,7 @@ def unable(self: Target, onnx: Path, feeds: Feeds, **_: Any) -> dict[str, np.nda
     raise InputError("no such operator", code=ErrorCode.RUNTIME_FAILED)
 
 
-@pytest.mark.parametrize("run_fixed", [wrong, pytest.param(unable, marks=pytest.mark.zoo)])
+@pytest.mark.parametrize("run_fixed", [wrong, unable])
 def test_a_runtime_that_computes_something_else_is_named(
     run_fixed: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_products_of_the_same_activations_count_as_one() -> None:
     assert {widths: len(nodes) for widths, nodes in by_widths.items()} == {(3, 7): 2, (2, 4): 1}
 
 
+@pytest.mark.zoo
 @needs_nncf
 def test_quantizers_do_not_change_widths() -> None:
     widths = [matmuls_by_widths(load(source_of(form))) for form in (PORTABLE, DYNAMIC)]

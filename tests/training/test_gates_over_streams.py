@@ -16,7 +16,7 @@ from tests.selection.tiny import GATE_METHODS, selection
 from tests.training.runs import have_same_weights, sites_of
 
 
-@pytest.mark.parametrize("method", quick(GATE_METHODS, list(GATE_METHODS)[:2]))
+@pytest.mark.parametrize("method", quick(GATE_METHODS, ("dsp",)))
 def test_every_gate_keeps_exactly_the_requested_number(method: str, tmp_path: Path) -> None:
     """The result is that of the model with the gates of the plan, which reads the text with its memory."""
     folder, untrained = language.folder(), language.folder()
