@@ -8,8 +8,11 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.match_masked_attention import MaskedAttentionMatch, match_masked_attentions
-from graph_passes.attention.native_mask import NativeMaskReader
+from graph_passes.attention.match_masked_attention import (
+    MaskedAttentionMatch,
+    NativeMaskReader,
+    match_masked_attentions,
+)
 from graph_passes.attention.operands import SWAP, NoMatchError, before_swap, swaps
 from graph_passes.block_sparse.function import OPSET, block_sparse_attention, call
 from graph_passes.block_sparse.masks import SUFFIX, BlockMask
