@@ -21,7 +21,7 @@ def test_a_split_in_equal_parts_has_the_sizes_of_what_is_left(opset: int) -> Non
 
 
 def test_heads_whose_values_are_sampled_are_cut() -> None:
-    # As deformable attention does: values and points of 4 heads of width 3: [row * head, width, height, 1] and [row * head, height, 1, 2].
+    # As in deformable attention: 4 heads of width 3, [row * head, width, height, 1] and [row * head, height, 1, 2].
     body = """
         shape = Shape (x) length = Gather (shape, one) image = Concat <axis = 0> (minus, width, length, one)
         grid = Concat <axis = 0> (minus, length, one, pair) unmerge = Concat <axis = 0> (minus, heads, width, length)
