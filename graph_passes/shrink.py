@@ -198,9 +198,7 @@ def shrink(
     return shrunk
 
 
-def shrink_parts(
-    models: Mapping[str, ir.Model], plan: Plan, *, weights: Mapping[str, np.ndarray] | None = None
-) -> dict[str, Shrunk]:
+def shrink_parts(models: Mapping[str, ir.Model], plan: Plan) -> dict[str, Shrunk]:
     """Remove the units that a plan drops from the graphs of one model, such as an encoder and its decoder.
 
     A graph that returns the content of another graph's cache (`flow.caches`) returns the heads that are read of it, and
@@ -209,7 +207,6 @@ def shrink_parts(
     Args:
         models: name of a graph -> the graph with gates, in the order in which they run; they are edited in place.
         plan: the units to keep of all graphs.
-        weights: see `shrink`.
 
     Returns:
         For each graph the result of `shrink` with its part of the plan.
@@ -227,7 +224,7 @@ def shrink_parts(
     for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
         model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in unread]
-        parts[name] = shrunk = shrink(model, plan.part(names[name]), weights=weights, returned=returned)
+        parts[name] = shrunk = shrink(model, plan.part(names[name]), returned=returned)
         for refusal in shrunk.refused:
             if output := min(refusal.sites & returned.keys(), default=None):
                 raise PlanError(
