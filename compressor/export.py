@@ -33,7 +33,7 @@ from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.errors import listed
-from graph_passes.flow.example_sizes import record_example_sizes
+from graph_passes.flow.sizes import record_example_sizes
 from graph_passes.passes import NameSqueezedAxes
 from graph_passes.passes.insert_gates import FINGERPRINT
 

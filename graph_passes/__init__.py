@@ -5,11 +5,10 @@ from graph_passes.attention.find_groups import FoundGroup, FoundGroups
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphError, GraphErrorCode, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
-from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.flow.refusal import Refusal, RefusalCode
-from graph_passes.groups import find_groups, gate_groups
+from graph_passes.flow.sizes import record_example_sizes
 from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
-from graph_passes.shrink import GroupRemoval, Shrunk, count_parameters, shrink
+from graph_passes.shrink import GroupRemoval, Shrunk, count_parameters, find_groups, gate_groups, shrink
 from graph_passes.weights.weight_file import WEIGHTS, WeightFile
 
 __all__ = [

@@ -55,11 +55,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     path = Path(path)
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "there is no such ONNX file"
-        raise GraphError(
-            f"{path}: {problem}; give the path of a .onnx file",
-            code=GraphErrorCode.FILE_MISSING,
-            path=path,
-        )
+        message = f"{path}: {problem}; give the path of a .onnx file"
+        raise GraphError(message, code=GraphErrorCode.FILE_MISSING, path=path)
     try:
         proto = onnx.load(path, load_external_data=False)
         _check_names(proto.graph, path)
@@ -126,13 +123,7 @@ def data_files(model: ir.Model) -> frozenset[Path]:
 
 
 def _check_tensor(tensor: object, folder: Path, path: Path) -> None:
-    """Check that the data of a tensor have the size that its shape and type require.
-
-    Args:
-        tensor: an initializer or the value of an attribute.
-        folder: the graph's folder, with symbolic links resolved.
-        path: the graph's file, for messages.
-    """
+    """Check that the data of a tensor have the size that its shape and type require."""
     if isinstance(tensor, ir.ExternalTensor):
         _bind_external(tensor, folder, path)
     elif isinstance(tensor, ir.serde.TensorProtoTensor) and tensor.dtype != ir.DataType.STRING:
@@ -147,31 +138,16 @@ def _bind_external(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
     """Check that the file of an external tensor is in the graph's folder and holds all of it, and bind the tensor."""
     location = Path(str(tensor.location).replace("\\", "/"))
     data_path = (folder / location).resolve()
+    fault, code = "", GraphErrorCode.UNSAFE_PATH
     if location.is_absolute() or not Path(os.path.normpath(folder / location)).is_relative_to(folder):
-        raise GraphError(
-            f"{path}: the data of {tensor.name} lie outside the graph's folder ({location}); move them into the folder",
-            code=GraphErrorCode.UNSAFE_PATH,
-            path=path,
-            tensor=tensor.name,
-            location=location,
-        )
-    if not data_path.is_relative_to(folder):
-        raise GraphError(
-            f"{path}: its data file {location} is a link to a file outside the graph's folder; move that file into the"
-            " folder",
-            code=GraphErrorCode.UNSAFE_PATH,
-            path=path,
-            tensor=tensor.name,
-            location=location,
-        )
-    if not data_path.is_file():
-        raise GraphError(
-            f"{path}: its data file {location} is missing; copy it beside the graph",
-            code=GraphErrorCode.FILE_MISSING,
-            path=path,
-            tensor=tensor.name,
-            location=location,
-        )
+        fault = f"the data of {tensor.name} lie outside the graph's folder ({location}); move them into the folder"
+    elif not data_path.is_relative_to(folder):
+        target = "a file outside the graph's folder"
+        fault = f"its data file {location} is a link to {target}; move that file into the folder"
+    elif not data_path.is_file():
+        fault, code = f"its data file {location} is missing; copy it beside the graph", GraphErrorCode.FILE_MISSING
+    if fault:
+        raise GraphError(f"{path}: {fault}", code=code, path=path, tensor=tensor.name, location=location)
     offset, length = tensor.offset or 0, tensor.length
     end = offset + (tensor.nbytes if length is None else length)
     if offset < 0 or (length is not None and length != tensor.nbytes) or data_path.stat().st_size < end:
@@ -216,10 +192,7 @@ def _read_attributes(model: ir.Model) -> None:
 def _replace_pair(written: Path, path: Path, data: Path) -> None:
     """Move a graph and its data file to their paths; after an error the former files are restored.
 
-    Args:
-        written: the graph in a temporary folder, its data file beside it.
-        path: the graph's path.
-        data: the path of its data file.
+    `written` is the graph in a temporary folder, its data file beside it.
     """
     written_data, former_data = written.with_name(data.name), written.with_name("former")
     with contextlib.suppress(FileNotFoundError):

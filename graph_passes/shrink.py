@@ -1,4 +1,4 @@
-"""Shrink a graph by a plan: run the passes in order, and report what they changed."""
+"""Find what can be removed from a graph, gate it, and shrink the graph by a plan: the passes in order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.attention.find_groups import FoundGroups, search_groups
 from graph_passes.attention.gate_initializers import find_gates, set_gates
-from graph_passes.attention.match_feed_forwards import weight_name
+from graph_passes.attention.match_plan import weight_name
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.block_sparse.row_buckets import visible_blocks
 from graph_passes.errors import GraphErrorCode, PlanError, listed
@@ -38,6 +39,42 @@ from graph_passes.weights.match_weights import MatchedWeight, match_weights
 from graph_passes.weights.records import WeightRecord, fingerprint
 
 _log = logging.getLogger(__name__)
+
+
+def find_groups(model: ir.Model) -> FoundGroups:
+    """The heads of each attention and the neurons of each feed-forward that `shrink` can remove from a graph.
+
+    The graph may be of any exporter. Where it takes images or sounds of free sizes, store those of an example first
+    (`record_example_sizes`). A plan of these groups (`FoundGroup.plan`) can be applied to it:
+
+    ```
+    found = find_groups(model)
+    plan = Plan(groups=tuple(group.plan(range(group.units // 2)) for group in found.groups))
+    shrunk = shrink(model, plan)
+    ```
+
+    Args:
+        model: the graph, which is normalized in place as `shrink` does, so that the nodes of the groups are its nodes.
+    """
+    _normalize(model)
+    return search_groups(model)
+
+
+def gate_groups(model: ir.Model, plan: Plan) -> ir.Model:
+    """Multiply the units of every group of a plan by gates, and keep all of them in the graph.
+
+    Args:
+        model: the graph, which is edited in place.
+        plan: the groups, of which those that keep every unit get gates of ones.
+
+    Returns:
+        The graph, with an initializer `<group>.head_gate` or `<group>.neuron_gate` for each group.
+
+    Raises:
+        PlanError: the groups of the plan are not those of the graph.
+    """
+    _normalize(model)
+    return InsertGates(plan, gate_all=True)(model).model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +161,7 @@ def shrink(
     """
     if unknown := sorted(set(lower or ()) - plan.masks.keys()):
         raise ValueError(f"lower: {listed(unknown)}: no mask in the plan; use its masked sites, {listed(plan.masks)}")
-    Normalize()(model)
-    SimplifyLookups()(model)
+    _normalize(model)
     parameters_before = count_parameters(model)
     matches, transferred = _transfer_weights(model, plan, weights)
     InsertGates(plan, matches)(model)
@@ -139,7 +175,7 @@ def shrink(
     lowering = LowerBlockSparse(plan.masks, lower)(model)
     unused: Mapping[str, int] = {}
     if lowering.modified:
-        unused = DropUnusedBlocks()(model).report.sites
+        unused = DropUnusedBlocks()(model).report
         CleanUp()(model)
     RecordReach(plan)(model)
     refused = removal.report.refused
@@ -162,9 +198,7 @@ def shrink(
     return shrunk
 
 
-def shrink_parts(
-    models: Mapping[str, ir.Model], plan: Plan, *, weights: Mapping[str, np.ndarray] | None = None
-) -> dict[str, Shrunk]:
+def shrink_parts(models: Mapping[str, ir.Model], plan: Plan) -> dict[str, Shrunk]:
     """Remove the units that a plan drops from the graphs of one model, such as an encoder and its decoder.
 
     A graph that returns the content of another graph's cache (`flow.caches`) returns the heads that are read of it, and
@@ -173,7 +207,6 @@ def shrink_parts(
     Args:
         models: name of a graph -> the graph with gates, in the order in which they run; they are edited in place.
         plan: the units to keep of all graphs.
-        weights: see `shrink`.
 
     Returns:
         For each graph the result of `shrink` with its part of the plan.
@@ -186,16 +219,13 @@ def shrink_parts(
     unread: set[str] = set()
     names = {name: frozenset(find_gates(model.graph)) for name, model in models.items()}
     if missing := [group.name for group in plan.groups if not any(group.name in gates for gates in names.values())]:
-        raise PlanError(
-            f"group {missing[0]} is in none of the graphs {listed(models)}; use the plan of this model",
-            code=GraphErrorCode.SITE_MISSING,
-            site=missing[0],
-        )
+        message = f"group {missing[0]} is in none of the graphs {listed(models)}; use the plan of this model"
+        raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=missing[0])
     for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
         model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in unread]
         read = names[name] if model.graph.outputs else ()  # without outputs no gate is left
-        parts[name] = shrunk = shrink(model, plan.part(read), weights=weights, returned=returned)
+        parts[name] = shrunk = shrink(model, plan.part(read), returned=returned)
         for refusal in shrunk.refused:
             if output := min(refusal.sites & returned.keys(), default=None):
                 raise PlanError(
@@ -207,6 +237,11 @@ def shrink_parts(
         returned |= {outputs[cache]: need for cache, need in shrunk.caches.items()}
         unread |= set(outputs.values()) - set(cache_names(shrunk.model).values())
     return {name: parts[name] for name in models}
+
+
+def _normalize(model: ir.Model) -> None:
+    Normalize()(model)
+    SimplifyLookups()(model)
 
 
 def _transfer_weights(
@@ -225,7 +260,7 @@ def _transfer_weights(
             values = fingerprint(weights[name])
             records[name] = WeightRecord(values, values)
     matches = match_weights(model.graph, records)
-    transferred = TransferWeights(records, matches, weights)(model).report.parameters
+    transferred = TransferWeights(records, matches, weights)(model).report
     if transferred and model.metadata_props.pop(FINGERPRINT, None) is not None and plan.model is not None:
         model.metadata_props[FINGERPRINT] = plan.model
     return matches, transferred

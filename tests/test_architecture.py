@@ -13,14 +13,14 @@ from tests.sources import parsed
 ROOT = Path(__file__).parent.parent
 
 GRAPH_PASSES = (
-    ("errors", "interrupts", "files"),
+    ("errors", "interrupts", "files", "tape"),
     ("block_sparse", "weights"),
     ("plan",),
     ("flow",),
     ("attention",),
     ("quantizers",),
     ("passes",),
-    ("shrink", "groups"),
+    ("shrink",),
 )
 COMPRESSOR = (
     ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),

@@ -115,7 +115,7 @@ def shrink_graph(
     name = name or reference.name
     unread: tuple[str, ...] = ()
     if drop_unread:
-        unread = DropUnreadPositions()(shrunk.model).report.products
+        unread = DropUnreadPositions()(shrunk.model).report
         CleanUp()(shrunk.model)
     graph_passes.save(shrunk.model, out)
     proof = require(prove_shrunk(reference.path, out, cases, name))

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from compressor.graph.network import file_model
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
-from graph_passes.attention.match_feed_forwards import weight_name
+from graph_passes.attention.match_plan import weight_name
 from graph_passes.weights.records import WeightRecord
 from graph_passes.weights.records import fingerprint as tensor_fingerprint
 

@@ -42,7 +42,7 @@ from compressor.store import Store, digest
 from compressor.targets.base import parse_shape
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
-from compressor.training.accelerator import on_accelerator
+from compressor.training.processes import on_accelerator
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight

@@ -17,7 +17,7 @@ from compressor.errors import ErrorCode, InputError, RowError
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets.example_rows import read_example_rows
 from graph_passes.flow.caches import read_caches
-from graph_passes.flow.example_sizes import example_sizes, symbol_of
+from graph_passes.flow.sizes import example_sizes, symbol_of
 
 _CARRIERS = frozenset(
     "Cast Clip Concat Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze Where".split()

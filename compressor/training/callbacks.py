@@ -64,7 +64,6 @@ class RunCallback(TrainerCallback):
 
     Args:
         gate: the gate; None: there is no gate.
-        metric: name of the metric.
         on_progress: called after every step.
         on_evaluation: called after every evaluation; None: evaluations are not reported.
     """

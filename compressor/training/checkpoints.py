@@ -48,7 +48,6 @@ def claim(
     Checkpoints of another run are deleted or refused, because no single command reproduces a mixture of runs.
 
     Args:
-        folder: the checkpoint folder.
         settings: everything that determines the run; it can be written as JSON.
         refuse_others: raise an error if the folder has checkpoints of another run.
         memory_files: number of processes that each write a `memory_file`.
@@ -74,7 +73,6 @@ def newest_checkpoint(folder: Path, memory_files: int = 0) -> Path | None:
     """The last complete checkpoint of a folder; incomplete ones after it are deleted.
 
     Args:
-        folder: the checkpoint folder.
         memory_files: number of processes that each write a `memory_file`.
     """
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):

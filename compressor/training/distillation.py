@@ -88,37 +88,21 @@ class Distillation:
             )
 
     @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        outputs: tuple[str, ...],
-        *,
-        temperature: float = 2.0,
-        hidden_weight: float = 1.0,
-        teacher_precision: MixedPrecision = "no",
-    ) -> Distillation:
+    def of(cls, model: PreTrainedModel, outputs: tuple[str, ...], **options: Any) -> Distillation:
         """Distillation from a copy of a model, so that the model itself may change afterwards.
 
         Args:
             model: the whole model.
             outputs: names of its outputs that the task scores.
-            temperature: T in the loss, see the class.
-            hidden_weight: weight of the error of the hidden states.
-            teacher_precision: precision of the teacher's matmuls in training steps.
+            options: further attributes, e.g. `temperature`.
         """
-        teacher = copy.deepcopy(model).eval().requires_grad_(False)
-        return cls(teacher, outputs, temperature, hidden_weight, teacher_precision)
+        return cls(copy.deepcopy(model).eval().requires_grad_(False), outputs, **options)
 
     @property
     def settings(self) -> list[Any]:
         """What the loss depends on; checkpoints of another teacher or loss are not resumed."""
-        return [
-            self._teacher_key,
-            list(self.outputs),
-            self.temperature,
-            self.hidden_weight,
-            self.teacher_precision,
-        ]
+        loss = [list(self.outputs), self.temperature, self.hidden_weight, self.teacher_precision]
+        return [self._teacher_key, *loss]
 
     @property
     def _kind(self) -> AnswerKind | None:
@@ -140,7 +124,6 @@ class Distillation:
 
         Args:
             folder: folder of the file; runs with the same teacher may share it.
-            rows: number of training rows.
             tokens: number of tokens in the training rows.
         """
         inputs = [self._teacher_key, list(self.outputs), self.hidden_weight > 0, self.teacher_precision]
@@ -204,7 +187,6 @@ class Distillation:
         """A copy whose divergences of a regression are divided by the variance of the teacher's outputs on all rows.
 
         Args:
-            task: collates the rows.
             rows: encoded rows with labels.
         """
         if len(self.outputs) > 1:
@@ -230,10 +212,7 @@ class Distillation:
 
         Args:
             model: the student or the teacher; it is in evaluation mode afterwards.
-            task: collates the rows.
             rows: encoded rows with labels.
-            batch_size: rows of a batch.
-            observe: called after each batch.
         """
         examples = []
         model.eval()

@@ -20,16 +20,14 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import indices_by_length
 from compressor.tasks.segment_streams import assign_streams
-from compressor.training.arguments import training_arguments
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest_checkpoint
 from compressor.training.distillation import Distillation
-from compressor.training.evaluation import Evaluation
 from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
 from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
-from compressor.training.trainer import GateTrainer, SegmentTrainer, StreamRows
+from compressor.training.trainer import Evaluation, GateTrainer, SegmentTrainer, StreamRows, training_arguments
 from compressor.units import Bundles, Site
 from compressor.units.gate import Gate
 
@@ -78,7 +76,6 @@ def fit(
     Args:
         model: a float32 model.
         data: the model is trained on its training rows; its evaluation rows select the checkpoint.
-        schedule: length, optimizer and learning rate.
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
         distillation: trains on a teacher's outputs, the divergence from which selects the checkpoint; None: on labels.
@@ -215,9 +212,6 @@ def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) 
 
     Args:
         lengths: tokens of each row.
-        batch_size: rows per batch.
-        batches: number of batches.
-        seed: seed of the random order.
 
     Returns:
         `batches * batch_size` row numbers.

@@ -78,7 +78,6 @@ def attach_gate(
     Gates are sampled in training and hard in evaluation. Units of other groups are left as they are.
 
     Args:
-        model: the model.
         gate: one multiplier per bundle of `groups`.
         groups: sites, whose heads each have a gate, and groups of units in bundles, in the order of the gates.
         step: returns the current training step.

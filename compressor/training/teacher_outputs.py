@@ -227,7 +227,6 @@ def row_key(inputs: Mapping[str, Tensor], row: int, mask: Tensor | None = None) 
 
     Args:
         inputs: `[batch, ...]` each.
-        row: number of the row.
         mask: the positions that are hashed, `[positions]`; None: all, with padding.
     """
     sha = hashlib.sha1(usedforsecurity=False)

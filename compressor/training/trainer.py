@@ -1,4 +1,7 @@
-"""transformers' Trainer for a model with or without a gate, and for a model with segment memory."""
+"""transformers' Trainer for a model with or without a gate, and for a model with segment memory.
+
+Beside the trainers are their arguments, and the metric by which an evaluation during training selects a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import safetensors.torch
 import torch
 from pytorch_optimizer import Lamb
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
-from transformers import Trainer
+from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from compressor.models.segments import Memories
 from compressor.tasks.base import Task
 from compressor.tasks.causal_lm import summed_loss
 from compressor.tasks.segment_streams import FILLER
-from compressor.training.callbacks import require_finite
+from compressor.training.callbacks import StepCounter, diverged, require_finite
 from compressor.training.checkpoints import memory_file
 from compressor.training.distillation import Distillation
 from compressor.training.schedule import Schedule
@@ -29,6 +33,13 @@ from graph_passes.attention.gate_initializers import HEAD_GATE
 
 WEIGHTS = "model.safetensors"
 _EPSILON = 1e-8
+
+SELECTION_METRIC = "chosen"
+"""Name under which an evaluation reports the number that selects the best checkpoint; larger is better."""
+EVALUATION_FACTOR = 4
+"""Size of an evaluation batch as a multiple of a training batch; evaluation stores no gradients."""
+DIVERGENCE = "divergence"
+"""Name of the mean divergence from a teacher in the metrics of an evaluation."""
 
 Groups = list[dict[str, Any]]
 """Parameter groups of an optimizer."""
@@ -50,6 +61,134 @@ def lamb(groups: Any, learning_rate: float, betas: tuple[float, float]) -> Lamb:
     return Lamb(groups, lr=learning_rate, betas=betas, weight_decouple=False, adam_debias=True)
 
 
+def training_arguments(schedule: Schedule, task: Task, folder: Path) -> TrainingArguments:
+    """Arguments of the trainer, on one device per process.
+
+    Args:
+        task: determines the label name and the size of evaluation batches.
+    """
+    evaluation_steps = max(1, schedule.steps // schedule.evaluations)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=schedule.steps,
+        per_device_train_batch_size=schedule.batch_size,
+        per_device_eval_batch_size=schedule.batch_size * (1 if task.reads_streams else EVALUATION_FACTOR),
+        learning_rate=schedule.learning_rate,
+        weight_decay=schedule.weight_decay,
+        max_grad_norm=0.0,  # `ClipGradients` clips the gradients of model and gate separately
+        seed=schedule.seed % 2**32,  # the range of NumPy's seeds
+        use_cpu=not torch.cuda.is_available(),
+        bf16=schedule.mixed_precision == "bf16",
+        train_sampling_strategy="sequential",
+        logging_steps=_logging_steps(schedule, evaluation_steps),
+        eval_strategy="steps",
+        eval_steps=evaluation_steps,
+        save_steps=evaluation_steps,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=f"eval_{SELECTION_METRIC}",
+        greater_is_better=True,
+        remove_unused_columns=False,
+        label_names=[task.label_name],
+        # The trainer would multiply the loss by the number of processes, but not the penalty of a gate.
+        average_tokens_across_devices=False,
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        report_to="none",
+    )
+    use_one_device(arguments)
+    return arguments
+
+
+def use_one_device(arguments: TrainingArguments) -> None:
+    """Restrict the trainer to one GPU; `accelerate launch` assigns one to each process.
+
+    Otherwise the trainer would split larger batches over all visible GPUs, and streams would be read with the memories
+    of other streams.
+    """
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+
+
+def _logging_steps(schedule: Schedule, evaluation_steps: int) -> int:
+    """Steps between points of the curves: a divisor of `evaluation_steps`, so that every evaluation is at a point."""
+    maximum = max(1, schedule.steps // schedule.points)
+    return next(steps for steps in range(maximum, 0, -1) if evaluation_steps % steps == 0)
+
+
+class Evaluation:
+    """Computes the metric of a task from the outputs of a model.
+
+    Args:
+        model: its weights are checked before a checkpoint is written.
+        task: its metric selects the best checkpoint.
+        gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
+        by_divergence: whether the divergence from a teacher, the last output of each example, selects the checkpoint.
+            It varies less from example to example than a metric does, so that few rows suffice.
+        first_step: no checkpoint is eligible before this step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        gate: Gate | None,
+        counter: StepCounter,
+        steps: int,
+        *,
+        by_divergence: bool = False,
+        first_step: int = 0,
+    ) -> None:
+        self._model, self._task, self._gate, self._counter, self._steps = model, task, gate, counter, steps
+        self._by_divergence, self._first_step = by_divergence, first_step
+
+    def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Statistics `[batch, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
+
+        Args:
+            outputs: the model's outputs, a tuple or a single one.
+            labels: labels of the batch, `[batch, ...]`.
+        """
+        task = self._task
+        by_name = dict(zip(task.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
+        statistics = task.per_example(task.logits(by_name), labels.cpu().numpy())
+        if self._by_divergence:
+            statistics = np.concatenate([statistics, outputs[-1].cpu().numpy()], axis=1)
+        return torch.from_numpy(statistics).to(labels.device)
+
+    def metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The metric by name, and the number that selects the best checkpoint.
+
+        Raises:
+            DivergedError: a weight or the metric is not finite. The error comes before the checkpoint is written, which
+                would otherwise count as a good one.
+        """
+        step, statistics = self._counter.step, np.asarray(prediction.predictions)
+        for name, weight in self._model.named_parameters():
+            finite = torch.isfinite(weight)
+            if not finite.all():
+                raise diverged(step, f"weight {name}", float(weight.detach()[~finite][0]))
+        divergence = None
+        if self._by_divergence:
+            statistics, divergence = statistics[:, :-1], float(statistics[:, -1].mean())
+        metric = self._task.score(statistics) if np.isfinite(statistics).all() else math.nan
+        if not math.isfinite(metric):
+            raise diverged(step, self._task.metric, metric)
+        selection = metric if self._task.higher_is_better else -metric
+        values = {self._task.metric: metric}
+        if divergence is not None:
+            selection, values = -divergence, {**values, DIVERGENCE: divergence}
+        return {**values, SELECTION_METRIC: selection if self._is_eligible(step) else float("-inf")}
+
+    def _is_eligible(self, step: int) -> bool:
+        """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step.
+
+        No checkpoint before `first_step` may, since its evaluation cannot be compared with later ones.
+        """
+        if step < self._first_step:
+            return False
+        return self._gate is None or self._gate.is_settled(step) or step >= self._steps
+
+
 class GateTrainer(Trainer):
     """Trains a model, and the gate in its submodule `head_gate` if there is one.
 
@@ -61,7 +200,6 @@ class GateTrainer(Trainer):
         schedule: optimizer and learning rate.
         task: converts a collated batch to the model's arguments.
         distillation: the loss of a training step; None: the model's own, from labels.
-        kwargs: arguments of transformers' Trainer.
     """
 
     def __init__(
@@ -187,7 +325,6 @@ class StreamRows(Dataset[Any]):
     """Rows in the order in which parallel streams read them; None for `FILLER`.
 
     Args:
-        rows: encoded rows.
         order: row numbers; the first segment of every stream, then the second segment of every stream, and so on.
     """
 
@@ -208,7 +345,6 @@ class SegmentTrainer(GateTrainer):
 
     Args:
         pass_steps: number of steps after which the streams end and start again without memory.
-        kwargs: arguments of `GateTrainer`.
     """
 
     def __init__(self, *, pass_steps: int, **kwargs: Any) -> None:

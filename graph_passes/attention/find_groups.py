@@ -316,12 +316,7 @@ def _gate(units: int) -> np.ndarray:
 
 
 def _joins_residual_sum(node: ir.Node, following: Iterable[ir.Node]) -> bool:
-    """Whether the output of a node is added to a tensor that is not computed from it.
-
-    Args:
-        node: the node.
-        following: the nodes after it, in the order of the graph.
-    """
+    """Whether the output of a node is added to a tensor that is not computed from it; `following` it in the graph."""
     reached = {*node.outputs}
     for reader in following:
         if reached.isdisjoint(reader.inputs) or reader.op_type in _SIZES:

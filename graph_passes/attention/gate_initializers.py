@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.plan import GroupPlan, GroupType, Plan
+from graph_passes.tape import add_initializer
 
 HEAD_GATE = "head_gate"
 GATE_NAMES: Mapping[GroupType, str] = {"heads": HEAD_GATE, "neurons": "neuron_gate"}
@@ -80,10 +81,7 @@ def gate_initializer(graph: ir.Graph, group: GroupPlan, content: np.ndarray, dty
     """The gate initializer of a group, which is added to the graph if the graph lacks it.
 
     Args:
-        graph: the graph.
-        group: the group.
         content: its values, in the layout of the tensor that they multiply.
-        dtype: type of that tensor.
 
     Raises:
         PlanError: the graph has a gate of the group in another layout.
@@ -91,9 +89,7 @@ def gate_initializer(graph: ir.Graph, group: GroupPlan, content: np.ndarray, dty
     name = gate_name(group)
     gate = graph.initializers.get(name)
     if gate is None:
-        tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=name)
-        gate = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
-        graph.register_initializer(gate)
+        gate = add_initializer(graph, name, ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=name))
     elif tuple(gate.shape or ()) != content.shape:
         raise PlanError(
             f"group {group.name} is computed in two layouts of its {group.type} in this graph; export the graph with"

@@ -47,7 +47,6 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
     """The meaning of a mask, or None where a padding mask and causality cannot express it.
 
     Args:
-        model: the graph.
         value: the mask: numbers to add to scores, or booleans that are True where a pair is allowed.
         longest: number of positions for which the meaning must hold.
     """
@@ -77,7 +76,6 @@ def nodes_behind(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.N
     """The nodes that compute a value, in order; None if they are too many or have operators that no mask needs.
 
     Args:
-        value: the value.
         known: tensors whose content is known, before which no nodes are needed.
     """
     stack, visited = [value], set[ir.Node]()
@@ -100,7 +98,6 @@ def evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.
     Intermediate tensors are dropped after their last use, since at thousands of positions they would fill gigabytes.
 
     Args:
-        value: the tensor.
         nodes: the nodes that compute it, in order.
         feeds: contents of the graph's inputs, and of tensors that the nodes do not compute.
         opset: version of the graph's operator set.
@@ -125,11 +122,7 @@ def _random_feeds(
 ) -> dict[ir.Value, np.ndarray]:
     """Contents of the graph's inputs: masks that hide random keys (none in the first row of a batch), zeros and ones.
 
-    Args:
-        inputs: the inputs.
-        lengths: sizes of the symbolic dimensions other than the batch, in turn.
-        batch: size of the batch.
-        rng: random number generator.
+    The symbolic dimensions other than the batch have the lengths in turn.
     """
     sizes: dict[str, int] = {}
     feeds = {}

@@ -2,25 +2,34 @@
 
 The search goes forward from the initializer `<site>.block_mask` to the scores that it is added to, and from these back
 to what they are computed from, see `operands`. `passes.LowerBlockSparse` lists the cases.
+
+Models compute their native mask `[batch, 1, query, key]` from a padding mask, positions and causality, each in its own
+way. Where a row of keys and a flag for causality are equivalent (see `mask_meaning`), the mask of every pair is not
+needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
+from graph_passes.attention.mask_meaning import MaskMeaning, mask_meaning
 from graph_passes.attention.operands import (
     NoMatchError,
     Operands,
     is_scores,
     operands_around_mask,
     operands_of_operator,
+    unmatched,
 )
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import RefusalCode
+from graph_passes.tape import Tape
 
 # Operators that expand blocks into a mask of scores, and reduce it to a mask of the queries that have a key.
 _MASK_OPS = frozenset(
@@ -81,8 +90,6 @@ def match_masked_attentions(blocks: ir.Value, planned: BlockMask, probe: Probe) 
 
     Args:
         blocks: the initializer of the site's mask, which may have fewer heads than the plan's.
-        planned: the plan's mask.
-        probe: the graph's shapes.
 
     Raises:
         NoMatchError: the mask is unsupported, or an operator around it does not match.
@@ -123,12 +130,10 @@ def _check_shapes(node: ir.Node, operands: Operands, heads: int, probe: Probe) -
     """Check that the operands have the mask's heads, and return the widths of a query and of a value."""
     query, key, value = (probe.shape(operand) for operand in (operands.query, operands.key, operands.value))
     if query is None or key is None or value is None or any(len(shape) != 4 for shape in (query, key, value)):
-        why = "has operands whose axes are not batch, head, position, dim"
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
+        raise unmatched(node, "has operands whose axes are not batch, head, position, dim")
     operand_heads = {query[1], key[1], value[1]}
     if operand_heads != {heads}:
-        why = f"has {max(operand_heads)} heads, the mask {heads}"
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
+        raise unmatched(node, f"has {max(operand_heads)} heads, the mask {heads}")
     return query[3], value[3]
 
 
@@ -172,12 +177,8 @@ def _is_lowest(value: ir.Value | None, probe: Probe) -> bool:
 def _native_parts(addend: ir.Value, derived: set[ir.Value], probe: Probe) -> Iterator[ir.Value]:
     """The parts of an addend of scores that belong to the model's native mask.
 
-    The block mask is joined with the native one as `Where(blocks and native, native or zero, lowest)`.
-
-    Args:
-        addend: the tensor that is added to the scores.
-        derived: the tensors computed from the block mask.
-        probe: the graph's shapes.
+    The block mask is joined with the native one as `Where(blocks and native, native or zero, lowest)`. What is
+    `derived` is computed from the block mask.
     """
     if addend not in derived:
         yield addend
@@ -209,11 +210,7 @@ def _guarded(
 ) -> tuple[MaskedAttentionMatch, list[ir.Node]]:
     """The attention whose output a guard zeroes, and the reshapes in between that change nothing.
 
-    Args:
-        guard: the node that zeroes queries without a key.
-        position: position of the input that it zeroes: the attention's output after changes of layout and gates.
-        matches: the attentions of the site.
-        probe: the graph's shapes.
+    The guard zeroes the attention's output after changes of layout and gates.
     """
     idle: list[ir.Node] = []
     value = guard.inputs[position]
@@ -237,4 +234,91 @@ def _guarded(
             value = node.inputs[2]
         else:
             break
-    raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "zeroes something else than an output of the attention", guard)
+    raise unmatched(guard, "zeroes something else than an output of the attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeMask:
+    """What a site's native mask adds to the scores.
+
+    Attributes:
+        row: numbers for each key, `[batch, 1, 1, key]`.
+        causal: whether keys after the query are hidden.
+        full: numbers for each pair, `[batch or 1, 1 or head, query, key]`, for masks that row and flag cannot express.
+        heads: number of heads of `full`; 0 where there is none.
+    """
+
+    row: ir.Value | None = None
+    causal: bool = False
+    full: ir.Value | None = None
+    heads: int = 0
+
+
+class NativeMaskReader:
+    """Reads the native masks of one graph. Each tensor is evaluated once, and each row is computed once.
+
+    Args:
+        model: the graph; nodes are added where a mask is read.
+        longest: number of positions for which the meaning of a mask must hold.
+    """
+
+    def __init__(self, model: ir.Model, longest: int, probe: Probe) -> None:
+        self._model, self._longest, self._probe = model, longest, probe
+        self._meanings: dict[ir.Value, MaskMeaning | None] = {}
+        self._rows: dict[ir.Value, ir.Value] = {}
+
+    def read(self, addends: list[ir.Value], before: ir.Node, *, allow_causal: bool) -> NativeMask:
+        """The native mask of one site.
+
+        Args:
+            addends: numbers to add to the scores, or booleans that are True where a pair is allowed; each broadcasts to
+                `[batch, head, query, key]`.
+            before: the attention; new nodes are inserted before it.
+            allow_causal: whether causality may be expressed by the flag.
+        """
+        padding: ir.Value | None = None
+        causal, pairs = False, []
+        for value in addends:
+            meaning = self._meaning(value)
+            if meaning is None or (meaning.causal and not allow_causal):
+                pairs.append(value)
+            elif meaning.padding is not None and padding not in (None, meaning.padding):
+                pairs.append(value)  # only one padding mask fits into the row
+            else:
+                padding, causal = meaning.padding or padding, causal or meaning.causal
+        full, heads = self._sum(pairs, before)
+        return NativeMask(None if padding is None else self._row(padding), causal, full, heads)
+
+    def _meaning(self, value: ir.Value) -> MaskMeaning | None:
+        if value not in self._meanings:
+            self._meanings[value] = mask_meaning(self._model, value, self._longest)
+        return self._meanings[value]
+
+    def _sum(self, addends: list[ir.Value], before: ir.Node) -> tuple[ir.Value | None, int]:
+        """The sum of some masks, and its number of heads; None and 0 if there are none."""
+        if not addends:
+            return None, 0
+        op = Tape()
+        numbers = [_as_numbers(value, op) for value in addends]
+        total = functools.reduce(lambda total, addend: op("Add", total, addend), numbers)
+        op.insert_before(before)
+        shapes = [self._probe.shape(value) or () for value in addends]
+        return total, max(shape[1] if len(shape) == 4 else 1 for shape in shapes)
+
+    def _row(self, padding: ir.Value) -> ir.Value:
+        """Numbers for each key, zero where a padding mask keeps it, computed once from the graph's input."""
+        if padding not in self._rows:
+            op = Tape()
+            allowed = op("Cast", padding, to=ir.DataType.BOOL)
+            allowed.dtype = ir.DataType.BOOL
+            self._rows[padding] = op("Unsqueeze", _as_numbers(allowed, op), op.ints([1, 2]))
+            op.insert_before(self._model.graph[0])
+        return self._rows[padding]
+
+
+def _as_numbers(value: ir.Value, op: Tape) -> ir.Value:
+    """A mask as numbers to add, converted from a boolean one."""
+    if value.dtype != ir.DataType.BOOL:
+        return value
+    zero, lowest = (op("Constant", value=ir.tensor(np.float32(n))) for n in (0.0, np.finfo(np.float32).min))
+    return op("Where", value, zero, lowest)

@@ -9,12 +9,18 @@ import onnx_ir as ir
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import Refusal, RefusalCode
 
+SWAP = (0, 2, 1, 3)
+"""The permutation between `[batch, head, position, width]` and `[batch, position, head, width]`."""
+
+
+SCORE_BIAS = 5
+"""Input of `Attention` and of `MultiHeadAttention` that is added to the scores."""
+
 
 class NoMatchError(Exception):
     """The operators around a mask are not those of an attention that can be lowered.
 
     Args:
-        code: the kind of obstacle.
         why: what is wrong: a clause whose subject is the operator.
         node: the operator that prevents the match, if there is one.
         op: what prevents the match instead of a node, e.g. `mask`.
@@ -60,9 +66,9 @@ def operands_of_operator(node: ir.Node, probe: Probe) -> Operands:
         NoMatchError: the operator does more than block-sparse attention does.
     """
     if node.attributes.get_float("softcap", 0.0) or node.attributes.get_int("is_causal", 0):
-        raise _unmatched(node, "caps scores or hides later keys by an attribute")
+        raise unmatched(node, "caps scores or hides later keys by an attribute")
     if len(node.inputs) > 4 or len(node.outputs) > 1:
-        raise _unmatched(node, "uses keys of earlier calls")
+        raise unmatched(node, "uses keys of earlier calls")
     query, key, value = node.inputs[:3]
     assert query is not None
     assert key is not None
@@ -80,7 +86,6 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
     Args:
         add: the node that adds the mask to the scores.
         position: position of the mask among its inputs.
-        probe: the graph's shapes.
 
     Raises:
         NoMatchError: an operator between scores, softmax and values does not match.
@@ -91,17 +96,13 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
         if node.op_type == "Add":
             addends.append(next(value for value in node.inputs if value is not masked and value is not None))
         elif node.op_type not in ("Cast", "Identity"):
-            raise _unmatched(node, "stands between the masked scores and their Softmax")
+            raise unmatched(node, "stands between the masked scores and their Softmax")
         masked = node.outputs[0]
     return _operands(product, scale, addends, node, probe)
 
 
 def operands_of_softmax(softmax: ir.Node, probe: Probe) -> Operands:
     """Operands of an attention of plain operators, whose addends are everything that is added to the scaled scores.
-
-    Args:
-        softmax: the node that computes the probabilities.
-        probe: the graph's shapes.
 
     Raises:
         NoMatchError: an operator between queries, scores, softmax and values does not match.
@@ -120,20 +121,20 @@ def _operands(product: ir.Node, scale: float, addends: list[ir.Value], softmax: 
     """
     rank = len(probe.shape(softmax.inputs[0]) or ())
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
-        raise _unmatched(softmax, "normalizes along another axis than the keys")
+        raise unmatched(softmax, "normalizes along another axis than the keys")
     probabilities = softmax.outputs[0]
     while (node := _only_reader(probabilities)).op_type != "MatMul":
         if node.op_type not in ("Cast", "Identity"):
-            raise _unmatched(node, "stands between the probabilities and the values")
+            raise unmatched(node, "stands between the probabilities and the values")
         probabilities = node.outputs[0]
     value, (query, key) = node.inputs[1], product.inputs
     if value is None or query is None or key is None or value is probabilities:
-        raise _unmatched(node, "multiplies the probabilities from the left")
+        raise unmatched(node, "multiplies the probabilities from the left")
     query, query_scale = _unscaled(query, probe)
     key, transposed_scale = _unscaled(key, probe)
     untransposed = _untransposed(key, probe)
     if untransposed is None:
-        raise _unmatched(product, "has keys that are not transposed by a Transpose")
+        raise unmatched(product, "has keys that are not transposed by a Transpose")
     key, key_scale = _unscaled(untransposed, probe)
     scale = scale * query_scale * transposed_scale * key_scale
     return Operands(query, key, value, scale, addends, node.outputs[0])
@@ -148,7 +149,26 @@ def is_scores(value: ir.Value | None, probe: Probe) -> bool:
     return not any(operand is None or operand.is_initializer() for operand in product.inputs)
 
 
-def _unmatched(node: ir.Node, why: str) -> NoMatchError:
+def has_score_bias(node: ir.Node) -> bool:
+    """Whether a node is ONNX Runtime's fused attention and adds something to its scores."""
+    # ONNX has an operator of the same name, with other inputs.
+    is_fused = node.op_type == "Attention" and node.domain == "com.microsoft"
+    return is_fused and len(node.inputs) > SCORE_BIAS and node.inputs[SCORE_BIAS] is not None
+
+
+def swaps(node: ir.Node) -> bool:
+    """Whether a node transposes `[batch, head, position, width]` to `[batch, position, head, width]`, or back."""
+    return node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == SWAP
+
+
+def before_swap(value: ir.Value) -> ir.Value | None:
+    """The tensor `[batch, position, head, width]` that one `[batch, head, position, width]` is a transpose of."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and swaps(node) else None
+
+
+def unmatched(node: ir.Node, why: str) -> NoMatchError:
+    """The error of a node that is not what an attention has at its position."""
     return NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
 
 
@@ -177,7 +197,7 @@ def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float
         scaled, factor = _constant_factor(node, probe)
         product, scale, addends = _score_product(scaled, probe)
         if addends and factor != 1.0:
-            raise _unmatched(node, "scales what is added to the scores")
+            raise unmatched(node, "scales what is added to the scores")
         return product, scale * factor, addends
     if node.op_type == "Add":
         for scores, addend in (node.inputs, reversed(node.inputs)):
@@ -187,7 +207,7 @@ def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float
                 continue
             assert addend is not None
             return product, scale, [*addends, addend]
-    raise _unmatched(node, "stands between the product of queries and keys and its mask")
+    raise unmatched(node, "stands between the product of queries and keys and its mask")
 
 
 def _constant_factor(node: ir.Node, probe: Probe) -> tuple[ir.Value, float]:
@@ -198,7 +218,7 @@ def _constant_factor(node: ir.Node, probe: Probe) -> tuple[ir.Value, float]:
         if content is not None and content.size == 1 and scaled is not None:
             factor = float(content.reshape(()))
             return scaled, factor if node.op_type == "Mul" else 1.0 / factor
-    raise _unmatched(node, "scales scores by something else than a constant number")
+    raise unmatched(node, "scales scores by something else than a constant number")
 
 
 def _unscaled(value: ir.Value, probe: Probe) -> tuple[ir.Value, float]:

@@ -43,12 +43,7 @@ class GraphProduct:
 
 
 def find_products(model: ir.Model, probe: Probe) -> list[GraphProduct]:
-    """The products of activations with weights, in the order of the graph. Those of unknown shapes are left out.
-
-    Args:
-        model: the graph.
-        probe: its shapes.
-    """
+    """The products of activations with weights, in the order of the graph. Those of unknown shapes are left out."""
     return [product for node in model.graph for product in _products_of(node, probe)]
 
 

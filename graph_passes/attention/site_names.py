@@ -44,7 +44,6 @@ def block_sparse_site(node: ir.Node, overloads: Collection[str]) -> str | None:
     Of the calls of one module, the first has the site's name; a number is appended to the names of the others.
 
     Args:
-        node: the call.
         overloads: the overloads of all such calls in the graph.
     """
     site, _, number = node.overload.rpartition(".")

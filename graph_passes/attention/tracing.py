@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
@@ -56,23 +56,24 @@ def product_behind(value: ir.Value | None) -> ir.Node | None:
 
 def product_ahead(value: ir.Value) -> ir.Node | None:
     """The product of probabilities, its left operand, with values, or None."""
-    while True:
-        readers = [node for node, _ in value.uses()]
-        for node in readers:
-            if node.op_type in PRODUCTS and node.inputs[0] is value and is_computed(node.inputs[1]):
-                return node
-        onward = [node for node in readers if node.op_type in _POINTWISE | LAYOUT]
-        if not onward:
-            return None
-        value = onward[-1].outputs[0]
+    return _ahead(
+        value,
+        lambda node, read: node.op_type in PRODUCTS and node.inputs[0] is read and is_computed(node.inputs[1]),
+    )
 
 
 def projection_ahead(value: ir.Value) -> ir.Node | None:
     """The product of heads with the weight that mixes them, or None."""
+    products = PRODUCTS | {"Conv"}
+    return _ahead(value, lambda node, _: node.op_type in products and sum(map(is_computed, node.inputs[:2])) == 1)
+
+
+def _ahead(value: ir.Value, is_end: Callable[[ir.Node, ir.Value], bool]) -> ir.Node | None:
+    """The first node that ends a walk forward over pointwise operators and changes of layout, or None."""
     while True:
         readers = [node for node, _ in value.uses()]
         for node in readers:
-            if node.op_type in PRODUCTS | {"Conv"} and sum(map(is_computed, node.inputs[:2])) == 1:
+            if is_end(node, value):
                 return node
         onward = [node for node in readers if node.op_type in _POINTWISE | LAYOUT]
         if not onward:

@@ -7,36 +7,25 @@ as one dense product of all positions. One gather at the end orders the results.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.key_tables import KeyTables, build_key_tables
 from graph_passes.block_sparse.row_buckets import Bucket
-from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, Sizes, read_sizes
+from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, GraphBuilder, Sizes, read_sizes
 
 
 def build_body(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs) -> ir.Value:
-    """Record the nodes of a block-sparse attention.
-
-    Args:
-        op: the tape of the function.
-        spec: what the attention computes.
-        inputs: the inputs of the function.
-
-    Returns:
-        The output, `[batch, query, head, value_dim]`.
-    """
+    """Record the nodes of a block-sparse attention; returns its output, `[batch, query, head, value_dim]`."""
     op.ints(np.arange(spec.block))  # Recorded first, so that the order of nodes does not depend on the mask.
-    sizes = read_sizes(op, spec, inputs)
+    body = _Body(op, spec, inputs, read_sizes(op, spec, inputs))
     query_tokens = op("Reshape", inputs.query, op.ints([0, -1, spec.head_dim]))
     counts = _row_counts(spec)
-    parts: list[ir.Value] = []
-    if spec.buckets:
-        tables = build_key_tables(op, spec, inputs, sizes)
-        parts = _bucket_outputs(op, spec, sizes, tables, query_tokens, counts, has_row=inputs.row is not None)
-    dense = _dense_output(op, spec, inputs, sizes) if len(spec.whole_heads) else None
-    return _in_order(op, spec, inputs, sizes, parts, dense, counts)
+    parts = body.bucket_outputs(query_tokens, counts) if spec.buckets else []
+    dense = body.dense_output() if len(spec.whole_heads) else None
+    return body.in_order(parts, dense, counts)
 
 
 def _row_counts(spec: AttentionSpec) -> np.ndarray:
@@ -68,219 +57,182 @@ def _width(bucket: Bucket, columns: int) -> int:
     return max(1, int(((bucket.columns >= 0) & (bucket.columns < columns)).sum(1).max()))
 
 
-def _bucket_outputs(
-    op: GraphBuilder,
-    spec: AttentionSpec,
-    sizes: Sizes,
-    tables: KeyTables,
-    query_tokens: ir.Value,
-    row_counts: np.ndarray,
-    *,
-    has_row: bool,
-) -> list[ir.Value]:
-    """The output of each bucket, `[batch, row * position in block, value_dim]`.
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """The nodes of one block-sparse attention, recorded on the tape of the function."""
 
-    Args:
-        op: the tape of the function.
-        spec: what the attention computes.
-        sizes: sizes of the inputs.
-        tables: tables of keys.
-        query_tokens: `[batch, query * head, head_dim]`.
-        row_counts: see `_row_counts`.
-        has_row: whether the function has the input `row`.
-    """
-    column_counts = _column_counts(spec)
-    count, width = (
-        op("Gather", op.ints(table), blocks, axis=0)
-        for table, blocks in ((row_counts, sizes.query_blocks), (column_counts, sizes.key_blocks))
-    )
-    extents = op("Transpose", op("Reshape", op("Concat", count, width, axis=0), op.ints([2, -1])), perm=[1, 0])
-    number = len(spec.buckets)
-    counts = op.split(op("Reshape", count, op.ints([-1])), [1] * number)
-    extents_of = op.split(op("Reshape", extents, op.ints([-1])), [2] * number)
-    heads, rows = (np.concatenate([getattr(bucket, name) for bucket in spec.buckets]) for name in ("heads", "rows"))
-    last = op("Mul", op("Sub", sizes.queries, op.ints([1])), op.ints([spec.heads]))
-    token = op.ints((rows * spec.block * spec.heads + heads)[:, None])
-    token = op("Add", token, op.ints(np.arange(spec.block) * spec.heads))
-    token = op("Min", token, op("Add", op.ints(heads[:, None]), last))
-    tokens = op.split(token, [len(bucket.rows) for bucket in spec.buckets])
-    outputs = []
-    for bucket, bucket_tokens, bucket_count, extent in zip(spec.buckets, tokens, counts, extents_of, strict=True):
-        product = _BucketProduct(op, spec, sizes, tables, bucket, bucket_count, extent)
-        outputs.append(product.output(query_tokens, bucket_tokens, has_row=has_row))
-    return outputs
+    op: GraphBuilder
+    spec: AttentionSpec
+    inputs: AttentionInputs
+    sizes: Sizes
 
-
-class _BucketProduct:
-    """The attention of one bucket.
-
-    Args:
-        op: the tape of the function.
-        spec: what the attention computes.
-        sizes: sizes of the inputs.
-        tables: tables of keys.
-        bucket: the rows.
-        count: number of rows that hold queries, `[1]`.
-        extent: the same number of rows, and the number of columns that hold keys, `[2]`.
-    """
-
-    def __init__(
-        self,
-        op: GraphBuilder,
-        spec: AttentionSpec,
-        sizes: Sizes,
-        tables: KeyTables,
-        bucket: Bucket,
-        count: ir.Value,
-        extent: ir.Value,
-    ) -> None:
-        self._op, self._spec, self._sizes, self._tables = op, spec, sizes, tables
-        self._bucket, self._count, self._extent = bucket, count, extent
-
-    def output(self, query_tokens: ir.Value, tokens: ir.Value, *, has_row: bool) -> ir.Value:
-        """The output, `[batch, row * position in block, value_dim]`.
+    def bucket_outputs(self, query_tokens: ir.Value, row_counts: np.ndarray) -> list[ir.Value]:
+        """The output of each bucket, `[batch, row * position in block, value_dim]`.
 
         Args:
             query_tokens: `[batch, query * head, head_dim]`.
-            tokens: index of each row's tokens, `[row, position in block]`.
-            has_row: whether the function has the input `row`.
+            row_counts: see `_row_counts`.
         """
-        op, spec, bucket = self._op, self._spec, self._bucket
+        op, spec, sizes = self.op, self.spec, self.sizes
+        tables = build_key_tables(op, spec, self.inputs, sizes)
+        column_counts = _column_counts(spec)
+        count, width = (
+            op("Gather", op.ints(table), blocks, axis=0)
+            for table, blocks in ((row_counts, sizes.query_blocks), (column_counts, sizes.key_blocks))
+        )
+        extents = op("Transpose", op("Reshape", op("Concat", count, width, axis=0), op.ints([2, -1])), perm=[1, 0])
+        number = len(spec.buckets)
+        counts = op.split(op("Reshape", count, op.ints([-1])), [1] * number)
+        extents_of = op.split(op("Reshape", extents, op.ints([-1])), [2] * number)
+        heads, rows = (np.concatenate([getattr(bucket, name) for bucket in spec.buckets]) for name in ("heads", "rows"))
+        last = op("Mul", op("Sub", sizes.queries, op.ints([1])), op.ints([spec.heads]))
+        token = op.ints((rows * spec.block * spec.heads + heads)[:, None])
+        token = op("Add", token, op.ints(np.arange(spec.block) * spec.heads))
+        token = op("Min", token, op("Add", op.ints(heads[:, None]), last))
+        tokens = op.split(token, [len(bucket.rows) for bucket in spec.buckets])
+        return [
+            self._bucket_output(tables, query_tokens, *of_bucket)
+            for of_bucket in zip(spec.buckets, tokens, counts, extents_of, strict=True)
+        ]
+
+    def _bucket_output(
+        self,
+        tables: KeyTables,
+        query_tokens: ir.Value,
+        bucket: Bucket,
+        tokens: ir.Value,
+        count: ir.Value,
+        extent: ir.Value,
+    ) -> ir.Value:
+        """The output of one bucket, `[batch, row * position in block, value_dim]`.
+
+        Args:
+            tables: tables of keys.
+            query_tokens: `[batch, query * head, head_dim]`.
+            bucket: the rows.
+            tokens: index of each row's tokens, `[row, position in block]`.
+            count: number of rows that hold queries, `[1]`.
+            extent: the same number of rows, and the number of columns that hold keys, `[2]`.
+        """
+        op, spec = self.op, self.spec
         filler = spec.columns * spec.heads
         index = np.where(bucket.columns < 0, filler, bucket.columns * spec.heads + bucket.heads[:, None])
-        blocks = op("Min", op("Slice", op.ints(index), op.ints([0, 0]), self._extent), self._tables.hidden_block)
-        query = op("Gather", query_tokens, op("Slice", tokens, op.ints([0]), self._count), axis=1)
-        key, value = (operand.gather(op, blocks) for operand in (self._tables.key, self._tables.value))
-        added = op("Reshape", op("Gather", self._tables.added, blocks, axis=1), op.ints([0, 0, 1, -1]))
+        blocks = op("Min", op("Slice", op.ints(index), op.ints([0, 0]), extent), tables.hidden_block)
+        query = op("Gather", query_tokens, op("Slice", tokens, op.ints([0]), count), axis=1)
+        key, value = (operand.gather(op, blocks) for operand in (tables.key, tables.value))
+        added = op("Reshape", op("Gather", tables.added, blocks, axis=1), op.ints([0, 0, 1, -1]))
         if spec.persistent:
-            key, value, added = self._with_persistent(key, value, added)
+            key, value, added = self._with_persistent(tables, bucket, count, key, value, added)
         if bucket.diagonal:
             triangle = np.zeros((spec.block, bucket.width * spec.block), spec.dtype.numpy())
             triangle[:, -spec.block :] = np.triu(np.full((spec.block, spec.block), spec.hidden), 1)
             added = op("Add", added, op.floats(triangle))
         scores = op("Mul", op("MatMul", query, op("Transpose", key, perm=[0, 1, 3, 2])), op.floats(spec.scale))
         scores = op("Add", scores, added)
-        if self._tables.full is not None:
-            scores = op("Add", scores, self._full(self._tables.full))
+        if tables.full is not None:
+            scores = op("Add", scores, self._pairs(tables, bucket, count, extent))
         output = op("MatMul", op("Softmax", scores, axis=-1), value)
-        if spec.full_heads or spec.mask.memory or has_row:
+        if spec.full_heads or spec.mask.memory or self.inputs.row is not None:
             mask_scores = scores if spec.full_heads or bucket.diagonal else added
-            output = _zero_where_hidden(op, spec, mask_scores, output)
+            output = self._zero_where_hidden(mask_scores, output)
         return op("Reshape", output, op.ints([0, -1, spec.value_dim]))
 
-    def _with_persistent(self, key: ir.Value, value: ir.Value, added: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    def _with_persistent(
+        self, tables: KeyTables, bucket: Bucket, count: ir.Value, key: ir.Value, value: ir.Value, added: ir.Value
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Keys, values and addends of the scores, followed by those of the persistent vectors of each row's head."""
-        op, tables = self._op, self._tables
-        heads = op("Slice", op.ints(self._bucket.heads), op.ints([0]), self._count)
+        op = self.op
+        heads = op("Slice", op.ints(bucket.heads), op.ints([0]), count)
         vectors = [op("Gather", operand.vectors, heads, axis=1) for operand in (tables.key, tables.value)]
         key, value = op("Concat", key, vectors[0], axis=2), op("Concat", value, vectors[1], axis=2)
-        shape = op("Concat", op.ints([1]), self._count, op.ints([1, 1]), axis=0)
+        shape = op("Concat", op.ints([1]), count, op.ints([1, 1]), axis=0)
         return key, value, op("Concat", added, op("Expand", tables.added_persistent, shape), axis=3)
 
-    def _full(self, table: ir.Value) -> ir.Value:
+    def _pairs(self, tables: KeyTables, bucket: Bucket, count: ir.Value, extent: ir.Value) -> ir.Value:
         """The addends of the mask of pairs, `[batch or 1, row, position in block, key]`."""
-        op, spec, sizes, bucket = self._op, self._spec, self._sizes, self._bucket
+        op, spec, sizes = self.op, self.spec, self.sizes
         row = op("Add", op.ints(bucket.rows[:, None] * spec.block), op.ints(np.arange(spec.block)))
-        row = op("Min", op("Slice", row, op.ints([0]), self._count), op("Sub", sizes.queries, op.ints([1])))
+        row = op("Min", op("Slice", row, op.ints([0]), count), op("Sub", sizes.queries, op.ints([1])))
         if spec.full_heads > 1:
-            heads = op("Slice", op.ints(bucket.heads[:, None]), op.ints([0]), self._count)
+            heads = op("Slice", op.ints(bucket.heads[:, None]), op.ints([0]), count)
             row = op("Add", op("Mul", heads, sizes.queries), row)
-        columns = op("Slice", op.ints(np.maximum(bucket.columns, 0)), op.ints([0, 0]), self._extent)
+        columns = op("Slice", op.ints(np.maximum(bucket.columns, 0)), op.ints([0, 0]), extent)
         columns = op("Min", columns, op("Sub", sizes.key_blocks, op.ints([1])))
         start = op("Mul", op("Unsqueeze", row, op.ints([2])), sizes.key_blocks)
-        pairs = op("Gather", table, op("Add", start, op("Unsqueeze", columns, op.ints([1]))), axis=1)
+        pairs = op("Gather", tables.full, op("Add", start, op("Unsqueeze", columns, op.ints([1]))), axis=1)
         pairs = op("Reshape", pairs, op.ints([0, 0, spec.block, -1]))
-        if self._tables.full_persistent is not None:
-            pairs = op("Concat", pairs, op("Gather", self._tables.full_persistent, row, axis=1), axis=3)
+        if tables.full_persistent is not None:
+            pairs = op("Concat", pairs, op("Gather", tables.full_persistent, row, axis=1), axis=3)
         return op("Max", pairs, op.floats(spec.hidden))
 
+    def _zero_where_hidden(self, scores: ir.Value, output: ir.Value) -> ir.Value:
+        """The output, zero for queries whose keys are all hidden: softmax gives them the mean of hidden values."""
+        op, spec = self.op, self.spec
+        highest = op("ReduceMax", scores, op.ints([-1]), keepdims=1)
+        return op("Where", op("Greater", highest, op.floats(spec.hidden / 2)), output, op.floats(0.0))
 
-def _zero_where_hidden(op: GraphBuilder, spec: AttentionSpec, scores: ir.Value, output: ir.Value) -> ir.Value:
-    """The output, zero for queries whose keys are all hidden: softmax gives them the mean of hidden values."""
-    highest = op("ReduceMax", scores, op.ints([-1]), keepdims=1)
-    return op("Where", op("Greater", highest, op.floats(spec.hidden / 2)), output, op.floats(0.0))
+    def dense_output(self) -> ir.Value:
+        """The output of the heads that keep every block, `[batch, head * query, value_dim]`."""
+        op, spec, inputs, sizes = self.op, self.spec, self.inputs, self.sizes
+        operands = ((inputs.query, [0, 2, 1, 3]), (inputs.key, [0, 2, 3, 1]), (inputs.value, [0, 2, 1, 3]))
+        query, key, value = (
+            op("Transpose", op("Gather", operand, op.ints(spec.whole_heads), axis=2), perm=perm)
+            for operand, perm in operands
+        )
+        scores = op("Mul", op("MatMul", query, key), op.floats(spec.scale))
+        if inputs.full is not None:
+            heads = op.ints(spec.whole_heads if spec.full_heads > 1 else [0])
+            pairs = op("Gather", inputs.full, heads, axis=1)
+            scores = op("Add", scores, op("Max", pairs, op.floats(spec.hidden)))
+        if inputs.row is not None:
+            scores = op("Add", scores, op("Max", inputs.row, op.floats(spec.hidden)))
+        if spec.causal:
+            key_position = op("Range", op.ints(0), op.scalar(sizes.keys), op.ints(1))
+            query_position = op("Range", op.ints(0), op.scalar(sizes.queries), op.ints(1))
+            later = op("Greater", key_position, op("Unsqueeze", query_position, op.ints([1])))
+            scores = op("Add", scores, op("Where", later, op.floats(spec.hidden), op.floats(0.0)))
+        output = op("MatMul", op("Softmax", scores, axis=-1), value)
+        if inputs.full is not None or inputs.row is not None:
+            output = self._zero_where_hidden(scores, output)
+        return op("Reshape", output, op.ints([0, -1, spec.value_dim]))
 
+    def in_order(self, parts: list[ir.Value], dense: ir.Value | None, counts: np.ndarray) -> ir.Value:
+        """The outputs of buckets and dense heads, by query and head; zero where a row of a head keeps no key."""
+        op, spec, sizes = self.op, self.spec, self.sizes
+        bucket_of = np.full((spec.heads, spec.rows), len(spec.buckets))
+        rank = np.zeros((spec.heads, spec.rows), np.int64)
+        for number, bucket in enumerate(spec.buckets):
+            bucket_of[bucket.heads, bucket.rows] = number
+            rank[bucket.heads, bucket.rows] = np.arange(len(bucket.rows))
+        offsets = np.concatenate([np.zeros((spec.rows + 1, 1), np.int64), np.cumsum(counts, axis=1)], axis=1)
+        offset = op("Gather", op.ints(offsets), op.scalar(sizes.query_blocks), axis=0)
+        existing = (op.ints([0]), sizes.query_blocks, op.ints([1]))
+        start = op("Gather", offset, op("Slice", op.ints(bucket_of), *existing), axis=0)
+        index = op("Add", start, op("Slice", op.ints(rank), *existing))
+        index = op("Mul", op("Unsqueeze", index, op.ints([2])), op.ints(spec.block))
+        index = op("Add", index, op.ints(np.arange(spec.block)))
+        zero_index = op("Mul", op("Gather", offset, op.ints(len(spec.buckets)), axis=0), op.ints(spec.block))
+        # A row keeps a key if its first kept block holds a key; the outputs of all other rows are zero.
+        first = np.where(spec.kept.any(2), spec.kept.argmax(2), 2 * spec.columns)[..., None]
+        first = np.zeros_like(first) if spec.persistent else first
+        has_key = op("Less", op("Slice", op.ints(first), *existing), sizes.key_blocks)
+        index = op("Reshape", op("Where", has_key, index, zero_index), op.ints([spec.heads, -1]))
+        index = op("Slice", index, op.ints([0]), sizes.queries, op.ints([1]))
+        if dense is not None:
+            index = self._with_dense_heads(index, zero_index)
+        index = op("Transpose", index, perm=[1, 0])
+        shape = op("Concat", op("Shape", self.inputs.query, start=0, end=1), op.ints([1, spec.value_dim]), axis=0)
+        zero = op("Expand", op.floats(0.0), shape)
+        outputs = [*parts, zero, *([] if dense is None else [dense])]
+        return op("Gather", op("Concat", *outputs, axis=1), index, axis=1)
 
-def _dense_output(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs, sizes: Sizes) -> ir.Value:
-    """The output of the heads that keep every block, `[batch, head * query, value_dim]`."""
-    query, key, value = (
-        op("Transpose", op("Gather", operand, op.ints(spec.whole_heads), axis=2), perm=perm)
-        for operand, perm in ((inputs.query, [0, 2, 1, 3]), (inputs.key, [0, 2, 3, 1]), (inputs.value, [0, 2, 1, 3]))
-    )
-    scores = op("Mul", op("MatMul", query, key), op.floats(spec.scale))
-    if inputs.full is not None:
-        heads = op.ints(spec.whole_heads if spec.full_heads > 1 else [0])
-        pairs = op("Gather", inputs.full, heads, axis=1)
-        scores = op("Add", scores, op("Max", pairs, op.floats(spec.hidden)))
-    if inputs.row is not None:
-        scores = op("Add", scores, op("Max", inputs.row, op.floats(spec.hidden)))
-    if spec.causal:
-        key_position = op("Range", op.ints(0), op.scalar(sizes.keys), op.ints(1))
-        query_position = op("Range", op.ints(0), op.scalar(sizes.queries), op.ints(1))
-        later = op("Greater", key_position, op("Unsqueeze", query_position, op.ints([1])))
-        scores = op("Add", scores, op("Where", later, op.floats(spec.hidden), op.floats(0.0)))
-    output = op("MatMul", op("Softmax", scores, axis=-1), value)
-    if inputs.full is not None or inputs.row is not None:
-        output = _zero_where_hidden(op, spec, scores, output)
-    return op("Reshape", output, op.ints([0, -1, spec.value_dim]))
-
-
-def _in_order(
-    op: GraphBuilder,
-    spec: AttentionSpec,
-    inputs: AttentionInputs,
-    sizes: Sizes,
-    parts: list[ir.Value],
-    dense: ir.Value | None,
-    counts: np.ndarray,
-) -> ir.Value:
-    """The outputs of buckets and dense heads, gathered by query and head; zero where a row of a head keeps no key.
-
-    Args:
-        op: the tape of the function.
-        spec: what the attention computes.
-        inputs: the inputs of the function.
-        sizes: their sizes.
-        parts: output of each bucket.
-        dense: output of the dense heads; None: there are none.
-        counts: see `_row_counts`.
-    """
-    bucket_of = np.full((spec.heads, spec.rows), len(spec.buckets))
-    rank = np.zeros((spec.heads, spec.rows), np.int64)
-    for number, bucket in enumerate(spec.buckets):
-        bucket_of[bucket.heads, bucket.rows] = number
-        rank[bucket.heads, bucket.rows] = np.arange(len(bucket.rows))
-    offsets = np.concatenate([np.zeros((spec.rows + 1, 1), np.int64), np.cumsum(counts, axis=1)], axis=1)
-    offset = op("Gather", op.ints(offsets), op.scalar(sizes.query_blocks), axis=0)
-    existing = (op.ints([0]), sizes.query_blocks, op.ints([1]))
-    start = op("Gather", offset, op("Slice", op.ints(bucket_of), *existing), axis=0)
-    index = op("Add", start, op("Slice", op.ints(rank), *existing))
-    index = op("Mul", op("Unsqueeze", index, op.ints([2])), op.ints(spec.block))
-    index = op("Add", index, op.ints(np.arange(spec.block)))
-    zero_index = op("Mul", op("Gather", offset, op.ints(len(spec.buckets)), axis=0), op.ints(spec.block))
-    # A row keeps a key if its first kept block holds a key; the outputs of all other rows are zero.
-    first = np.where(spec.kept.any(2), spec.kept.argmax(2), 2 * spec.columns)[..., None]
-    first = np.zeros_like(first) if spec.persistent else first
-    has_key = op("Less", op("Slice", op.ints(first), *existing), sizes.key_blocks)
-    index = op("Reshape", op("Where", has_key, index, zero_index), op.ints([spec.heads, -1]))
-    index = op("Slice", index, op.ints([0]), sizes.queries, op.ints([1]))
-    if dense is not None:
-        index = _with_dense_heads(op, spec, sizes, index, zero_index)
-    index = op("Transpose", index, perm=[1, 0])
-    shape = op("Concat", op("Shape", inputs.query, start=0, end=1), op.ints([1, spec.value_dim]), axis=0)
-    zero = op("Expand", op.floats(0.0), shape)
-    outputs = [*parts, zero, *([] if dense is None else [dense])]
-    return op("Gather", op("Concat", *outputs, axis=1), index, axis=1)
-
-
-def _with_dense_heads(
-    op: GraphBuilder, spec: AttentionSpec, sizes: Sizes, index: ir.Value, zero_index: ir.Value
-) -> ir.Value:
-    """The index `[head, query]` with the rows of dense heads, whose outputs follow the buckets and the zero."""
-    position = op("Range", op.ints(0), op.scalar(sizes.queries), op.ints(1))
-    number = op.ints(np.arange(len(spec.whole_heads))[:, None])
-    start = op("Add", op("Mul", number, sizes.queries), zero_index)
-    dense_index = op("Add", op("Add", start, op.ints([1])), position)
-    order = np.arange(spec.heads)
-    order[spec.whole_heads] = spec.heads + np.arange(len(spec.whole_heads))
-    return op("Gather", op("Concat", index, dense_index, axis=0), op.ints(order), axis=0)
+    def _with_dense_heads(self, index: ir.Value, zero_index: ir.Value) -> ir.Value:
+        """The index `[head, query]` with the rows of dense heads, whose outputs follow the buckets and the zero."""
+        op, spec, sizes = self.op, self.spec, self.sizes
+        position = op("Range", op.ints(0), op.scalar(sizes.queries), op.ints(1))
+        number = op.ints(np.arange(len(spec.whole_heads))[:, None])
+        start = op("Add", op("Mul", number, sizes.queries), zero_index)
+        dense_index = op("Add", op("Add", start, op.ints([1])), position)
+        order = np.arange(spec.heads)
+        order[spec.whole_heads] = spec.heads + np.arange(len(spec.whole_heads))
+        return op("Gather", op("Concat", index, dense_index, axis=0), op.ints(order), axis=0)

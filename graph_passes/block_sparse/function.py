@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graph_passes.block_sparse.body import build_body
-from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.masks import BlockMask
-from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec
+from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, GraphBuilder
 
 DOMAIN = "compressor"
 NAME = "BlockSparseAttention"
@@ -57,12 +56,10 @@ def block_sparse_attention(
         mask: blocks to compute, for the heads of the inputs.
         head_dim: width of a query and of a key.
         value_dim: width of a value.
-        scale: factor of the scores.
         causal: whether to hide keys after the query.
         row: whether the function has the input `row`.
         full: heads of the input `full`: 1 or all; 0: the function does not have it.
         persistent: number of last keys, which every query of a head attends to, independently of the mask.
-        site: name of the site.
         opset: version of the ONNX standard of the graph that calls the function.
         dtype: type of queries, keys and values.
 
@@ -97,8 +94,6 @@ def rebuild_function(
     """The function of the same site for another mask or another type.
 
     Args:
-        function: the function to rebuild.
-        mask: blocks to compute.
         dims: widths of a key and of a value.
         full: heads of the input `full`, if the function has it.
         dtype: type of queries, keys and values; None: fp32.

@@ -11,8 +11,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.block_sparse.builder import GraphBuilder
-from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, Sizes
+from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, GraphBuilder, Sizes
 
 _REUSED = 2
 """Average number of uses of a key block above which it is faster to gather all blocks first."""
@@ -64,14 +63,7 @@ class KeyTables:
 
 
 def build_key_tables(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs, sizes: Sizes) -> KeyTables:
-    """Record the nodes that build the tables.
-
-    Args:
-        op: the tape of the function.
-        spec: what the attention computes.
-        inputs: the inputs of the function.
-        sizes: their sizes.
-    """
+    """Record the nodes that build the tables."""
     position = _key_positions(op, spec, sizes)
     token = op("Mul", op("Min", position, op("Sub", sizes.keys, op.ints([1]))), op.ints(spec.heads))
     token = op("Reshape", op("Add", token, op.ints(np.arange(spec.heads)[:, None])), op.ints([-1, spec.block]))
@@ -101,16 +93,7 @@ def _key_positions(op: GraphBuilder, spec: AttentionSpec, sizes: Sizes) -> ir.Va
 def _operand(
     op: GraphBuilder, spec: AttentionSpec, operand: ir.Value, dim: int, token: ir.Value, *, gather_first: bool
 ) -> Operand:
-    """The table of keys or values.
-
-    Args:
-        op: the tape of the function.
-        spec: what the attention computes.
-        operand: keys or values, `[batch, key, head, dim]`.
-        dim: width of one vector.
-        token: index of each block's tokens.
-        gather_first: whether all blocks are gathered once instead of by each bucket.
-    """
+    """The table of keys or values `[batch, key, head, dim]`, of which each bucket or one node before gathers blocks."""
     tokens = op("Reshape", operand, op.ints([0, -1, dim]))
     table, index = (op("Gather", tokens, token, axis=1), None) if gather_first else (tokens, token)
     vectors = _split_persistent(op, spec, operand, 1)[1]

@@ -45,7 +45,6 @@ def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool
     """Sort the rows of a mask that keep any block into the buckets of least cost, without rows of whole heads.
 
     Args:
-        mask: the blocks to compute.
         head_dim: width of a head, for the cost of a row.
         causal: whether keys after the query are hidden.
         every: whether rows that keep no block are computed as well.

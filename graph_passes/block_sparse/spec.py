@@ -1,16 +1,47 @@
-"""The specification of a block-sparse attention, and the tensors that it reads."""
+"""The specification of a block-sparse attention, the tensors that it reads, and the tape that records its nodes."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.block_sparse.row_buckets import Bucket, buckets, dense_heads, visible_blocks
+from graph_passes.tape import Tape
+
+
+class GraphBuilder(Tape):
+    """Records the nodes of an ONNX function. Equal constants share one node, because functions have no initializers."""
+
+    def __init__(self, dtype: ir.DataType) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def split(self, value: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
+        """Parts of a tensor along its first axis; the tensor itself where it has one part."""
+        if len(sizes) == 1:
+            return [value]
+        return list(self.op_multi_out("Split", [value, self.ints(list(sizes))], {"axis": 0}, num_outputs=len(sizes)))
+
+    def scalar(self, value: ir.Value) -> ir.Value:
+        """A tensor `[1]` as a tensor without axes."""
+        return self("Squeeze", value, self.ints([0]))
+
+    def floats(self, content: Any) -> ir.Value:
+        """A constant of the builder's type."""
+        return self.constant(np.asarray(content, self.dtype.numpy()))
+
+    def constant(self, content: np.ndarray) -> ir.Value:
+        key = (str(content.dtype), content.shape, content.tobytes())
+        if key not in self._constants:
+            self._constants[key] = super().constant(content)
+        return self._constants[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ is needed of the input, so the second walk is repeated until both agree.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,12 +33,11 @@ import onnx_ir as ir
 
 from graph_passes.flow.caches import cache_writers, read_caches
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.cut import Cuts
-from graph_passes.flow.cut_inputs import can_cut
+from graph_passes.flow.cut import Cuts, can_cut
 from graph_passes.flow.indices import Index, Need, all_indices, is_partial, same_index, simplify, union
-from graph_passes.flow.mixers import find_mixer
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule
+from graph_passes.flow.sizes import BATCH
 
 _logger = logging.getLogger(__name__)
 
@@ -66,9 +66,6 @@ class _Use(NamedTuple):
 class GraphOrder:
     """The nodes of a graph in their order, and the tensors that bodies read: what several flows of a graph share.
 
-    Args:
-        graph: the graph, in its present state.
-
     Attributes:
         nodes: its nodes.
         positions: position of each node.
@@ -82,13 +79,7 @@ class GraphOrder:
 
 
 class _Queue:
-    """Nodes of a graph that are visited in its order, each once, while visits add nodes further on.
-
-    Args:
-        order: the order of the graph.
-        nodes: the first nodes.
-        reverse: from the last one.
-    """
+    """Nodes of a graph that are visited in its order or in reverse, each once, while visits add nodes further on."""
 
     def __init__(self, order: GraphOrder, nodes: Iterable[ir.Node], *, reverse: bool = False) -> None:
         self._order, self._sign = order, -1 if reverse else 1
@@ -115,7 +106,6 @@ class Flow(Cuts):
         model: the graph, which is not changed.
         gates: gate initializer -> (name of its site, values in the initializer's shape).
         rules: (domain, operator type) -> rule.
-        probe: the graph's shapes.
         gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
         order: the order of the graph; None: it is computed.
         returned: name of an output -> what the graph that reads it as a cache needs of it.
@@ -298,12 +288,7 @@ class Flow(Cuts):
         return Demand(inputs, tuple(outputs)), frozenset()
 
     def _total_need(self, value: ir.Value, partial: Collection[ir.Value]) -> Need:
-        """The need of a tensor over all of its uses.
-
-        Args:
-            value: the tensor.
-            partial: the tensors of which some node needs less than everything.
-        """
+        """The need of a tensor over all of its uses; of `partial` tensors, some node needs less than everything."""
         shape = self.probe.shape(value) or ()
         if value not in partial:
             return all_indices(len(shape))
@@ -323,7 +308,7 @@ class Flow(Cuts):
             if all(use.need[axis] is None or self._selects(use, axis) for use in uses):
                 continue
             for use in uses:
-                mixer = find_mixer(value, use.node, use.position, axis, self) if use.need[axis] is None else None
+                mixer = _find_mixer(value, use, axis, self) if use.need[axis] is None else None
                 if mixer is not None:
                     why = f"needs every unit of {value.name}, so none can be removed from it"
                     refusal = Refusal(sites, *mixer, why, RefusalCode.EVERY_HEAD_NEEDED, value.name or "")
@@ -360,6 +345,52 @@ class Flow(Cuts):
 def _same_need(need: Need, cached: tuple[Need, frozenset[str]] | None) -> bool:
     """Whether a cache's input needs what was assumed to be needed of its output."""
     return cached is not None and all(map(same_index, need, cached[0]))
+
+
+def _find_mixer(value: ir.Value, use: _Use, axis: int, cuts: Cuts) -> tuple[str, str] | None:
+    """Operator and name of the first node that needs all of an axis of a tensor, at the node of a use or after it.
+
+    An output of the graph needs all of it too: `graph output` and its name. None: nothing needs all of it.
+    """
+    if use.node is None:
+        return "graph output", value.name or ""
+    stack, visited = [(use.node, use.position, axis)], {(value, axis)}
+    while stack:
+        reader, input_position, input_axis = stack.pop()
+        if _mixes(reader, input_position, input_axis, cuts):
+            return reader.op_type, reader.name or ""
+        for output, output_axis in _carriers(reader, input_position, input_axis, cuts):
+            if output.is_graph_output():
+                return "graph output", output.name or ""
+            if (output, output_axis) not in visited:
+                visited.add((output, output_axis))
+                stack += [(user, user_position, output_axis) for user, user_position in output.uses()]
+    return None
+
+
+def _mixes(node: ir.Node, position: int, axis: int, cuts: Cuts) -> bool:
+    rule = cuts.rule(node)
+    try:
+        return rule is None or rule.mixes(node, position, axis, cuts)
+    except NoRuleError:
+        return True
+
+
+def _carriers(node: ir.Node, position: int, axis: int, cuts: Cuts) -> Iterator[tuple[ir.Value, int]]:
+    """Output axes with more than one index that carry the heads of an input's axis.
+
+    An axis of rows carries none of them, although a reshape makes it from an axis of rows and heads.
+    """
+    rule = cuts.rule(node)
+    assert rule is not None
+    with contextlib.suppress(NoRuleError):
+        for output, output_axis in rule.carries(node, position, axis, cuts):
+            value = node.outputs[output]
+            first, second = cuts.probe.shapes(value)
+            if first is None or first[output_axis] == 1:
+                continue
+            if second is None or (first[output_axis], second[output_axis]) != BATCH:
+                yield value, output_axis
 
 
 def _drops(gain: Gain) -> bool:

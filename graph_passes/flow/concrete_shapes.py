@@ -10,27 +10,33 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.example_sizes import example_sizes
-from graph_passes.flow.node_inference import LARGEST_CONSTANT, Shape, evaluate, infer
-from graph_passes.flow.selections import clips_selection, selected_shape
+from graph_passes.flow.node_calls import Known, Shape
+from graph_passes.flow.node_inference import (
+    LARGEST_CONSTANT,
+    evaluate,
+    has_window,
+    infer,
+    leaves_nothing,
+    spatial_sizes,
+)
 from graph_passes.flow.sizes import (
     SizePair,
     Sizes,
     bind,
     concrete,
+    example_sizes,
+    is_selection,
     placeholder_sizes,
     raised_sizes,
     sizes_of_example,
     with_selection,
 )
-from graph_passes.flow.windows import leaves_nothing, window_merges_sizes
 
 Shapes = tuple[Shape | None, Shape | None]
 """Shapes of a tensor under both assignments of sizes; None where it is unknown."""
@@ -42,21 +48,12 @@ _ROUNDING = frozenset(("Add", "Div"))
 """Arithmetic that rounds lengths: a quotient, and the sum of a length and its padding to whole blocks."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Walk:
-    """The result of one walk: shapes, types, and the content of small tensors."""
-
-    shapes: dict[ir.Value, Shape]
-    types: dict[ir.Value, ir.DataType]
-    constants: dict[ir.Value, np.ndarray]
+_CLIPS = ("Slice", "Min", "TopK")
+"""Operators that give one size for many: `[:4]` has four elements of ten, and three of three."""
 
 
 class Probe:
-    """Concrete shapes and small constants of one graph in its present state; after an edit, construct a new one.
-
-    Args:
-        model: the graph, which is not changed.
-    """
+    """Concrete shapes and small constants of one graph in its present state; after an edit, construct a new one."""
 
     def __init__(self, model: ir.Model) -> None:
         self._walks = _suitable_walks(model)
@@ -110,11 +107,7 @@ class Probe:
 
 
 class _UnsuitableError(Exception):
-    """Sizes with which a graph cannot run.
-
-    Args:
-        too_small: whether a window is larger than its input.
-    """
+    """Sizes with which a graph cannot run; `too_small`: a window is larger than its input."""
 
     def __init__(self, *, too_small: bool) -> None:
         super().__init__(too_small)
@@ -130,7 +123,7 @@ class _ClashError(Exception):
         self.equal_symbol = equal_symbol
 
 
-def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
+def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
     """Walks with the first sizes that suit a graph. Where none do, shapes are left unknown at what does not fit.
 
     Sizes that some operator merges, e.g. a division of lengths below the divisor, are replaced by larger ones: what it
@@ -138,7 +131,7 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
     """
     example = example_sizes(model)
     fallback = placeholder_sizes()
-    merged: tuple[_Walk, _Walk] | None = None
+    merged: tuple[Known, Known] | None = None
     fewest = 0
     attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
     for pair in attempts:
@@ -160,7 +153,7 @@ def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
     return merged or _walks(model, fallback, strict=False)
 
 
-def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[_Walk, _Walk]:
+def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[Known, Known]:
     """Both walks; what a `NonZero` selects has a placeholder size where the graph can run with it, and else none.
 
     Raises:
@@ -169,15 +162,14 @@ def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[_Walk, _Walk]:
     if any(node.op_type == "NonZero" for node in model.graph):
         with contextlib.suppress(_UnsuitableError):
             walks = _walks(model, with_selection(pair), strict=True)
-            shapes, constants = [walk.shapes for walk in walks], [walk.constants for walk in walks]
-            if not any(clips_selection(node, shapes, constants) for node in model.graph):
+            if not any(_clips_selection(node, walks) for node in model.graph):
                 return walks
     return _walks(model, pair, strict=True)
 
 
-def _merges_sizes(node: ir.Node, first: _Walk, second: _Walk) -> bool:
+def _merges_sizes(node: ir.Node, first: Known, second: Known) -> bool:
     """Whether a node gives one size for two: a window with a stride, or arithmetic of sizes."""
-    if window_merges_sizes(node, first.shapes, second.shapes):
+    if _window_merges_sizes(node, first, second):
         return True
     if node.op_type == "Pad":
         ends = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
@@ -195,7 +187,39 @@ def _merges_sizes(node: ir.Node, first: _Walk, second: _Walk) -> bool:
     return any(differ[:-1]) and not differ[-1]
 
 
-def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Walk]:
+def _clips_selection(node: ir.Node, walks: Sequence[Known]) -> bool:
+    """Whether a node gives one size for those of a selection, which passes for fixed: fewer elements have another."""
+    if node.op_type not in _CLIPS:
+        return False
+    before = [pair for value in node.inputs for pair in _numbers(value, walks)]
+    return any(is_selection(*pair) for pair in before) and any(a == b for a, b in _numbers(node.outputs[0], walks))
+
+
+def _numbers(value: ir.Value | None, walks: Sequence[Known]) -> list[tuple[int, int]]:
+    """The sizes of a tensor, and its whole numbers where its content is known, under both assignments."""
+    if value is None:
+        return []
+    sizes = [walk.shapes.get(value, ()) for walk in walks]
+    contents = [walk.constants.get(value) for walk in walks]
+    numbers = [array.reshape(-1).tolist() for array in contents if array is not None and array.dtype.kind == "i"]
+    return [*zip(*sizes, strict=False), *(zip(*numbers, strict=False) if len(numbers) == len(walks) else ())]
+
+
+def _window_merges_sizes(node: ir.Node, first: Known, second: Known) -> bool:
+    """Whether the window of a convolution or a pooling gives one size for inputs of two sizes.
+
+    Strides do so to small sizes, e.g. a stride of two to sizes of one and two; the size would pass for a fixed one.
+    """
+    if not has_window(node):
+        return False
+    before, after = (
+        [spatial_sizes(value, walk.shapes) for walk in (first, second)] for value in (node.inputs[0], node.outputs[0])
+    )
+    pairs = zip(zip(*before, strict=False), zip(*after, strict=False), strict=False)
+    return any(sizes[0] != sizes[1] and windows[0] == windows[1] for sizes, windows in pairs)
+
+
+def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[Known, Known]:
     """Both walks, with one size for symbols that an operator needs to be equal.
 
     Raises:
@@ -204,7 +228,7 @@ def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Wa
     aliases: dict[str, str] = {}
     coincidences: set[tuple[str, str]] = set()
     while True:
-        walks: list[_Walk] = []
+        walks: list[Known] = []
         clashes: list[tuple[str, str]] = []
         for sizes in pair:
             try:
@@ -221,30 +245,23 @@ def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Wa
 
 def _walk(
     model: ir.Model, sizes: Sizes, aliases: dict[str, str], coincidences: Collection[tuple[str, str]], *, strict: bool
-) -> _Walk:
+) -> Known:
     """Infer every node under one assignment of sizes.
 
-    Args:
-        model: the graph.
-        sizes: the sizes of free dimensions.
-        aliases: symbols that have the size of another symbol.
-        coincidences: pairs of symbols that no operator needs to have one size, although it cannot broadcast theirs.
-        strict: stop where the graph cannot run with these sizes.
+    `strict` stops where the graph cannot run with these sizes. `aliases` have the size of another symbol, and
+    `coincidences` are pairs of symbols that need not have one size, although an operator cannot broadcast theirs.
 
     Raises:
         _ClashError: an operator needs two symbols to have one size.
         _UnsuitableError: `strict`, and the graph cannot run with these sizes.
     """
-    bindings = bind(model.graph, sizes, aliases)
-    shapes: dict[ir.Value, Shape] = {}
-    types: dict[ir.Value, ir.DataType] = {}
-    constants: dict[ir.Value, np.ndarray] = {}
+    bindings, known = bind(model.graph, sizes, aliases), Known()
 
     def record(value: ir.Value, shape: Shape | None, dtype: ir.DataType | None) -> None:
         if shape is not None:
-            shapes[value] = shape
+            known.shapes[value] = shape
         if dtype is not None:
-            types[value] = dtype
+            known.types[value] = dtype
 
     for value in model.graph.inputs:
         record(value, concrete(value.shape, bindings, is_input=True), value.dtype)
@@ -254,20 +271,31 @@ def _walk(
             continue
         record(value, tuple(tensor.shape.numpy()), tensor.dtype)
         if tensor.size <= LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING:
-            constants[value] = tensor.numpy()
+            known.constants[value] = tensor.numpy()
     for node in model.graph:
-        if strict and leaves_nothing(node, shapes):
+        if strict and leaves_nothing(node, known.shapes):
             raise _UnsuitableError(too_small=True)
-        for value, shape, dtype in infer(node, model, shapes, types, constants):
+        for value, shape, dtype in infer(node, model, known):
             if node.op_type == "NonZero" and sizes.selected is not None:
-                shape = selected_shape(node.inputs[0], sizes.selected, shapes, constants)
-            fits = shape is not None or _can_broadcast(node, shapes, constants, bindings, aliases, coincidences)
+                shape = _selected_shape(node.inputs[0], sizes.selected, known)
+            fits = shape is not None or _can_broadcast(node, known, bindings, aliases, coincidences)
             shape = shape if shape is not None else concrete(value.shape, bindings)
-            if strict and not (fits and _keeps_elements(node, shape, shapes)):
+            if strict and not (fits and _keeps_elements(node, shape, known.shapes)):
                 raise _UnsuitableError(too_small=False)
             record(value, shape, dtype or value.dtype)
-        evaluate(node, model, shapes, types, constants)
-    return _Walk(shapes, types, constants)
+        evaluate(node, model, known)
+    return known
+
+
+def _selected_shape(source: ir.Value | None, selected: int, known: Known) -> Shape | None:
+    """Shape of the positions `[axis, n]` of a tensor's nonzero elements; None: the shape of the tensor is unknown.
+
+    Where its content is unknown, it has `selected` nonzero elements.
+    """
+    if source is None or source not in known.shapes:
+        return None
+    content = known.constants.get(source)
+    return len(known.shapes[source]), selected if content is None else int(np.count_nonzero(content))
 
 
 def _keeps_elements(node: ir.Node, shape: Shape | None, shapes: dict[ir.Value, Shape]) -> bool:
@@ -284,8 +312,7 @@ def _keeps_elements(node: ir.Node, shape: Shape | None, shapes: dict[ir.Value, S
 
 def _can_broadcast(
     node: ir.Node,
-    shapes: dict[ir.Value, Shape],
-    constants: dict[ir.Value, np.ndarray],
+    known: Known,
     bindings: dict[str, int],
     aliases: dict[str, str],
     coincidences: Collection[tuple[str, str]],
@@ -294,22 +321,14 @@ def _can_broadcast(
 
     Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal.
 
-    Args:
-        node: the node whose output shape is unknown.
-        shapes: shapes of the tensors before it.
-        constants: contents of small tensors before it.
-        bindings: the size of each symbol.
-        aliases: symbols that have the size of another symbol already.
-        coincidences: pairs of symbols that do not clash.
-
     Raises:
         _ClashError: it cannot because two symbols have two sizes; the error names both.
     """
     if node.op_type not in _BROADCASTS:
         return True
-    operands = [shapes[value] for value in node.inputs if value in shapes]
+    operands = [known.shapes[value] for value in node.inputs if value in known.shapes]
     if node.op_type == "Expand":
-        content = constants.get(node.inputs[1]) if node.inputs[1] is not None else None
+        content = known.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
         operands = [*operands[:1], tuple(int(size) for size in content)] if content is not None else []
     symbols = {size: symbol for symbol, size in bindings.items() if symbol not in aliases}
     columns = list(itertools.zip_longest(*(reversed(shape) for shape in operands), fillvalue=1))

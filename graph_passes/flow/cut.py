@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.cut_inputs import cut_input
-from graph_passes.flow.edit import cut_tensor
-from graph_passes.flow.indices import Need, all_indices, is_partial
-from graph_passes.flow.initializer_copies import InitializerCopies
+from graph_passes.flow.edit import InitializerCopies, cut_tensor, cut_value, cut_value_of_rows, positions_among
+from graph_passes.flow.indices import Index, Need, all_indices, is_partial, part_of_each_row, positions_of, same_index
 from graph_passes.flow.rule import Demand, Rule, RuleContext
+from graph_passes.flow.sizes import BATCH
 
 
 class Cuts(RuleContext):
     """The needs by which a graph is cut: what each tensor will hold, and what each node demands of its inputs.
-
-    Args:
-        probe: the graph's shapes.
-        rules: the rule of each operator, by (domain, type).
 
     Attributes:
         needs: what each computed tensor will hold, where that is not everything.
@@ -71,7 +67,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
                 cut = _cut_initializer(value, need, copies)
             else:
                 need = _excess(need, held[position], selected if position == 0 else ())
-                cut = cut_input(value, held[position], need, node, cuts)
+                cut = _cut_input(value, held[position], need, node, cuts)
             held[position] = need
             node.replace_input_with(position, cut)
             cuts.probe.copy_shape(cut, value)
@@ -114,3 +110,45 @@ def _restate_shape(value: ir.Value, need: Need, *, free: bool) -> None:
             else:
                 sizes.append(len(index) if free or isinstance(size, int) else None)
         value.shape = ir.Shape(sizes)
+
+
+def _cut_input(value: ir.Value, held: Need, need: Need, node: ir.Node, context: RuleContext) -> ir.Value:
+    """A tensor cut before a node from the indices that it holds to those that the node needs.
+
+    Where an axis merges rows with heads, its size depends on the graph's inputs, and the positions are computed.
+    """
+    result = value
+    for axis, (index, held_index) in enumerate(zip(need, held, strict=True)):
+        if index is None or same_index(held_index, index):
+            continue
+        positions = positions_among(index, held_index)
+        count, rows = len(positions_of(held_index, context.shape(value)[axis])), _rows_of(value, axis, context)
+        part = part_of_each_row(np.asarray(positions), count, rows) if rows else None
+        if part is None:
+            result = cut_value(result, axis, positions, node)
+        else:
+            result = cut_value_of_rows(result, axis, part, count // rows, node)
+    if result is not value:
+        context.probe.copy_shape(result, value)
+    return result
+
+
+def can_cut(value: ir.Value, axis: int, held_index: Index, index: Index, context: RuleContext) -> bool:
+    """Whether an axis can be cut from what a tensor holds to what a node needs, at any size of the inputs.
+
+    Where an axis merges rows with heads, every row has to need the same heads, and to have as many at any size: a row
+    that holds positions beside the heads is not cut.
+    """
+    rows = _rows_of(value, axis, context)
+    if index is None or not rows or same_index(held_index, index):
+        return True
+    first, second = context.probe.shapes(value)
+    if first is None or second is None or first[axis] * BATCH[1] != second[axis] * BATCH[0]:
+        return False
+    count = len(positions_of(held_index, context.shape(value)[axis]))
+    return part_of_each_row(np.asarray(positions_among(index, held_index)), count, rows) is not None
+
+
+def _rows_of(value: ir.Value, axis: int, context: RuleContext) -> int:
+    """Number of rows that an axis merges with heads under the first assignment of sizes; 0 if it holds heads only."""
+    return 0 if context.counts_positions or context.probe.fixed(value, axis) else BATCH[0]

@@ -42,11 +42,6 @@ def same_index(first: Index, second: Index) -> bool:
 def part_of_each_row(index: np.ndarray, size: int, rows: int) -> np.ndarray | None:
     """The positions within a row that an index selects, `[n]`, where an axis merges rows with what each row has.
 
-    Args:
-        index: positions of the merged axis.
-        size: size of the merged axis.
-        rows: number of rows.
-
     Returns:
         The positions, or None where rows differ.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,8 +17,7 @@ import onnx.checker
 import onnx.reference
 import onnx_ir as ir
 
-from graph_passes.flow.foreign_shapes import Shape
-
+Shape = tuple[int, ...]
 Result = TypeVar("Result")
 _REMEMBERED = 1 << 12
 """Maximum number of calls whose results are remembered; a content takes up to 32 KiB."""
@@ -113,22 +112,17 @@ class NodeCall:
         )
 
 
-def node_call(
-    node: ir.Node,
-    model: ir.Model,
-    shapes: Mapping[ir.Value, Shape],
-    types: Mapping[ir.Value, ir.DataType],
-    constants: Mapping[ir.Value, np.ndarray],
-) -> NodeCall | None:
-    """The call of a node with what is known of its inputs; None for a damaged attribute.
+@dataclass(frozen=True)
+class Known:
+    """What is known of tensors: shapes, types of elements, and the content of small ones."""
 
-    Args:
-        node: the node.
-        model: the model of the node, for its operator sets.
-        shapes: known shapes of the tensors before the node.
-        types: known types of the elements of these tensors.
-        constants: known contents of small tensors.
-    """
+    shapes: dict[ir.Value, Shape] = field(default_factory=dict)
+    types: dict[ir.Value, ir.DataType] = field(default_factory=dict)
+    constants: dict[ir.Value, np.ndarray] = field(default_factory=dict)
+
+
+def node_call(node: ir.Node, model: ir.Model, known: Known) -> NodeCall | None:
+    """The call of a node of a model with what is known of its inputs; None for a damaged attribute."""
     attributes = tuple(node.attributes.values())
     # An inner graph reads tensors of the outer graph by name; the names of all other inputs do not matter.
     has_graphs = any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in attributes)
@@ -136,11 +130,11 @@ def node_call(
     def operand(number: int, value: ir.Value | None) -> Operand | None:
         if value is None:
             return None
-        content = constants.get(value)
+        content = known.constants.get(value)
         return Operand(
             name=value.name or "" if has_graphs else f"input{number}",
-            dtype=types.get(value),
-            shape=shapes.get(value),
+            dtype=known.types.get(value),
+            shape=known.shapes.get(value),
             content=None if content is None else Content.of(content),
         )
 
@@ -215,7 +209,6 @@ def run_node(proto: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int)
     """Outputs of one node of the ONNX standard, computed by ONNX's reference evaluator.
 
     Args:
-        proto: the node.
         feeds: its inputs by name.
         opset: version of the operator set that the node follows.
     """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -59,7 +59,6 @@ class NoRuleError(Exception):
     """A rule cannot pass heads through a node.
 
     Args:
-        code: the kind of obstacle.
         why: what is wrong with the node: a clause whose subject is the operator.
     """
 
@@ -71,9 +70,6 @@ class NoRuleError(Exception):
 
 class RuleContext:
     """The information about a graph that rules read.
-
-    Args:
-        probe: the graph's shapes and constants.
 
     Attributes:
         sums: node -> label that it sums over -> gain along that label; written by `Rule.gain`, read by `Rule.demand`.
@@ -113,69 +109,42 @@ class RuleContext:
         return any(a is not None and b is not None and a[axis] != b[output_axis] for a, b in pairs)
 
 
-class Rule(Protocol):
-    """How one operator passes indices on. All needs are in positions of the unpruned graph."""
+class Rule:
+    """How one operator passes indices on. All needs are in positions of the unpruned graph.
+
+    Every method gets the node and the shapes of its graph, and raises `NoRuleError` where the rule does not cover the
+    node. `position` is that of an input, and `axis` an axis of this input.
+    """
 
     def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
-        """Axes of the first input of which `rewrite` accepts more than the node needs; others are cut before the node.
+        """Axes of the first input of which `rewrite` accepts more than needed; others are cut before the node."""
+        return ()
 
-        Args:
-            node: the node.
-            context: the graph's shapes.
-
-        Raises:
-            NoRuleError: the rule does not cover the node.
-        """
-
+    @abc.abstractmethod
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
-        """What the inputs must hold so that the outputs hold at least `outputs`.
+        """What the inputs must hold so that the outputs hold at least `outputs`."""
 
-        Raises:
-            NoRuleError: the node cannot compute a part of its outputs.
-        """
-
+    @abc.abstractmethod
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
-        """Gains of the outputs, from those of the inputs.
+        """Gains of the outputs, from those of the inputs: the outputs are the ungated ones times these factors."""
 
-        Raises:
-            NoRuleError: the outputs are not the ungated outputs times a factor for each index.
-        """
-
+    @abc.abstractmethod
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterable[tuple[int, int]]:
         """Output axes that carry the indices of one axis of one input, as pairs of (output, axis).
 
         An output axis carries an input axis if needing fewer indices of the output axis means needing fewer indices of
         the input axis, while all other axes are needed entirely. Two outputs that share an input axis do not carry it,
         because each of them needs all of it.
-
-        Args:
-            node: the node.
-            position: position of the input.
-            axis: the axis of the input.
-            context: the graph's shapes.
-
-        Raises:
-            NoRuleError: the rule does not cover the node.
         """
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
-        """Whether output indices depend on all indices of one axis of one input, and are not their sum.
-
-        Args:
-            node: the node.
-            position: position of the input.
-            axis: the axis of the input.
-            context: the graph's shapes.
-
-        Raises:
-            NoRuleError: the rule does not cover the node.
-        """
+        """Whether output indices depend on all indices of one axis of one input, and are not their sum."""
+        return False
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         """Change attributes and shape inputs so that the node computes `demand.outputs`.
 
         Args:
-            node: the node, in its graph.
             demand: what `demand` returned for the node.
             held: what each input holds now: on `selected_axes` at least what the node demands, on others exactly that.
             context: the shapes of the unpruned graph.

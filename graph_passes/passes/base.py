@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import onnx_ir as ir
@@ -12,7 +13,9 @@ import onnx_ir as ir
 from graph_passes.block_sparse.function import is_block_sparse
 
 Report = TypeVar("Report")
-"""A frozen dataclass with what a pass changed."""
+"""What a pass changed: a frozen dataclass, or `Names`."""
+Names = tuple[str, ...]
+"""Names of what a pass changed; the pass says whether they are those of nodes, tensors or groups."""
 
 
 @dataclasses.dataclass
@@ -32,6 +35,9 @@ class GraphPass(ir.passes.PassBase, Generic[Report]):
     Reports of changes are logged at level DEBUG with the name of the pass's module.
     """
 
+    inlined = False
+    """Whether the pass reads only the main graph, and requires that it calls no local functions."""
+
     @property
     def in_place(self) -> bool:
         return True
@@ -39,6 +45,10 @@ class GraphPass(ir.passes.PassBase, Generic[Report]):
     @property
     def changes_input(self) -> bool:
         return True
+
+    def requires(self, model: ir.Model) -> None:
+        if self.inlined:
+            require_inlined(model)
 
     @abc.abstractmethod
     def call(self, model: ir.Model) -> ReportedResult[Report]:
@@ -50,6 +60,12 @@ class GraphPass(ir.passes.PassBase, Generic[Report]):
         if result.modified:
             logging.getLogger(type(self).__module__).debug("%s", result.report)
         return result
+
+
+def changed(model: ir.Model, names: Iterable[str | None], *, is_other: bool = False) -> ReportedResult[Names]:
+    """The result of a pass that changed what has these names, or something else (`is_other`)."""
+    report = tuple(name or "" for name in names)
+    return ReportedResult(model, bool(report) or is_other, report)
 
 
 def require_inlined(model: ir.Model) -> None:

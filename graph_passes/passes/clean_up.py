@@ -46,7 +46,7 @@ class CleanUp(GraphPass[CleanedUp]):
             for node in list(model.graph)
             if node.op_type in ("Reshape", "Expand")
             and node.domain == ""
-            and set_shape_input(node, node.inputs[0], None, probe)
+            and set_shape_input(node, node.inputs[0], (), probe)
         ]
         unused = ir.passes.Sequential(
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -10,29 +9,23 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graph_passes.flow.axis_flow import captured_by_bodies
 from graph_passes.flow.caches import cache_names, cache_writers, read_caches, record_caches
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
-@dataclasses.dataclass(frozen=True)
-class DroppedCaches:
-    """What `DropIdleCaches` changed: names of the inputs that are gone."""
-
-    inputs: tuple[str, ...]
-
-
-class DropIdleCaches(GraphPass[DroppedCaches]):
+class DropIdleCaches(GraphPass[Names]):
     """Drop the input and the output of a cache that is read for nothing but the next cache.
 
     Cases:
         1. Only outputs of caches are computed from the input: both go. A number of positions that is read off the input
            is read off another cache.
         2. Nothing reads the input, and the output belongs to another graph: the input goes.
+
+    The report has the names of the inputs that are gone.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
+    inlined = True
 
-    def call(self, model: ir.Model) -> ReportedResult[DroppedCaches]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         graph, caches = model.graph, read_caches(model)
         outputs = frozenset(output for output in caches.values() if output is not None)
         writers = cache_writers(list(graph), outputs, captured_by_bodies(graph))
@@ -41,14 +34,14 @@ class DropIdleCaches(GraphPass[DroppedCaches]):
             value for value in idle if not _read_elsewhere(value, [other for other in caches if other not in idle])
         }
         if not idle:
-            return ReportedResult(model, False, DroppedCaches(()))
+            return changed(model, ())
         names = tuple(value.name or "" for value in graph.inputs if value in idle)
         gone = {caches[value] for value in idle}
         graph.outputs[:] = [value for value in graph.outputs if value not in gone]
         RemoveUnusedNodesPass()(model)
         graph.inputs[:] = [value for value in graph.inputs if value not in idle]
         record_caches(model, [pair for pair in cache_names(model).items() if pair[0] not in names])
-        return ReportedResult(model, True, DroppedCaches(names))
+        return changed(model, names)
 
 
 def _sizes(node: ir.Node) -> tuple[int, int] | None:

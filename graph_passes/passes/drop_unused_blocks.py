@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,21 +11,14 @@ import onnx_ir.passes.common as common
 from graph_passes.block_sparse.function import is_block_sparse, rebuild_function
 from graph_passes.block_sparse.masks import MASK, BlockMask
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.edit import ints
 from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.tape import Tape, add_initializer
 
 _LEAST_UNUSED = 0.25
 """Minimum share of unused key blocks for which gathering the used ones is faster."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DroppedBlocks:
-    """What `DropUnusedBlocks` changed: site -> number of key blocks that are not projected any more."""
-
-    sites: Mapping[str, int]
-
-
-class DropUnusedBlocks(GraphPass[DroppedBlocks]):
+class DropUnusedBlocks(GraphPass[Mapping[str, int]]):
     """Gather the positions that block-sparse attention uses before its key and value projections.
 
     Cases:
@@ -36,18 +28,20 @@ class DropUnusedBlocks(GraphPass[DroppedBlocks]):
            In a causal site the diagonal blocks hide a triangle, which the removal of columns would shift. Besides,
            every position usually attends to its own block, so that few blocks are unused.
         3. Fewer than a quarter of the key blocks are unused: the site stays as it is.
+
+    The report has the number of key blocks that are not projected any more, by name of the site.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[DroppedBlocks]:
+    def call(self, model: ir.Model) -> ReportedResult[Mapping[str, int]]:
         calls = [node for node in model.graph if is_block_sparse(node)]
         if not calls:
-            return ReportedResult(model, False, DroppedBlocks({}))
+            return ReportedResult(model, False, {})
         probe = Probe(model)
         dropped = {node.overload: _drop(model, node, probe) for node in calls}
-        report = DroppedBlocks({site: count for site, count in dropped.items() if count})
-        if report.sites:
+        dropped = {site: count for site, count in dropped.items() if count}
+        if dropped:
             common.RemoveUnusedNodesPass()(model)
-        return ReportedResult(model, bool(report.sites), report)
+        return ReportedResult(model, bool(dropped), dropped)
 
 
 def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
@@ -79,21 +73,12 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
     )
     model.functions[function.identifier()] = function
     # The call gets a mask of its own: calls of one module share the original.
-    name = f"{node.overload}.used_{MASK}"
-    mask = ir.Value(name=name, const_value=ir.tensor(kept[:, :, used], name=name))
-    model.graph.register_initializer(mask)
-    node.replace_input_with(3, mask)
+    node.replace_input_with(3, add_initializer(model.graph, f"{node.overload}.used_{MASK}", kept[:, :, used]))
     return unused
 
 
 def _gather_sources(graph: ir.Graph, products: Sequence[ir.Node], used: np.ndarray, block: int) -> ir.Value:
-    """Let projections read the used positions alone.
-
-    Args:
-        graph: the graph.
-        products: the first products of the key and the value projection; keys and values may share one source.
-        used: bool `[key block]`.
-        block: positions of a block.
+    """Let projections of keys and values, which may share a source, read the positions of used blocks alone.
 
     Returns:
         The used positions, `[position]`.
@@ -155,17 +140,12 @@ def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
 def _used_positions(hidden: ir.Value, used: np.ndarray, block: int, before: ir.Node) -> ir.Value:
     """The positions of `hidden` in used blocks, `[position]`, computed just before a node."""
     starts = np.flatnonzero(used) * block
-    known = ints((starts[:, None] + np.arange(block)).ravel())
-    first, zero, full_block = ints(starts), ints([0]), ints([block])
-    size = ir.node("Shape", [hidden], {"start": 1, "end": 2})
+    op = Tape()
+    known = op.ints((starts[:, None] + np.arange(block)).ravel())
+    first, zero, full_block = op.ints(starts), op.ints([0]), op.ints([block])
+    size = op("Shape", hidden, start=1, end=2)
     # Counted block by block, so that the numbers are few enough for `Probe` to follow: it then knows the key length.
-    remaining = ir.node("Sub", [size.outputs[0], first.outputs[0]])
-    non_negative = ir.node("Max", [remaining.outputs[0], zero.outputs[0]])
-    in_block = ir.node("Min", [non_negative.outputs[0], full_block.outputs[0]])
-    count = ir.node("ReduceSum", in_block.outputs, {"keepdims": 1})
-    cut = ir.node("Slice", [known.outputs[0], zero.outputs[0], count.outputs[0]])
-    assert before.graph is not None
-    before.graph.insert_before(
-        before, [known, first, zero, full_block, size, remaining, non_negative, in_block, count, cut]
-    )
-    return cut.outputs[0]
+    in_block = op("Min", op("Max", op("Sub", size, first), zero), full_block)
+    cut = op("Slice", known, zero, op("ReduceSum", in_block, keepdims=1))
+    op.insert_before(before)
+    return cut

@@ -12,10 +12,9 @@ from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.edit import scale_tensor
-from graph_passes.flow.initializer_copies import InitializerCopies
+from graph_passes.flow.edit import InitializerCopies, scale_tensor
 from graph_passes.flow.rules import RULES
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, ReportedResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +39,7 @@ class FoldGates(GraphPass[FoldedGates]):
         2. Anything else is on a path: the gate stays as it is.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
+    inlined = True
 
     def call(self, model: ir.Model) -> ReportedResult[FoldedGates]:
         gates = {

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from graph_passes.flow.node_calls import run_constant
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import add_initializer
 
 _LAYOUT = frozenset(("Cast", "Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that only move, join or convert the elements of their inputs."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FoldedWeights:
-    """What `FoldWeights` changed: names of the tensors that became initializers."""
-
-    tensors: tuple[str, ...]
-
-
-class FoldWeights(GraphPass[FoldedWeights]):
+class FoldWeights(GraphPass[Names]):
     """Replace `Transpose(weight)` and other layout operators on constants by their results.
 
     An exported linear layer transposes its weight in the graph. Runtimes fold that themselves, but quantizers look for
@@ -30,16 +22,17 @@ class FoldWeights(GraphPass[FoldedWeights]):
         1. An operator of layout whose inputs are all constants: its output becomes an initializer, also where it reads
            the output of another one.
         2. Anything else stays.
+
+    The report has the names of the tensors that became initializers.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[FoldedWeights]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         tensors = []
         for node in list(model.graph):
             if _is_foldable(node):
                 tensors.append(str(node.outputs[0].name))
                 _fold(node)
-        kept = tuple(name for name in tensors if name in model.graph.initializers)
-        return ReportedResult(model, bool(tensors), FoldedWeights(kept))
+        return changed(model, (name for name in tensors if name in model.graph.initializers), is_other=bool(tensors))
 
 
 def _is_foldable(node: ir.Node) -> bool:
@@ -59,11 +52,8 @@ def _fold(node: ir.Node) -> None:
     inputs = [value for value in node.inputs if value is not None]
     feeds = {str(value.name): tensor.numpy() for value in inputs if (tensor := _constant(value)) is not None}
     array = run_constant(node, feeds)
-    name, dtype = str(output.name), ir.DataType.from_numpy(array.dtype)
-    output.name = None
-    tensor = ir.Tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=ir.Shape(array.shape))
-    graph.register_initializer(value)
+    name, output.name = str(output.name), None
+    value = add_initializer(graph, name, array)
     ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     for unread in {value for value in inputs if not value.uses() and not value.is_graph_output()}:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graph_passes.attention.mask_meaning import evaluate, nodes_behind
-from graph_passes.attention.operands import NoMatchError, Operands, operands_of_softmax
+from graph_passes.attention.operands import (
+    SWAP,
+    NoMatchError,
+    Operands,
+    before_swap,
+    operands_of_softmax,
+    swaps,
+    unmatched,
+)
 from graph_passes.attention.site_names import site_name
 from graph_passes.attention.tracing import LAYOUT, product_ahead, product_behind
 from graph_passes.flow.caches import read_caches
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.edit import ints
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.tape import Tape, ancestors, take_over
 
 _logger = logging.getLogger(__name__)
 
 DOMAIN = "com.microsoft"
-_SWAP = (0, 2, 1, 3)
-"""The permutation between `[batch, head, position, width]` and `[batch, position, head, width]`."""
 _SELECTS = LAYOUT | {"Concat", "Gather", "Tile"}
 """Operators that repeat, select or move the heads of a cache."""
 _ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())
@@ -145,9 +151,7 @@ class _Match:
 class _Matcher:
     """Matches the attentions of one graph.
 
-    Args:
-        model: the graph.
-        pasts: tensor that holds all positions of a cache -> the graph's input of the cache.
+    `pasts`: tensor that holds all positions of a cache -> the graph's input of the cache.
     """
 
     def __init__(self, model: ir.Model, pasts: dict[ir.Value, ir.Value]) -> None:
@@ -186,9 +190,9 @@ class _Matcher:
             tensors, kv_heads = caches
             past = self._concatenated(tensors, operands)
         if query[1] % kv_heads or self._heads(tensors[1], softmax)[1] != kv_heads:
-            raise _unmatched(softmax, "belongs to heads that share keys and values unevenly")
+            raise unmatched(softmax, "belongs to heads that share keys and values unevenly")
         if spans_heads and query[1] != kv_heads:
-            raise _unmatched(softmax, "belongs to heads with biases of their own that share keys and values")
+            raise unmatched(softmax, "belongs to heads with biases of their own that share keys and values")
         name = site_name(softmax, operands.output) or softmax.name or ""
         widths = query[3], value[3]
         return _Match(
@@ -212,9 +216,9 @@ class _Matcher:
         if shape is None:
             raise NoMatchError(RefusalCode.UNKNOWN_SHAPE, "has operands of unknown shape", softmax)
         if len(shape) != 4 or not (probe.fixed(value, 1) and probe.fixed(value, 3)):
-            raise _unmatched(softmax, "has operands whose axes are not batch, head, position, width")
+            raise unmatched(softmax, "has operands whose axes are not batch, head, position, width")
         if probe.dtype(value) != ir.DataType.FLOAT:
-            raise _unmatched(softmax, "has operands that are not in single precision")
+            raise unmatched(softmax, "has operands that are not in single precision")
         return tuple(shape)
 
     def _spans(self, operands: Operands, softmax: ir.Node) -> tuple[int, tuple[bool, ...]]:
@@ -226,7 +230,7 @@ class _Matcher:
                 raise NoMatchError(RefusalCode.UNKNOWN_SHAPE, "adds tensors of unknown shape to the scores", softmax)
             total = _broadcast(total, spans)
         if operands.addends and not any(total[-1:]):
-            raise _unmatched(softmax, "adds the same number to the scores of all keys")
+            raise unmatched(softmax, "adds the same number to the scores of all keys")
         return len(total), _broadcast((False,) * 4, total)
 
     def _repeats(self, value: ir.Value, cache: ir.Value, heads: int, kv_heads: int) -> bool:
@@ -269,7 +273,7 @@ class _Matcher:
                 return None
             pairs.append((past, node.inputs[1]))
         new = [operands.query, *operands.addends, *(pair[1] for pair in pairs)]
-        return None if _ancestors(new) & set(tensors) else (pairs[0], pairs[1])
+        return None if ancestors(new) & set(tensors) else (pairs[0], pairs[1])
 
 
 class _Rewriter:
@@ -278,7 +282,7 @@ class _Rewriter:
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
         self._biases: dict[tuple[object, ...], ir.Value] = {}
-        self._nodes: list[ir.Node] = []
+        self._op = Tape()
 
     def rewrite(self, match: _Match) -> None:
         """Compute an attention by one operator, and insert it before the product of probabilities and values."""
@@ -293,66 +297,57 @@ class _Rewriter:
                 for pair, width in zip(match.past, match.widths, strict=True)
             ]
             inputs, outputs = [query, *new, None, None, bias, match.past[0][0], match.past[1][0]], 3
-        attention = ir.node(
+        attention = self._op.op_multi_out(
             "MultiHeadAttention",
             inputs,
             {"num_heads": match.kv_heads, "scale": float(operands.scale)},
             domain=DOMAIN,
             num_outputs=outputs,
             name=match.softmax.name,
+            metadata_props=dict(match.softmax.metadata_props),
         )
-        attention.metadata_props.update(match.softmax.metadata_props)
-        self._nodes.append(attention)
-        view = self._output(match, attention.outputs[0], repeats)
+        view = self._output(match, attention[0], repeats)
         for reader, position in list(operands.output.uses()):
-            if _swaps(reader) and not reader.outputs[0].is_graph_output():
+            if swaps(reader) and not reader.outputs[0].is_graph_output():
                 reader.outputs[0].replace_all_uses_with(view)
             else:
-                reader.replace_input_with(position, self._compute("Transpose", view, perm=_SWAP))
+                reader.replace_input_with(position, self._op("Transpose", view, perm=SWAP))
         last = operands.output.producer()
         assert last is not None
-        self._graph.insert_before(last, self._nodes)
-        self._nodes = []
+        self._op.insert_before(last)
+        self._op = Tape()
         if match.past is not None:
-            for cache, value in zip((match.key, match.value), attention.outputs[1:], strict=True):
-                _take_over(cache, value)
-
-    def _compute(self, op_type: str, *inputs: ir.Value, **attributes: int | Sequence[int]) -> ir.Value:
-        self._nodes.append(ir.node(op_type, inputs, attributes))
-        return self._nodes[-1].outputs[0]
-
-    def _ints(self, *content: int) -> ir.Value:
-        self._nodes.append(ints(content))
-        return self._nodes[-1].outputs[0]
+            for cache, value in zip((match.key, match.value), attention[1:], strict=True):
+                take_over(cache, value)
 
     def _reshape(self, value: ir.Value, *sizes: int) -> ir.Value:
-        return self._compute("Reshape", value, self._ints(*sizes))
+        return self._op("Reshape", value, self._op.ints(sizes))
 
     def _query(self, match: _Match, repeats: int) -> ir.Value:
         """The queries `[batch, repeat * position, kv_head * width]`."""
         query, kv_heads, width = match.operands.query, match.kv_heads, match.widths[0]
         if repeats == 1:
             return self._merged(query, kv_heads, width)
-        view = _before_swap(query)
+        view = before_swap(query)
         if view is None:
             split = self._reshape(query, 0, kv_heads, repeats, -1, width)
-            rows = self._compute("Transpose", split, perm=(0, 2, 3, 1, 4))
+            rows = self._op("Transpose", split, perm=(0, 2, 3, 1, 4))
         else:
             split = self._reshape(view, 0, 0, kv_heads, repeats, width)
-            rows = self._compute("Transpose", split, perm=(0, 3, 1, 2, 4))
+            rows = self._op("Transpose", split, perm=(0, 3, 1, 2, 4))
         return self._reshape(rows, 0, -1, kv_heads * width)
 
     def _merged(self, value: ir.Value, heads: int, width: int) -> ir.Value:
         """A tensor `[batch, head, position, width]` as `[batch, position, head * width]`."""
-        view = _before_swap(value)
-        return self._reshape(view or self._compute("Transpose", value, perm=_SWAP), 0, 0, heads * width)
+        view = before_swap(value)
+        return self._reshape(view or self._op("Transpose", value, perm=SWAP), 0, 0, heads * width)
 
     def _output(self, match: _Match, rows: ir.Value, repeats: int) -> ir.Value:
         """The output `[batch, position, head, width]` of queries `[batch, repeat * position, kv_head * width]`."""
         width = match.widths[1]
         if repeats > 1:
             split = self._reshape(rows, 0, repeats, -1, match.kv_heads, width)
-            rows = self._compute("Transpose", split, perm=(0, 2, 3, 1, 4))
+            rows = self._op("Transpose", split, perm=(0, 2, 3, 1, 4))
         return self._reshape(rows, 0, 0, match.heads, width)
 
     def _bias(self, match: _Match, query: ir.Value, repeats: int) -> ir.Value:
@@ -361,46 +356,17 @@ class _Rewriter:
         if key not in self._biases:
             total = match.operands.addends[0]
             for addend in match.operands.addends[1:]:
-                total = self._compute("Add", total, addend)
+                total = self._op("Add", total, addend)
             if match.rank < 4:
-                total = self._compute("Unsqueeze", total, self._ints(*range(4 - match.rank)))
+                total = self._op("Unsqueeze", total, self._op.ints(range(4 - match.rank)))
             if match.repeats_rows:
-                rows = self._compute("Gather", self._compute("Shape", query), self._ints(1), axis=0)
-                sizes = self._compute("Concat", self._ints(1, 1), rows, self._ints(1), axis=0)
-                total = self._compute("Expand", total, sizes)
+                rows = self._op("Gather", self._op("Shape", query), self._op.ints([1]), axis=0)
+                sizes = self._op("Concat", self._op.ints([1, 1]), rows, self._op.ints([1]), axis=0)
+                total = self._op("Expand", total, sizes)
             elif repeats > 1:
-                total = self._compute("Concat", *[total] * repeats, axis=2)
+                total = self._op("Concat", *[total] * repeats, axis=2)
             self._biases[key] = total
         return self._biases[key]
-
-
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Give a new tensor the name, the type and the readers of an old one."""
-    new.name, new.type, new.shape = old.name, old.type, old.shape
-    old.name = None
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-
-def _before_swap(value: ir.Value) -> ir.Value | None:
-    """The tensor `[batch, position, head, width]` that one `[batch, head, position, width]` is a transpose of."""
-    node = value.producer()
-    return node.inputs[0] if node is not None and _swaps(node) else None
-
-
-def _swaps(node: ir.Node) -> bool:
-    return node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == _SWAP
-
-
-def _ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """The tensors that some tensors are computed from, and these themselves."""
-    stack, visited = list(values), set[ir.Value]()
-    while stack:
-        value = stack.pop()
-        if value not in visited:
-            visited.add(value)
-            node = value.producer()
-            stack += [source for source in node.inputs if source is not None] if node is not None else []
-    return visited
 
 
 def _spans_of(value: ir.Value | None, probe: Probe) -> tuple[bool, ...] | None:
@@ -435,7 +401,3 @@ def _is_zero(value: ir.Value | None, probe: Probe) -> bool:
         value = node.inputs[0]
     content = probe.constant(value)
     return content is not None and not content.any()
-
-
-def _unmatched(node: ir.Node, why: str) -> NoMatchError:
-    return NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)

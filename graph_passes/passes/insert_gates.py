@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -17,13 +16,12 @@ from graph_passes.attention.gate_initializers import (
     gate_initializer,
     nearest_float_type,
 )
-from graph_passes.attention.match_feed_forwards import match_feed_forwards
-from graph_passes.attention.match_plan import Pair, match_plan
+from graph_passes.attention.match_plan import Pair, match_feed_forwards, match_plan
 from graph_passes.attention.products import GraphProduct
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.errors import GraphError, GraphErrorCode, PlanError, listed
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.insert_product_gates import gate_input
 from graph_passes.plan import NeuronPlan, Plan, SitePlan
 from graph_passes.weights.match_weights import MatchedWeight
@@ -32,14 +30,7 @@ FINGERPRINT = "compressor.fingerprint"
 """Key of a graph's metadata: the fingerprint of the model that it was exported from."""
 
 
-@dataclasses.dataclass(frozen=True)
-class InsertedGates:
-    """What `InsertGates` changed: names of the groups that were given a gate."""
-
-    groups: tuple[str, ...]
-
-
-class InsertGates(GraphPass[InsertedGates]):
+class InsertGates(GraphPass[Names]):
     """Multiply heads and neurons by gates, initializers named after the attention site or the feed-forward.
 
     Cases:
@@ -48,6 +39,8 @@ class InsertGates(GraphPass[InsertedGates]):
         2. It has none: each site of the plan is paired with its attentions, and each feed-forward that loses or scales
            neurons with its products, by the names of the graph's groups (`find_groups`). Names of other sources, such
            as those of a PyTorch model, are paired by `match_plan` and `match_feed_forwards`.
+
+    The report has the names of the groups that were given a gate.
 
     Args:
         plan: the plan; gates are the scales of its kept units, and zero for dropped units.
@@ -59,6 +52,8 @@ class InsertGates(GraphPass[InsertedGates]):
         GraphError: the plan's groups are not those of the graph, whose weights are integers.
     """
 
+    inlined = True
+
     def __init__(
         self, plan: Plan, weights: Mapping[str, MatchedWeight] | None = None, *, gate_all: bool = False
     ) -> None:
@@ -66,10 +61,7 @@ class InsertGates(GraphPass[InsertedGates]):
         self.weights = weights or {}
         self.gate_all = gate_all
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
-
-    def call(self, model: ir.Model) -> ReportedResult[InsertedGates]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         _check_masks(self.plan, model.graph)
         _check_fingerprint(self.plan, model)
         gates = find_gates(model.graph)
@@ -81,14 +73,14 @@ class InsertGates(GraphPass[InsertedGates]):
                 found = ungated[group.name]
                 for node in found.products:
                     gate_input(model.graph, node, found.position, group, found.axis)
-            return ReportedResult(model, bool(inserted), InsertedGates(tuple(group.name for group in inserted)))
+            return changed(model, (group.name for group in inserted))
         sites, feed_forwards = self._pairs(model)
         for site, attention in sites:
             _insert(model.graph, site, attention)
         for group, product in feed_forwards:
             gate_input(model.graph, product.node, product.position, group, product.axis)
         names = [*(site.name for site, _ in sites), *(group.name for group, _ in feed_forwards)]
-        return ReportedResult(model, True, InsertedGates(tuple(dict.fromkeys(names))))
+        return changed(model, dict.fromkeys(names), is_other=True)
 
     def _scaled_feed_forwards(self) -> list[NeuronPlan]:
         """The feed-forwards that need gates."""
@@ -156,12 +148,8 @@ def _check_masks(plan: Plan, graph: ir.Graph) -> None:
 def _check_fingerprint(plan: Plan, model: ir.Model) -> None:
     fingerprint = model.metadata_props.get(FINGERPRINT)
     if fingerprint is not None and plan.model is not None and fingerprint != plan.model:
-        raise PlanError(
-            f"the plan belongs to the model {plan.model}, the graph to {fingerprint}; use the graph's own plan",
-            code=GraphErrorCode.MODEL_MISMATCH,
-            plan=plan.model,
-            graph=fingerprint,
-        )
+        message = f"the plan belongs to the model {plan.model}, the graph to {fingerprint}; use the graph's own plan"
+        raise PlanError(message, code=GraphErrorCode.MODEL_MISMATCH, plan=plan.model, graph=fingerprint)
 
 
 def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str]) -> None:
@@ -170,11 +158,8 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str
         if group.name in ungated:
             continue
         if group.name not in gates:
-            raise PlanError(
-                f"group {group.name} is not in this graph, which has {listed(gates)}; use the graph's own plan",
-                code=GraphErrorCode.SITE_MISSING,
-                site=group.name,
-            )
+            message = f"group {group.name} is not in this graph, which has {listed(gates)}; use the graph's own plan"
+            raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=group.name)
         if gate_content(group, gates[group.name]) is None:
             tensor = gates[group.name].const_value
             size = tensor.size if tensor is not None else 0
@@ -189,11 +174,8 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value], ungated: Collection[str
     names = {group.name for group in plan.groups}
     for name, gate in gates.items():
         if name not in names and (gate.name or "").endswith(HEAD_GATE):
-            raise PlanError(
-                f"the graph's site {name} is not in the plan; use the graph's own plan",
-                code=GraphErrorCode.SITE_MISSING,
-                site=name,
-            )
+            message = f"the graph's site {name} is not in the plan; use the graph's own plan"
+            raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=name)
 
 
 def _insert(graph: ir.Graph, site: SitePlan, attention: GraphSite) -> None:

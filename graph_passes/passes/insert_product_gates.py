@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -13,7 +12,7 @@ from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.rules import RULES
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.plan import GroupPlan, Plan
 
 
@@ -36,18 +35,13 @@ def products_of_groups(model: ir.Model) -> dict[str, tuple[str, ...]]:
     return {group: tuple(names) for group, names in products.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class InsertedProductGates:
-    """What `InsertProductGates` changed: names of the groups whose products were gated."""
-
-    groups: tuple[str, ...]
-
-
-class InsertProductGates(GraphPass[InsertedProductGates]):
+class InsertProductGates(GraphPass[Names]):
     """Multiply the first input of products by the gate of the group whose units they read, on the axis of the sums.
 
     A quantized graph has the products of the float graph, by name, but its gates are gone: kept units have none. With
     gates before its products it is shrunk like any other graph.
+
+    The report has the names of the groups whose products were gated.
 
     Args:
         plan: the groups; gates are the scales of kept units, and zero for dropped ones.
@@ -57,14 +51,13 @@ class InsertProductGates(GraphPass[InsertedProductGates]):
         PlanError: a product is missing, or its inputs are not the units of the group.
     """
 
+    inlined = True
+
     def __init__(self, plan: Plan, products: Mapping[str, Collection[str]]) -> None:
         self.plan = plan
         self.products = products
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
-
-    def call(self, model: ir.Model) -> ReportedResult[InsertedProductGates]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         nodes = {node.name: node for node in model.graph}
         probe = Probe(model)
         for group in self.plan.groups:
@@ -76,7 +69,7 @@ class InsertProductGates(GraphPass[InsertedProductGates]):
                         site=group.name,
                     )
                 _gate_product(model.graph, nodes[name], group, probe)
-        return ReportedResult(model, True, InsertedProductGates(tuple(group.name for group in self.plan.groups)))
+        return changed(model, (group.name for group in self.plan.groups), is_other=True)
 
 
 def _gate_product(graph: ir.Graph, node: ir.Node, group: GroupPlan, probe: Probe) -> None:
@@ -98,9 +91,6 @@ def gate_input(graph: ir.Graph, node: ir.Node, position: int, group: GroupPlan, 
     """Multiply an input of a product by the gate of a group; all products of a group share the initializer.
 
     Args:
-        graph: the graph.
-        node: the product.
-        position: position of the input.
         group: the group, whose units are the indices of one axis of the input.
         axis: that axis, counted from the last.
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 from graph_passes.quantizers.faults import FP8, FP8_OPSET
 from graph_passes.quantizers.placement import QuantizedRole, channel_axis, quantized_inputs
+from graph_passes.tape import add_initializer
 
 LARGEST: Mapping[ir.DataType, float] = {ir.DataType.INT8: 127.0, FP8: 448.0}
 """Largest number of each element type that a range is mapped to; for int8 the same on both sides of zero."""
@@ -90,7 +91,7 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
     def _quantize_activation(self, graph: ir.Graph, value: ir.Value) -> ir.Value:
         """Cases 1 and 3: a pair right after the tensor; returns the dequantized tensor."""
         name = str(value.name)
-        scale = self._constant(graph, f"{name}.scale", self._scale(np.float32(self.ranges[name])))
+        scale = add_initializer(graph, f"{name}.scale", self._scale(np.float32(self.ranges[name])))
         attributes = {"output_dtype": int(FP8)} if self.element_type == FP8 else {}
         parameters = [scale, *self._zero_point(graph, f"{name}.zero_point", ())]
         quantize = ir.node("QuantizeLinear", [value, *parameters], attributes, name=f"{name}.quantize")
@@ -110,9 +111,9 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
         name, content = f"{weight.name}.{axis}", weight.const_value.numpy()
         scales = self._scale(np.abs(content).max(axis=1 - axis, initial=0.0))
         scaled = content / np.expand_dims(scales, 1 - axis)
-        quantized = self._constant(graph, f"{name}.quantized", self._round(scaled))
+        quantized = add_initializer(graph, f"{name}.quantized", self._round(scaled))
         parameters = [
-            self._constant(graph, f"{name}.scale", scales),
+            add_initializer(graph, f"{name}.scale", scales),
             *self._zero_point(graph, f"{name}.zero_point", scales.shape),
         ]
         dequantize = _dequantizer(name, quantized, parameters, weight, axis=axis)
@@ -132,14 +133,7 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
 
     def _zero_point(self, graph: ir.Graph, name: str, shape: tuple[int, ...]) -> list[ir.Value]:
         """Case 3: zero points of a shape in int8, none in fp8."""
-        return [] if self.element_type == FP8 else [self._constant(graph, name, np.zeros(shape, np.int8))]
-
-    @staticmethod
-    def _constant(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
-        tensor = ir.Tensor(content, name=name)
-        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
-        graph.register_initializer(value)
-        return value
+        return [] if self.element_type == FP8 else [add_initializer(graph, name, np.zeros(shape, np.int8))]
 
 
 def _dequantizer(

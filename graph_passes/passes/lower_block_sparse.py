@@ -8,18 +8,19 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.match_masked_attention import MaskedAttentionMatch, match_masked_attentions
-from graph_passes.attention.native_mask import NativeMaskReader
-from graph_passes.attention.operands import NoMatchError
+from graph_passes.attention.match_masked_attention import (
+    MaskedAttentionMatch,
+    NativeMaskReader,
+    match_masked_attentions,
+)
+from graph_passes.attention.operands import SWAP, NoMatchError, before_swap, swaps
 from graph_passes.block_sparse.function import OPSET, block_sparse_attention, call
 from graph_passes.block_sparse.masks import SUFFIX, BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import opset
 from graph_passes.flow.refusal import Refusal
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
-
-_SWAP = (0, 2, 1, 3)
-"""The permutation between `[batch, head, position, dim]` and `[batch, position, head, dim]`."""
+from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.tape import Tape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +52,10 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
         sites: names of the sites to lower; None: all of them.
     """
 
+    inlined = True
+
     def __init__(self, masks: Mapping[str, BlockMask], sites: Collection[str] | None = None) -> None:
         self.masks, self.sites = masks, sites
-
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
 
     def call(self, model: ir.Model) -> ReportedResult[LoweredBlockSparse]:
         initializers = {
@@ -85,14 +85,7 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
 
 
 def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_masks: NativeMaskReader) -> None:
-    """Replace one attention by a call.
-
-    Args:
-        model: the graph, edited in place.
-        name: name of the function: the site, with a number where its module is called several times.
-        masked: the attention.
-        native_masks: the model's native masks.
-    """
+    """Replace one attention by a call of a function with this name."""
     operands = masked.operands
     product = operands.output.producer()
     assert product is not None
@@ -113,14 +106,14 @@ def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_mask
     masks = [value for value in (native.row, native.full) if value is not None]
     node = call(function, [*inputs, masked.blocks, *masks])
     node.name = f"{name}.attention"
-    by_head = ir.node("Transpose", node.outputs, {"perm": _SWAP})
+    by_head = ir.node("Transpose", node.outputs, {"perm": SWAP})
     model.graph.insert_before(product, [node, by_head])
     for value in (node.outputs[0], by_head.outputs[0]):
         value.type = operands.output.type
     operands.output.replace_all_uses_with(by_head.outputs[0])
     _remove_guards(masked)
     for reader, _ in list(by_head.outputs[0].uses()):
-        if reader.op_type == "Transpose" and reader.attributes.get_ints("perm", ()) == _SWAP:
+        if swaps(reader):
             reader.outputs[0].replace_all_uses_with(node.outputs[0])
     model.functions[function.identifier()] = function
     model.graph.opset_imports[function.domain] = 1
@@ -128,25 +121,18 @@ def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_mask
 
 def _remove_guards(masked: MaskedAttentionMatch) -> None:
     """Bypass the nodes that zero queries without a key, and the reshapes around them that change nothing."""
-    for guard, position in masked.guards:
-        source = guard.inputs[position]
+    for node, position in (*masked.guards, *((reshape, 0) for reshape in masked.idle)):
+        source = node.inputs[position]
         assert source is not None
-        guard.outputs[0].replace_all_uses_with(source)
-    for reshape in masked.idle:
-        source = reshape.inputs[0]
-        assert source is not None
-        reshape.outputs[0].replace_all_uses_with(source)
+        node.outputs[0].replace_all_uses_with(source)
 
 
 def _by_position(value: ir.Value, before: ir.Node) -> ir.Value:
     """The tensor `[batch, head, position, dim]` as `[batch, position, head, dim]`."""
-    node = value.producer()
-    if node is not None and node.op_type == "Transpose" and node.attributes.get_ints("perm", ()) == _SWAP:
-        source = node.inputs[0]
-        assert source is not None
+    if (source := before_swap(value)) is not None:
         return source
-    transpose = ir.node("Transpose", [value], {"perm": _SWAP})
-    assert before.graph is not None
-    before.graph.insert_before(before, transpose)
-    transpose.outputs[0].type = value.type
-    return transpose.outputs[0]
+    op = Tape()
+    transposed = op("Transpose", value, perm=SWAP)
+    op.insert_before(before)
+    transposed.type = value.type
+    return transposed

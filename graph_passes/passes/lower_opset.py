@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,14 +18,7 @@ _RESIZE_DEFAULTS: Mapping[str, object] = {"antialias": 0, "keep_aspect_ratio_pol
 """Attributes that `Resize` gained in operator set 18, and their defaults."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LoweredOpset:
-    """What `LowerOpset` changed: the operator set before the pass."""
-
-    before: int
-
-
-class LowerOpset(GraphPass[LoweredOpset]):
+class LowerOpset(GraphPass[int]):
     """Write a graph of operator set 18 in operator set 17.
 
     Cases:
@@ -35,16 +27,17 @@ class LowerOpset(GraphPass[LoweredOpset]):
         3. Attributes that set 17 lacks are removed where they hold their default.
         4. A graph of operator set 17 or older stays as it is.
 
+    The report is the operator set before the pass.
+
     Raises (from `call`):
         GraphError: the graph is of a set after 18 (`UNSUPPORTED_OPSET`), or an operator has no form in set 17
             (`UNSUPPORTED_OPERATOR`).
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[LoweredOpset]:
+    def call(self, model: ir.Model) -> ReportedResult[int]:
         before = model.opset_imports.get("", 0)
-        report = LoweredOpset(before)
         if before <= OPSET:
-            return ReportedResult(model, False, report)
+            return ReportedResult(model, False, before)
         if before > OPSET + 1:
             raise GraphError(
                 f"operator set {before} cannot be written as {OPSET}, only operator set {OPSET + 1} can; export the"
@@ -65,7 +58,7 @@ class LowerOpset(GraphPass[LoweredOpset]):
                 )
         common.RemoveUnusedNodesPass()(model)
         model.opset_imports[""] = OPSET
-        return ReportedResult(model, True, report)
+        return ReportedResult(model, True, before)
 
     def ensures(self, model: ir.Model) -> None:
         if model.opset_imports.get("", 0) > OPSET:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
-
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.flow.edit import set_ints
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape
 
 _ALL = np.iinfo(np.int64).max
 """End of a slice that has no end."""
@@ -17,14 +16,7 @@ _STARTS, _AXES = 1, 3
 """Inputs of `Slice`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ExplicitAxes:
-    """What `MakeAxesExplicit` changed: names of the nodes that were rewritten."""
-
-    nodes: tuple[str, ...]
-
-
-class MakeAxesExplicit(GraphPass[ExplicitAxes]):
+class MakeAxesExplicit(GraphPass[Names]):
     """Rewrite `Shape` and `Slice` nodes whose axes the ONNX parser of TensorRT 8.6 misreads.
 
     That parser ignores the attributes of `Shape`, which operator set 15 introduced, and returns the whole shape; for a
@@ -35,14 +27,16 @@ class MakeAxesExplicit(GraphPass[ExplicitAxes]):
            `Shape` does. Attributes that hold their defaults are removed.
         2. A `Slice` without axes slices the first ones, as many as it has starts: they become a constant input.
         3. The number of starts is unknown: the `Slice` stays.
+
+    The report has the names of the nodes that were rewritten.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[ExplicitAxes]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         nodes = [node for node in model.graph.all_nodes() if _selects_axes(node) or _lacks_axes(node)]
         if any(map(_lacks_axes, nodes)):
             common.ShapeInferencePass()(model)
-        changed = tuple(node.name or "" for node in nodes if (_slice if _selects_axes(node) else _add_axes)(node))
-        return ReportedResult(model, bool(changed), ExplicitAxes(changed))
+        rewritten = [node for node in nodes if (_slice if _selects_axes(node) else _add_axes)(node)]
+        return changed(model, (node.name for node in rewritten))
 
     def ensures(self, model: ir.Model) -> None:
         for node in model.graph.all_nodes():
@@ -65,11 +59,10 @@ def _slice(node: ir.Node) -> bool:
     node.attributes.pop("start", None)
     node.attributes.pop("end", None)
     if (start, end) != (0, _ALL) and node.graph is not None:
-        bounds = [_constant([bound]) for bound in (start, end, 0)]
-        whole = ir.node("Shape", list(node.inputs), name=node.name)
-        sliced = ir.node("Slice", [whole.outputs[0], *(bound.outputs[0] for bound in bounds)])
-        nodes = [whole, *bounds, sliced]
-        ir.convenience.replace_nodes_and_values(node.graph, node, [node], nodes, node.outputs, sliced.outputs)
+        op = Tape()
+        whole = op.op("Shape", node.inputs, name=node.name)
+        sliced = op("Slice", whole, *(op.ints([bound]) for bound in (start, end, 0)))
+        ir.convenience.replace_nodes_and_values(node.graph, node, [node], op.nodes, node.outputs, [sliced])
     return True
 
 
@@ -79,12 +72,5 @@ def _add_axes(node: ir.Node) -> bool:
     count = starts.shape[0] if starts is not None and starts.shape is not None and len(starts.shape) == 1 else None
     if not isinstance(count, int) or node.graph is None:
         return False
-    axes = _constant(range(count))
-    node.graph.insert_before(node, axes)
-    node.resize_inputs(max(len(node.inputs), _AXES + 1))
-    node.replace_input_with(_AXES, axes.outputs[0])
+    set_ints(node, _AXES, range(count))
     return True
-
-
-def _constant(numbers: Iterable[int]) -> ir.Node:
-    return ir.node("Constant", [], {"value": ir.tensor(np.array(list(numbers), np.int64))})

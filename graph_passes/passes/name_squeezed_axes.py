@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.flow.edit import set_ints
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
-@dataclasses.dataclass(frozen=True)
-class NamedAxes:
-    """What `NameSqueezedAxes` changed: names of the nodes that were rewritten."""
-
-    nodes: tuple[str, ...]
-
-
-class NameSqueezedAxes(GraphPass[NamedAxes]):
+class NameSqueezedAxes(GraphPass[Names]):
     """Name the axes that a `Squeeze` without axes removes for any batch: with one row it would remove the batch too.
 
     Exporters write `tensor.squeeze()` so, after they have traced a batch of several rows.
@@ -26,13 +17,15 @@ class NameSqueezedAxes(GraphPass[NamedAxes]):
         1. Some axes have size one: they become a constant input.
         2. No axis has: the node becomes an `Identity`.
         3. The shape is unknown, or has no free axis, or the node has axes: it stays.
+
+    The report has the names of the nodes that were rewritten.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[NamedAxes]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         nodes = [node for node in model.graph.all_nodes() if _removes_any_axis(node)]
         for node in nodes:
             _name_axes(node)
-        return ReportedResult(model, bool(nodes), NamedAxes(tuple(node.name or "" for node in nodes)))
+        return changed(model, (node.name for node in nodes))
 
 
 def _removes_any_axis(node: ir.Node) -> bool:
@@ -47,13 +40,9 @@ def _name_axes(node: ir.Node) -> None:
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None
-    assert node.graph is not None
     axes = [axis for axis, dim in enumerate(source.shape) if dim == 1]
     if not axes:  # case 2
         node.op_type = "Identity"
         node.resize_inputs(1)
         return
-    constant = ir.node("Constant", [], {"value": ir.tensor(np.array(axes, np.int64))})  # case 1
-    node.graph.insert_before(node, constant)
-    node.resize_inputs(2)
-    node.replace_input_with(1, constant.outputs[0])
+    set_ints(node, 1, axes)  # case 1

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
-@dataclasses.dataclass(frozen=True)
-class NarrowedIntegers:
-    """What `NarrowIntegers` changed: names of the inputs and outputs that became 32-bit."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-class NarrowIntegers(GraphPass[NarrowedIntegers]):
+class NarrowIntegers(GraphPass[Names]):
     """Declare int64 inputs and outputs as int32 and cast inside; the graph still computes in 64 bits.
 
     Cases:
         1. An int64 input becomes int32. A `Cast` to int64 at the beginning of the graph takes its readers.
         2. An int64 output becomes int32 under the same name, from a `Cast` at the end of the graph.
+
+    The report has the names of the inputs and outputs that became 32-bit.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[NarrowedIntegers]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         graph = model.graph
         inputs = [value for value in graph.inputs if value.dtype == ir.DataType.INT64 and not value.is_initializer()]
         for value in inputs:
@@ -33,10 +25,7 @@ class NarrowIntegers(GraphPass[NarrowedIntegers]):
         outputs = [number for number, value in enumerate(graph.outputs) if value.dtype == ir.DataType.INT64]
         for number in outputs:
             _narrow_output(graph, number)
-        report = NarrowedIntegers(
-            tuple(str(value.name) for value in inputs), tuple(str(graph.outputs[number].name) for number in outputs)
-        )
-        return ReportedResult(model, bool(inputs or outputs), report)
+        return changed(model, (value.name for value in (*inputs, *(graph.outputs[number] for number in outputs))))
 
     def ensures(self, model: ir.Model) -> None:
         for value in (*model.graph.inputs, *model.graph.outputs):

@@ -11,11 +11,14 @@ from onnxscript.optimizer import _constant_folding as folding
 
 from graph_passes.block_sparse.function import DOMAIN, NAME
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.conditions import settled_condition
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.tape import Tape
 
 _SEPARATE_INITIALIZERS = 4
 """First version of the file format in which initializers need not be inputs of the graph too."""
+
+
+_COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +85,45 @@ def _settle_conditions(model: ir.Model) -> bool:
     probe = Probe(model) if computed else None
     count = 0
     for node in computed:
-        settled = settled_condition(node.inputs[0], probe) if probe is not None else None
+        settled = _settled_condition(node.inputs[0], probe) if probe is not None else None
         if settled is not None:
-            constant = ir.node("Constant", [], {"value": ir.tensor(np.array(settled))})
-            model.graph.insert_before(node, constant)
-            node.replace_input_with(0, constant.outputs[0])
+            op = Tape()
+            node.replace_input_with(0, op.constant(np.array(settled)))
+            op.insert_before(node)
             count += 1
     return bool(count)
+
+
+def _settled_condition(value: ir.Value | None, probe: Probe) -> bool | None:
+    """The value of a condition, or None where it may depend on the inputs of the graph.
+
+    Both walks of a probe can agree on a condition that other sizes change: neither has one row. A comparison is
+    therefore trusted if its operands are the same in both walks, or if they are equal sizes.
+    """
+    content = probe.constant(value)
+    return bool(content.item()) if content is not None and content.size == 1 and _is_settled(value, probe) else None
+
+
+def _is_settled(value: ir.Value | None, probe: Probe) -> bool:
+    """Whether the content of a tensor, which is the same in both walks, is so at all sizes."""
+    if probe.constant(value) is None:
+        return False
+    node = value.producer() if value is not None else None
+    if node is None or probe.dtype(value) != ir.DataType.BOOL:
+        return True
+    if node.op_type == "Equal" and _are_equal(node, probe):
+        return True
+    if node.op_type in _COMPARISONS:
+        return all(probe.constant(operand) is not None for operand in node.inputs)
+    return all(operand is None or _is_settled(operand, probe) for operand in node.inputs)
+
+
+def _are_equal(node: ir.Node, probe: Probe) -> bool:
+    """Whether the operands of a node are the same numbers as each other, in both walks."""
+    return all(
+        first is not None and second is not None and np.array_equal(first, second)
+        for first, second in zip(*map(probe.contents, node.inputs), strict=True)
+    )
 
 
 def _release_branches(graph: ir.Graph) -> None:

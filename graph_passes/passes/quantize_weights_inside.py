@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import add_initializer
 
 
-@dataclasses.dataclass(frozen=True)
-class WeightsQuantizedInside:
-    """What `QuantizeWeightsInside` changed: names of the quantized weights that are floats in the file now."""
-
-    tensors: tuple[str, ...]
-
-
-class QuantizeWeightsInside(GraphPass[WeightsQuantizedInside]):
+class QuantizeWeightsInside(GraphPass[Names]):
     """Let the graph quantize its weights, for runtimes that read no integer weights (TensorRT 8.6).
 
     Cases:
         1. `DequantizeLinear` of constant integers: a `QuantizeLinear` with the same parameters gives these integers,
            from an initializer of floats. The function stays as it is.
         2. Everything else stays: activations, and weights without a zero point, whose type says what to quantize to.
+
+    The report has the names of the quantized weights that are floats in the file now.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[WeightsQuantizedInside]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         tensors = []
         for node in list(model.graph):
             weight = node.inputs[0] if node.op_type == "DequantizeLinear" else None
@@ -37,7 +31,7 @@ class QuantizeWeightsInside(GraphPass[WeightsQuantizedInside]):
             weight = model.graph.initializers[name]
             if not weight.uses() and not weight.is_graph_output():
                 model.graph.initializers.pop(name)
-        return ReportedResult(model, bool(tensors), WeightsQuantizedInside(tuple(dict.fromkeys(tensors))))
+        return changed(model, dict.fromkeys(tensors))
 
 
 def _quantize_inside(graph: ir.Graph, dequantize: ir.Node, weight: ir.Value) -> None:
@@ -47,13 +41,7 @@ def _quantize_inside(graph: ir.Graph, dequantize: ir.Node, weight: ir.Value) -> 
     shape = [-1 if number == axis else 1 for number in range(integers.ndim)] if scales.ndim else []
     floats = (integers.astype(np.float32) - zeros.reshape(shape)) * scales.reshape(shape)
     name = f"{dequantize.outputs[0].name}.float"
-    source = ir.Value(
-        name=name,
-        const_value=ir.Tensor(floats, name=name),
-        type=ir.TensorType(ir.DataType.FLOAT),
-        shape=ir.Shape(floats.shape),
-    )
-    graph.register_initializer(source)
+    source = add_initializer(graph, name, floats)
     quantize = ir.node("QuantizeLinear", [source, *dequantize.inputs[1:]], {"axis": axis}, name=f"{name}.quantize")
     output = quantize.outputs[0]
     output.name, output.type, output.shape = f"{name}.quantized", weight.type, weight.shape

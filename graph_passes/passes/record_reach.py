@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
@@ -16,14 +15,7 @@ _ENCODER_FEATURES = frozenset(("pixel_values", "input_features", "input_values")
 """Names of the inputs of image and audio encoders."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedReach:
-    """What `RecordReach` wrote: name of an input -> number of positions that the masks cover."""
-
-    positions: Mapping[str, int]
-
-
-class RecordReach(GraphPass[RecordedReach]):
+class RecordReach(GraphPass[Mapping[str, int]]):
     """Write the number of positions that the masks of a plan cover into the metadata `REACH`, as JSON.
 
     The inputs are tokens `[batch, position]` and memories `[batch, position, hidden]`.
@@ -33,21 +25,20 @@ class RecordReach(GraphPass[RecordedReach]):
            In a model that also takes images or sounds, the encoder of a site is unknown, so encoders set no reach.
         2. The plan has no masks: the graph stays as it is.
 
-    Args:
-        plan: the sites and their masks.
+    The report has the number of positions that the masks cover, by name of the input.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def call(self, model: ir.Model) -> ReportedResult[RecordedReach]:
+    def call(self, model: ir.Model) -> ReportedResult[Mapping[str, int]]:
         if not self.plan.masks:
-            return ReportedResult(model, False, RecordedReach({}))
+            return ReportedResult(model, False, {})
         positions = _reach(self.plan, [str(value.name) for value in model.graph.inputs])
         text = json.dumps(positions)
         modified = model.metadata_props.get(REACH) != text
         model.metadata_props[REACH] = text
-        return ReportedResult(model, modified, RecordedReach(positions))
+        return ReportedResult(model, modified, positions)
 
 
 def _reach(plan: Plan, inputs: Sequence[str]) -> dict[str, int]:

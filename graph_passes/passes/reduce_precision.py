@@ -139,12 +139,7 @@ def _rebuild_functions(model: ir.Model) -> None:
 
 
 def _to_bf16(model: ir.Model, weights: dict[str, ir.TensorProtocol | None]) -> None:
-    """Case 3, the second step, on a graph in fp16.
-
-    Args:
-        model: the graph, which is edited in place.
-        weights: fp32 content of the initializers before the conversion, by name.
-    """
+    """Case 3, the second step, on a graph in fp16; `weights` are the fp32 initializers before the conversion."""
     for name, value in model.graph.initializers.items():
         if value.dtype == ir.DataType.FLOAT16 and value.const_value is not None:
             content = weights.get(name) or value.const_value

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.attention.gate_initializers import find_gates
-from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.materialize import materialize
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.flow.concrete_shapes import Probe, Shapes
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape, ancestors
 
 _ZERO_IF_FIRST_IS = frozenset(
     "Cast CastLike Div Dropout Expand Flatten Identity Neg Reshape Slice Squeeze Transpose Unsqueeze".split()
@@ -22,14 +25,7 @@ _KEEPS_ROWS = frozenset(("Dropout", "Expand", "Flatten", "Identity", "Reshape", 
 """Operators whose output repeats a vector along its last axis if their first input does and that axis stays."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RemovedBranches:
-    """What `RemoveDeadBranches` changed: names of the sites without heads whose zeros were followed."""
-
-    sites: tuple[str, ...]
-
-
-class RemoveDeadBranches(GraphPass[RemovedBranches]):
+class RemoveDeadBranches(GraphPass[Names]):
     """Follow the zeros of sites without heads to where they are added, and leave the other addend.
 
     Cases:
@@ -37,32 +33,29 @@ class RemoveDeadBranches(GraphPass[RemovedBranches]):
         2. Zero plus a tensor is that tensor; `Gemm` of zero is its addend.
         3. A bias that remains alone is kept as a single row, until it is added to a tensor of the full shape.
         4. Any other operator reads zeros or rows of the full shape, which do not depend on the projections.
+
+    The report has the names of the sites without heads whose zeros were followed.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
+    inlined = True
 
-    def call(self, model: ir.Model) -> ReportedResult[RemovedBranches]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         gates = {
             site: value
             for site, value in find_gates(model.graph).items()
             if value.const_value is not None and not value.const_value.numpy().any()
         }
         if not gates:
-            return ReportedResult(model, False, RemovedBranches(()))
+            return changed(model, ())
         zeros = _ZeroFlow(model, list(gates.values()))
         for node in list(model.graph):
             zeros.follow(node)
         removed = common.RemoveUnusedNodesPass()(model).modified
-        return ReportedResult(model, zeros.modified or removed, RemovedBranches(tuple(gates)))
+        return ReportedResult(model, zeros.modified or removed, tuple(gates))
 
 
 class _ZeroFlow:
     """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far.
-
-    Args:
-        model: the graph, which `follow` edits.
-        gates: the gates that are zero.
 
     Attributes:
         modified: whether the graph was changed.
@@ -138,15 +131,87 @@ class _ZeroFlow:
     def _materialize_input(self, node: ir.Node, position: int, value: ir.Value) -> None:
         """Case 4."""
         if value in self._zeros or value in self._rows:
-            filled = materialize(self._graph, value, self._rows.get(value), node, self._probe)
+            filled = _materialize(self._graph, value, self._rows.get(value), node, self._probe)
             if filled is not None:  # Otherwise the shape is unknown, and the zeros are still computed with the gate.
                 node.replace_input_with(position, filled)
                 self.modified = True
 
     def _materialize_output(self, node: ir.Node, output: ir.Value) -> None:
         """Case 4, at an output of the graph, which keeps its name."""
-        filled = materialize(self._graph, output, self._rows.get(output), node, self._probe)
+        filled = _materialize(self._graph, output, self._rows.get(output), node, self._probe)
         if filled is not None:
             ir.convenience.replace_all_uses_with(output, filled, replace_graph_outputs=True)
             output.name, filled.name, filled.shape = None, output.name, output.shape
             self.modified = True
+
+
+def _materialize(
+    graph: ir.Graph, like: ir.Value, rows: ir.Value | None, before: ir.Node, probe: Probe
+) -> ir.Value | None:
+    """A tensor in the shape of another: zeros, or rows that are repeated.
+
+    Sizes are read from the graph's inputs, else from the first tensor of that shape, so that no dropped tensor is
+    computed only for its shape.
+
+    Args:
+        like: the tensor whose shape and type the new one has.
+        rows: a tensor that broadcasts to the shape; None: zeros.
+        before: the node before which the new nodes are inserted.
+        probe: the graph's shapes; the new tensor's are added.
+
+    Returns:
+        The new tensor, or None where the graph does not determine the shape.
+    """
+    first, second = probe.shapes(like)
+    if not first or not second:
+        return None
+    op, behind = Tape(), ancestors([like])
+    inputs = sorted(graph.inputs, key=lambda value: value not in behind)  # equal sizes may be those of two batches
+    factors = [_factors(inputs, sizes, probe) for sizes in zip(first, second, strict=True)]
+    if None in factors:
+        same_shape = _first_of_shape(graph, (first, second), before, probe)
+        if same_shape is None or same_shape is like:
+            return None
+        shape = op("Shape", same_shape)
+    else:
+        shape = op("Concat", *(_product(of_axis, op) for of_axis in factors if of_axis is not None), axis=0)
+    dtype = ir.DataType.FLOAT if like.dtype is None else like.dtype
+    if rows is None:
+        rows = op("Constant", value=ir.tensor(np.zeros((), dtype.numpy()), dtype=dtype))
+    result = op("Expand", rows, shape)
+    op.insert_before(before)
+    result.dtype = dtype
+    probe.copy_shape(result, like)
+    return result
+
+
+_Factors = list[int | tuple[ir.Value, int]]
+"""Factors of a size: numbers, and the sizes of axes of inputs."""
+
+
+def _factors(inputs: Sequence[ir.Value], sizes: tuple[int, int], probe: Probe) -> _Factors | None:
+    """The factors of a size that has these values under both assignments; None: inputs do not determine it."""
+    if sizes[0] == sizes[1]:
+        return [sizes[0]]
+    for value in inputs:
+        first, second = probe.shapes(value)
+        for axis, (a, b) in enumerate(zip(first or (), second or (), strict=True)):
+            if a == b or sizes[0] % a or sizes[1] % b:
+                continue
+            quotients = (sizes[0] // a, sizes[1] // b)
+            others: _Factors | None = [] if quotients == (1, 1) else _factors(inputs, quotients, probe)
+            if others is not None:
+                return [(value, axis), *others]
+    return None
+
+
+def _product(factors: _Factors, op: Tape) -> ir.Value:
+    """A product as a tensor `[1]`."""
+    sizes = (op.ints([factor]) if isinstance(factor, int) else op.size(*factor) for factor in reversed(factors))
+    return functools.reduce(lambda product, size: op("Mul", size, product), sizes)
+
+
+def _first_of_shape(graph: ir.Graph, shapes: Shapes, before: ir.Node, probe: Probe) -> ir.Value | None:
+    """The first computed tensor of a shape among those before a node; None if there is none."""
+    nodes = itertools.takewhile(lambda node: node is not before, graph)
+    return next((value for node in nodes for value in node.outputs if probe.shapes(value) == shapes), None)

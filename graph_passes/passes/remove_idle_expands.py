@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
-@dataclasses.dataclass(frozen=True)
-class RemovedExpands:
-    """What `RemoveIdleExpands` changed: names of the nodes removed."""
-
-    nodes: tuple[str, ...]
-
-
-class RemoveIdleExpands(GraphPass[RemovedExpands]):
+class RemoveIdleExpands(GraphPass[Names]):
     """Remove every `Expand` whose output has its input's shape for all sizes of the graph's inputs.
 
     onnxscript's fusion rules insert one before each attention mask, which then copies whole attention maps.
@@ -26,9 +17,11 @@ class RemoveIdleExpands(GraphPass[RemovedExpands]):
     Cases:
         1. Input and output have equal shapes at both sizes that `Probe` tries: readers of the output read the input.
         2. The shapes differ or are unknown, or the output is an output of the graph: the node stays.
+
+    The report has the names of the nodes removed.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[RemovedExpands]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         probe = Probe(model)
         removed = []
         for node in list(model.graph):
@@ -38,6 +31,6 @@ class RemoveIdleExpands(GraphPass[RemovedExpands]):
                 if source is not None and same_shape and not expanded.is_graph_output():
                     expanded.replace_all_uses_with(source)
                     model.graph.remove(node, safe=True)
-                    removed.append(node.name or "")
+                    removed.append(node.name)
         unused = common.RemoveUnusedNodesPass()(model).modified
-        return ReportedResult(model, bool(removed) or unused, RemovedExpands(tuple(removed)))
+        return changed(model, removed, is_other=unused)

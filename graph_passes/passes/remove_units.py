@@ -14,7 +14,7 @@ from graph_passes.flow.cut import cut_nodes
 from graph_passes.flow.indices import Need
 from graph_passes.flow.refusal import Refusal
 from graph_passes.flow.rules import RULES
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, ReportedResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,10 @@ class RemoveUnits(GraphPass[RemovedUnits]):
         5. A norm over the queries or keys of all heads reads dropped ones: those are computed, and cut after the norm.
     """
 
+    inlined = True
+
     def __init__(self, returned: Mapping[str, Need] | None = None) -> None:
         self.returned = returned or {}
-
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
 
     def call(self, model: ir.Model) -> ReportedResult[RemovedUnits]:
         probe = Probe(model)

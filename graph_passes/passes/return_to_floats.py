@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.flow.node_calls import run_constant
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import add_initializer
 
 _LAYOUT = frozenset(("Reshape", "Transpose"))
 
 
-@dataclasses.dataclass(frozen=True)
-class ReturnedProducts:
-    """What `ReturnToFloats` changed: names of the products that compute in floats now."""
-
-    products: tuple[str, ...]
-
-
-class ReturnToFloats(GraphPass[ReturnedProducts]):
+class ReturnToFloats(GraphPass[Names]):
     """Let products of a quantized graph read their factors in floats.
 
     Other readers of a quantized tensor still read it quantized. Weights keep the values that their integers stand for.
@@ -31,14 +24,13 @@ class ReturnToFloats(GraphPass[ReturnedProducts]):
         2. A factor is `DequantizeLinear` of constant integers: the product reads the floats, as an initializer.
         3. There are layout operators between the two: they are repeated on the float tensor.
 
-    Args:
-        products: names of the products.
+    The report has the names of the products that compute in floats now.
     """
 
     def __init__(self, products: Collection[str]) -> None:
         self.products = frozenset(products)
 
-    def call(self, model: ir.Model) -> ReportedResult[ReturnedProducts]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         returned = []
         for node in list(model.graph):
             if node.name in self.products:
@@ -47,10 +39,10 @@ class ReturnToFloats(GraphPass[ReturnedProducts]):
                     if factor is not None:
                         node.replace_input_with(position, factor)
                 if any(factor is not None for factor in factors):
-                    returned.append(node.name or "")
+                    returned.append(node.name)
         if returned:
             common.RemoveUnusedNodesPass()(model)
-        return ReportedResult(model, bool(returned), ReturnedProducts(tuple(returned)))
+        return changed(model, returned)
 
 
 def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
@@ -84,11 +76,4 @@ def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:
         return graph.initializers[name]
     contents = {value.name: ir.convenience.get_const_tensor(value) for value in node.inputs if value is not None}
     floats = run_constant(node, {str(name): tensor.numpy() for name, tensor in contents.items() if tensor is not None})
-    value = ir.Value(
-        name=name,
-        const_value=ir.Tensor(floats, name=name),
-        type=ir.TensorType(ir.DataType.from_numpy(floats.dtype)),
-        shape=ir.Shape(floats.shape),
-    )
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, name, floats)

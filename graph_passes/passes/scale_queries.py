@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape
 
 _SCALES = ("Div", "Mul")
 _BEFORE_SOFTMAX = frozenset(("Add", "Cast", "Max", "Reshape", "Where"))
 """Operators that may stand between the scaled scores and their softmax."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledQueries:
-    """What `ScaleQueries` changed: names of the products whose queries are scaled now."""
-
-    products: tuple[str, ...]
-
-
-class ScaleQueries(GraphPass[ScaledQueries]):
+class ScaleQueries(GraphPass[Names]):
     """Rewrite `c * (query key^T)` as `(c * query) key^T` wherever a softmax follows.
 
     Cases:
         1. `Mul` or `Div` by one constant number, of a product that nothing else reads: the scale moves.
         2. Anything else stays: a scale per head, a product with several readers, or queries that are scaled already.
+
+    The report has the names of the products whose queries are scaled now.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[ScaledQueries]:
-        products = [product.name or "" for node in list(model.graph) if (product := _move_scale(node)) is not None]
-        return ReportedResult(model, bool(products), ScaledQueries(tuple(products)))
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
+        products = [product for node in list(model.graph) if (product := _move_scale(node)) is not None]
+        return changed(model, (product.name for product in products))
 
 
 def _move_scale(node: ir.Node) -> ir.Node | None:
@@ -46,14 +41,13 @@ def _move_scale(node: ir.Node) -> ir.Node | None:
     is_output = scores.is_graph_output() or node.outputs[0].is_graph_output()
     if len(scores.uses()) > 1 or is_output or not _ends_in_softmax(node):
         return None
+    op = Tape()
     if not scale.is_initializer():  # The node that computes it may follow the product.
-        constant = ir.node("Constant", [], {"value": ir.convenience.get_const_tensor(scale)})
-        graph.insert_before(product, constant)
-        scale = constant.outputs[0]
-    scaled = ir.node(node.op_type, [query, scale])
-    scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
-    graph.insert_before(product, scaled)
-    product.replace_input_with(0, scaled.outputs[0])
+        scale = op("Constant", value=ir.convenience.get_const_tensor(scale))
+    scaled = op(node.op_type, query, scale)
+    scaled.type, scaled.shape = query.type, query.shape
+    op.insert_before(product)
+    product.replace_input_with(0, scaled)
     node.outputs[0].replace_all_uses_with(scores)
     graph.remove(node, safe=True)
     return product

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.score_bias import SCORE_BIAS, has_score_bias
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.attention.operands import SCORE_BIAS, has_score_bias
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape, take_over
 
 _INPUTS = (0, 1, 2, SCORE_BIAS)
 """Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
@@ -17,14 +15,7 @@ _ATTRIBUTES = frozenset(("num_heads", "unidirectional", "scale", "mask_filter_va
 _SIZES = "qkv_hidden_sizes"
 
 
-@dataclasses.dataclass(frozen=True)
-class SeparatedProjections:
-    """What `SeparateProjections` changed: names of the attentions, which are those of the products now."""
-
-    attentions: tuple[str, ...]
-
-
-class SeparateProjections(GraphPass[SeparatedProjections]):
+class SeparateProjections(GraphPass[Names]):
     """Replace ONNX Runtime's `Attention` by `MatMul`, `Split` and `MultiHeadAttention` where its scores have a bias.
 
     onnxruntime's quantizer turns `Attention` into `QAttention`, which has no input for such a bias, e.g. a mask.
@@ -33,13 +24,15 @@ class SeparateProjections(GraphPass[SeparatedProjections]):
         1. `Attention` with constant weights and a bias of the scores: it is replaced.
         2. One that also reads a cache or lengths of rows, or writes a cache: it stays.
         3. One without a bias of the scores stays.
+
+    The report has the names of the attentions, which are those of the products now.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[SeparatedProjections]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         nodes = [node for node in list(model.graph) if has_score_bias(node) and _can_be_separated(node)]
         for node in nodes:
             _separate(node)
-        return ReportedResult(model, bool(nodes), SeparatedProjections(tuple(node.name or "" for node in nodes)))
+        return changed(model, [node.name for node in nodes])
 
 
 def _can_be_separated(node: ir.Node) -> bool:
@@ -62,16 +55,13 @@ def _separate(node: ir.Node) -> None:
     assert weights.const_value is not None
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     sizes = attributes.pop(_SIZES, None) or [weights.const_value.numpy().shape[1] // 3] * 3
-    lengths = ir.node("Constant", [], {"value": ir.tensor(np.array(sizes, np.int64))})
-    product = ir.node("MatMul", [rows, weights], name=node.name)
-    split = ir.node("Split", [product.outputs[0], lengths.outputs[0]], {"axis": -1}, num_outputs=3)
-    operands = [*split.outputs, bias, None, score_bias]
-    attention = ir.node("MultiHeadAttention", operands, attributes, domain=node.domain, name=f"{node.name}.attention")
-    graph.insert_before(node, [lengths, product, split, attention])
-    output, replaced = node.outputs[0], attention.outputs[0]
-    for number, value in enumerate((lengths.outputs[0], product.outputs[0], *split.outputs)):
-        value.name = f"{output.name}.projections{number}"
-    replaced.name, replaced.type, replaced.shape = output.name, output.type, output.shape
-    output.name = None
-    ir.convenience.replace_all_uses_with(output, replaced, replace_graph_outputs=True)
+    op = Tape()
+    lengths, product = op.ints(sizes), op.op("MatMul", [rows, weights], name=node.name)
+    parts = op.op_multi_out("Split", [product, lengths], {"axis": -1}, num_outputs=3)
+    operands, name = [*parts, bias, None, score_bias], f"{node.name}.attention"
+    attention = op.op("MultiHeadAttention", operands, attributes, domain=node.domain, name=name)
+    op.insert_before(node)
+    for number, value in enumerate((lengths, product, *parts)):
+        value.name = f"{node.outputs[0].name}.projections{number}"
+    take_over(node.outputs[0], attention)
     graph.remove(node, safe=True)

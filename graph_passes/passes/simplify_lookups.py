@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import add_initializer, take_over
 
 
-@dataclasses.dataclass(frozen=True)
-class SimplifiedLookups:
-    """What `SimplifyLookups` changed: names of the nodes that became `Gather`."""
-
-    nodes: tuple[str, ...]
-
-
-class SimplifyLookups(GraphPass[SimplifiedLookups]):
+class SimplifyLookups(GraphPass[Names]):
     """Replace every `GatherND` that looks up constant positions on the first axis.
 
     PyTorch's exporter writes `x[..., [2, 3], :]` this way, between two transposes.
@@ -24,29 +16,24 @@ class SimplifyLookups(GraphPass[SimplifiedLookups]):
     Cases:
         1. The indices are constant and hold one position each, and no axis is a batch: the node becomes `Gather`.
         2. Anything else stays.
+
+    The report has the names of the nodes that became `Gather`.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[SimplifiedLookups]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         simplified = []
         for node in list(model.graph):
             positions = _positions(node)
             if positions is None:
                 continue
             name = f"{node.inputs[1].name}.positions" if node.inputs[1] is not None else "positions"
-            value = ir.Value(name=name, const_value=positions, type=ir.TensorType(positions.dtype))
-            value.shape = positions.shape
-            if name not in model.graph.initializers:
-                model.graph.register_initializer(value)
-            output = node.outputs[0]
-            gather = ir.node("Gather", [node.inputs[0], model.graph.initializers[name]], {"axis": 0}, name=node.name)
-            result = gather.outputs[0]
-            result.type, result.shape = output.type, output.shape
+            indices = model.graph.initializers.get(name) or add_initializer(model.graph, name, positions)
+            gather = ir.node("Gather", [node.inputs[0], indices], {"axis": 0}, name=node.name)
             model.graph.insert_before(node, gather)
-            output.replace_all_uses_with(result, replace_graph_outputs=True)
+            take_over(node.outputs[0], gather.outputs[0])
             model.graph.remove(node, safe=True)
-            result.name = output.name
-            simplified.append(node.name or "")
-        return ReportedResult(model, bool(simplified), SimplifiedLookups(tuple(simplified)))
+            simplified.append(node.name)
+        return changed(model, simplified)
 
 
 def _positions(node: ir.Node) -> ir.Tensor | None:

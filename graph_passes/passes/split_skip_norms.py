@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape, take_over
 
 FUSED_NORM = "SkipLayerNormalization"
 """ONNX Runtime's operator of a sum and its normalization."""
-_OUTPUT, _SUM = 0, 3
-"""Outputs of the fused operator: the normalized tensor, and the sum before it."""
+_SUM = 3
+"""Output of the fused operator that is the sum before the norm; its first output is the normalized tensor."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitNorms:
-    """What `SplitSkipNorms` changed: names of the nodes that were split."""
-
-    nodes: tuple[str, ...]
-
-
-class SplitSkipNorms(GraphPass[SplitNorms]):
+class SplitSkipNorms(GraphPass[Names]):
     """Replace ONNX Runtime's `SkipLayerNormalization` by `Sum` and `LayerNormalization`.
 
     In some releases the fused operator is slower than the two. `Add` in place of `Sum` would be fused again when the
@@ -30,13 +22,15 @@ class SplitSkipNorms(GraphPass[SplitNorms]):
     Cases:
         1. `SkipLayerNormalization` with any of its optional inputs, whose mean and variance nothing reads.
         2. Anything else stays.
+
+    The report has the names of the nodes that were split.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[SplitNorms]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         nodes = [node for node in list(model.graph) if node.op_type == FUSED_NORM and not _reads_statistics(node)]
         for node in nodes:
             _split(node)
-        return ReportedResult(model, bool(nodes), SplitNorms(tuple(node.name or "" for node in nodes)))
+        return changed(model, [node.name for node in nodes])
 
 
 def _reads_statistics(node: ir.Node) -> bool:
@@ -45,23 +39,14 @@ def _reads_statistics(node: ir.Node) -> bool:
 
 def _split(node: ir.Node) -> None:
     """Case 1."""
-    graph = node.graph
+    op, graph = Tape(), node.graph
     assert graph is not None
     first, skip, scale, shift, bias = (*node.inputs, None, None)[:5]
-    total = ir.node("Sum", [value for value in (first, bias, skip) if value is not None])
+    total = op("Sum", *(value for value in (first, bias, skip) if value is not None))
     epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-12
-    norm = ir.node(
-        "LayerNormalization",
-        [total.outputs[0], scale, *([shift] if shift is not None else [])],
-        {"axis": -1, "epsilon": epsilon},
-    )
-    graph.insert_before(node, [total, norm])
-    replaced = {_OUTPUT: norm.outputs[0], _SUM: total.outputs[0]}
-    for position, value in replaced.items():
-        if position >= len(node.outputs) or not node.outputs[position].name:
-            continue
-        output = node.outputs[position]
-        value.name, value.type, value.shape = output.name, output.type, output.shape
-        output.name = None
-        ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
+    norm = op("LayerNormalization", total, scale, *([shift] if shift is not None else []), axis=-1, epsilon=epsilon)
+    op.insert_before(node)
+    for position, value in ((0, norm), (_SUM, total)):
+        if position < len(node.outputs) and node.outputs[position].name:
+            take_over(node.outputs[position], value)
     graph.remove(node, safe=True)

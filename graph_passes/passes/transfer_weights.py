@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,25 +9,20 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.errors import GraphErrorCode, PlanError
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.weights.match_weights import MatchedWeight, StoredWeight
 from graph_passes.weights.records import WeightRecord, fingerprint
 
 
-@dataclasses.dataclass(frozen=True)
-class TransferredWeights:
-    """What `TransferWeights` changed: names of the parameters that have other values now."""
-
-    parameters: tuple[str, ...]
-
-
-class TransferWeights(GraphPass[TransferredWeights]):
+class TransferWeights(GraphPass[Names]):
     """Replace the original values of parameters by those that a plan belongs to.
 
     Cases:
         1. An initializer holds the original values of a parameter that the run changed: it gets the fitted ones, in its
            own layout and element type. They are read again when the graph is written.
         2. It holds the fitted values already: it stays.
+
+    The report has the names of the parameters that have other values now.
 
     Args:
         records: name of a parameter -> its fingerprints.
@@ -49,7 +43,7 @@ class TransferWeights(GraphPass[TransferredWeights]):
         self.matches = matches
         self.weights = weights
 
-    def call(self, model: ir.Model) -> ReportedResult[TransferredWeights]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         names = [name for name, match in self.matches.items() if match.original]
         parameters: dict[WeightRecord, str] = {}
         for name in names:
@@ -59,14 +53,24 @@ class TransferWeights(GraphPass[TransferredWeights]):
         for name in names:
             record = self.records[name]
             if self.weights is None or record not in parameters:
-                raise _missing(name)
+                raise PlanError(
+                    f"{name}: the graph has its original values, the plan belongs to refitted ones, which are not"
+                    " beside the plan; put the model.safetensors of the plan's run there",
+                    code=GraphErrorCode.WEIGHTS_MISSING,
+                    parameter=name,
+                )
             if fingerprint(self.weights[parameters[record]]) != record.fitted:
-                raise _replaced(name)
+                raise PlanError(
+                    f"{name}: the weights beside the plan are not those that it belongs to; put the model.safetensors"
+                    " of the plan's own run there",
+                    code=GraphErrorCode.MODEL_MISMATCH,
+                    parameter=name,
+                )
         for name in names:
             for stored in self.matches[name].original:
                 assert self.weights is not None
                 _set_content(stored, self.weights, parameters[self.records[name]])
-        return ReportedResult(model, bool(names), TransferredWeights(tuple(names)))
+        return changed(model, names)
 
 
 def _set_content(stored: StoredWeight, weights: Mapping[str, np.ndarray], name: str) -> None:
@@ -81,21 +85,3 @@ def _read(weights: Mapping[str, np.ndarray], name: str, stored: StoredWeight, dt
     content = weights[name].T if stored.transposed else weights[name]
     content = np.ascontiguousarray(content.astype(np.float32).astype(dtype.numpy()))
     return ir.Tensor(content, dtype=dtype, name=stored.value.name)
-
-
-def _missing(name: str) -> PlanError:
-    return PlanError(
-        f"{name}: the graph has its original values, the plan belongs to refitted ones, which are not beside the plan;"
-        " put the model.safetensors of the plan's run there",
-        code=GraphErrorCode.WEIGHTS_MISSING,
-        parameter=name,
-    )
-
-
-def _replaced(name: str) -> PlanError:
-    return PlanError(
-        f"{name}: the weights beside the plan are not those that it belongs to; put the model.safetensors of the plan's"
-        " own run there",
-        code=GraphErrorCode.MODEL_MISMATCH,
-        parameter=name,
-    )

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from graph_passes.attention.find import find_attention
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape
 
 _SWAPPED = (0, 1, 3, 2)
 
 
-@dataclasses.dataclass(frozen=True)
-class TransposedQueries:
-    """What `TransposeSingleQuery` changed: names of the products that are computed transposed now."""
-
-    products: tuple[str, ...]
-
-
-class TransposeSingleQuery(GraphPass[TransposedQueries]):
+class TransposeSingleQuery(GraphPass[Names]):
     """Rewrite `probabilities values` as `(values^T probabilities^T)^T` where an attention has one query.
 
     OpenVINO 2026.4 fuses an attention of one query into a kernel that is wrong for a graph in int8 at a fixed shape of
@@ -29,20 +21,21 @@ class TransposeSingleQuery(GraphPass[TransposedQueries]):
     Cases:
         1. The probabilities are `[batch, heads, 1, keys]` for all inputs of the graph: the product is rewritten.
         2. Anything else stays.
+
+    The report has the names of the products that are computed transposed now.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        require_inlined(model)
+    inlined = True
 
-    def call(self, model: ir.Model) -> ReportedResult[TransposedQueries]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         probe = Probe(model)
         products = []
         for site in find_attention(model):
             product = site.output.producer()
             if product is not None and product.op_type == "MatMul" and _has_one_query(product, probe):
                 _transpose(product)
-                products.append(product.name or "")
-        return ReportedResult(model, bool(products), TransposedQueries(tuple(products)))
+                products.append(product.name)
+        return changed(model, products)
 
 
 def _has_one_query(product: ir.Node, probe: Probe) -> bool:
@@ -52,13 +45,13 @@ def _has_one_query(product: ir.Node, probe: Probe) -> bool:
 
 
 def _transpose(product: ir.Node) -> None:
-    graph = product.graph
+    op, graph = Tape(), product.graph
     assert graph is not None
     output, readers = product.outputs[0], list(product.outputs[0].uses())
-    columns = [ir.node("Transpose", [factor], {"perm": _SWAPPED}) for factor in reversed(product.inputs)]
-    graph.insert_before(product, columns)
+    columns = [op("Transpose", factor, perm=_SWAPPED) for factor in reversed(product.inputs)]
+    op.insert_before(product)
     for position, column in enumerate(columns):
-        product.replace_input_with(position, column.outputs[0])
+        product.replace_input_with(position, column)
     row = ir.node("Transpose", [output], {"perm": _SWAPPED})
     row.outputs[0].type, row.outputs[0].shape, output.shape = output.type, output.shape, None
     graph.insert_after(product, row)

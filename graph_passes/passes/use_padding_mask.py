@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graph_passes.attention.mask_meaning import MaskMeaning, mask_meaning
-from graph_passes.attention.score_bias import SCORE_BIAS, has_score_bias
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.attention.operands import SCORE_BIAS, has_score_bias
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import Tape
 
 _MASK = 3
 """Input of `Attention` for the padding mask."""
@@ -18,14 +17,7 @@ _LONGEST = 4096
 """Number of positions for which a mask must equal the padding mask, so that a sliding window is detected."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PaddingMasksUsed:
-    """What `UsePaddingMask` changed: names of the attentions that read the padding mask now."""
-
-    attentions: tuple[str, ...]
-
-
-class UsePaddingMask(GraphPass[PaddingMasksUsed]):
+class UsePaddingMask(GraphPass[Names]):
     """Let ONNX Runtime's `Attention` read the padding mask, where what is added to its scores means nothing else.
 
     onnxruntime's quantizer then keeps the attention fused: `QAttention` has an input for this mask, none for a bias.
@@ -35,12 +27,14 @@ class UsePaddingMask(GraphPass[PaddingMasksUsed]):
            Nodes that only computed the bias are removed.
         2. The bias has another meaning, e.g. causality or distances: it stays.
         3. The attention has a padding mask or past keys already: it stays.
+
+    The report has the names of the attentions that read the padding mask now.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[PaddingMasksUsed]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         meanings: dict[ir.Value, MaskMeaning | None] = {}
         masks: dict[ir.Value, ir.Value] = {}
-        changed = []
+        attentions = []
         for node in list(model.graph):
             if not has_score_bias(node) or any(value is not None for value in node.inputs[_MASK:SCORE_BIAS]):
                 continue
@@ -54,20 +48,19 @@ class UsePaddingMask(GraphPass[PaddingMasksUsed]):
             if meaning.padding not in masks:
                 masks[meaning.padding] = _cast(meaning.padding, node)
             _read(node, masks[meaning.padding])
-            changed.append(node.name or "")
-        if changed:
+            attentions.append(node.name)
+        if attentions:
             RemoveUnusedNodesPass()(model)
-        return ReportedResult(model, bool(changed), PaddingMasksUsed(tuple(changed)))
+        return changed(model, attentions)
 
 
 def _cast(padding: ir.Value, before: ir.Node) -> ir.Value:
     """The padding mask in int32, computed before a node."""
-    cast = ir.node("Cast", [padding], {"to": ir.DataType.INT32})
-    cast.outputs[0].name = f"{padding.name}.int32"
-    graph = before.graph
-    assert graph is not None
-    graph.insert_before(before, cast)
-    return cast.outputs[0]
+    op = Tape()
+    cast = op("Cast", padding, to=ir.DataType.INT32)
+    cast.name = f"{padding.name}.int32"
+    op.insert_before(before)
+    return cast
 
 
 def _read(node: ir.Node, mask: ir.Value) -> None:

@@ -14,8 +14,47 @@ sequence."""
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class _Units:
+    """What the plans of all types of groups have in common."""
+
+    name: str
+    type: str
+    units: int
+    kept: tuple[int, ...]
+    scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check the kept units, and fill in scales of one.
+
+        Raises:
+            ValueError: a kept unit does not exist or is repeated, or there is not one scale for each kept unit.
+        """
+        if list(self.kept) != sorted(set(self.kept)):
+            raise ValueError(f"{self.name}: kept {self.type} {list(self.kept)} must be ascending and without repeats")
+        if self.kept and self.kept[-1] >= self.units:
+            raise ValueError(
+                f"{self.name}: {self.type[:-1]} {self.kept[-1]} is out of range, the group has {self.type} 0 to"
+                f" {self.units - 1}"
+            )
+        if not self.scale and self.kept:
+            object.__setattr__(self, "scale", (1.0,) * len(self.kept))
+        if len(self.scale) != len(self.kept):
+            raise ValueError(f"{self.name}: {len(self.scale)} scales for {len(self.kept)} kept {self.type}")
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Original ids of the units that are removed, ascending."""
+        return tuple(sorted(set(range(self.units)).difference(self.kept)))
+
+    @property
+    def gate(self) -> tuple[float, ...]:
+        """The gate of each unit, `[units]`: its scale if it is kept, else zero."""
+        scale = dict(zip(self.kept, self.scale, strict=True))
+        return tuple(scale.get(unit, 0.0) for unit in range(self.units))
+
+
 @dataclass(frozen=True, config=STRICT)
-class SitePlan:
+class SitePlan(_Units):
     """The plan of one attention site.
 
     Attributes:
@@ -53,10 +92,10 @@ class SitePlan:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.name}: {self.kv_heads} key/value heads do not divide {self.heads} heads")
-        _check_kept(self)
+        super().__post_init__()
 
     @property
-    def units(self) -> int:
+    def units(self) -> int:  # type: ignore[override]
         """Number of units of the unpruned model: its query heads."""
         return self.heads
 
@@ -65,19 +104,9 @@ class SitePlan:
         """Consecutive elements of the gated tensor that belong to one unit."""
         return self.head_dim
 
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """Original ids of the heads that are removed, ascending."""
-        return _dropped(self)
-
-    @property
-    def gate(self) -> tuple[float, ...]:
-        """The gate of each head, `[heads]`: its scale if it is kept, else zero."""
-        return _gate(self)
-
 
 @dataclass(frozen=True, config=STRICT)
-class NeuronPlan:
+class NeuronPlan(_Units):
     """The plan of one feed-forward.
 
     Attributes:
@@ -97,55 +126,13 @@ class NeuronPlan:
     scale: tuple[float, ...] = ()
     type: Literal["neurons"] = "neurons"
 
-    def __post_init__(self) -> None:
-        _check_kept(self)
-
     @property
     def width(self) -> int:
         """Consecutive elements of the gated tensor that belong to one unit."""
         return 1
-
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """Original ids of the neurons that are removed, ascending."""
-        return _dropped(self)
-
-    @property
-    def gate(self) -> tuple[float, ...]:
-        """The gate of each neuron, `[units]`: its scale if it is kept, else zero."""
-        return _gate(self)
 
 
 GroupPlan = SitePlan | NeuronPlan
 """The plan of one group of units."""
 GroupType = Literal["heads", "neurons"]
 """Type of the units of a group."""
-
-
-def _check_kept(group: GroupPlan) -> None:
-    """Check the kept units of a group, and fill in scales of one.
-
-    Raises:
-        ValueError: a kept unit does not exist or is repeated, or there is not one scale for each kept unit.
-    """
-    if list(group.kept) != sorted(set(group.kept)):
-        raise ValueError(f"{group.name}: kept {group.type} {list(group.kept)} must be ascending and without repeats")
-    if group.kept and group.kept[-1] >= group.units:
-        raise ValueError(
-            f"{group.name}: {group.type[:-1]} {group.kept[-1]} is out of range, the group has {group.type} 0 to"
-            f" {group.units - 1}"
-        )
-    if not group.scale and group.kept:
-        object.__setattr__(group, "scale", (1.0,) * len(group.kept))
-    if len(group.scale) != len(group.kept):
-        raise ValueError(f"{group.name}: {len(group.scale)} scales for {len(group.kept)} kept {group.type}")
-
-
-def _dropped(group: GroupPlan) -> tuple[int, ...]:
-    kept = set(group.kept)
-    return tuple(unit for unit in range(group.units) if unit not in kept)
-
-
-def _gate(group: GroupPlan) -> tuple[float, ...]:
-    scale = dict(zip(group.kept, group.scale, strict=True))
-    return tuple(scale.get(unit, 0.0) for unit in range(group.units))

@@ -1,10 +1,12 @@
-"""The pruning plan of a model."""
+"""The pruning plan of a model, and its files: the JSON, what is wrong with it, and the masks beside it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -13,19 +15,13 @@ import numpy as np
 import pydantic
 import safetensors.numpy
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic_core import ErrorDetails
+from safetensors import SafetensorError
 
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.files import atomic_replace, write_text
 from graph_passes.plan.groups import STRICT, GroupPlan, NeuronPlan, SitePlan
-from graph_passes.plan.plan_file import (
-    describe_fault,
-    field_of,
-    load_masks,
-    located_in_file,
-    read_text,
-    with_short_lists,
-)
 from graph_passes.weights.records import WeightRecord
 
 
@@ -174,11 +170,8 @@ class Plan(BaseModel):
         sites_by_name = {site.name: site for site in self.sites}
         for name, mask in masks.items():
             if name not in sites_by_name:
-                raise PlanError(
-                    f"there is a mask for {name}, which is not a site of the plan; use masks of this model",
-                    code=GraphErrorCode.SITE_MISSING,
-                    site=name,
-                )
+                message = f"there is a mask for {name}, which is not a site of the plan; use masks of this model"
+                raise PlanError(message, code=GraphErrorCode.SITE_MISSING, site=name)
             if len(mask.kept) != sites_by_name[name].heads:
                 raise PlanError(
                     f"{name}: the mask has {len(mask.kept)} heads, the site {sites_by_name[name].heads}; use masks of"
@@ -224,7 +217,7 @@ class Plan(BaseModel):
             tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
             with atomic_replace(path.with_suffix(".safetensors")) as temporary:
                 temporary.write_bytes(safetensors.numpy.save(tensors))
-        text = with_short_lists(json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True)) + "\n"
+        text = _with_short_lists(json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True)) + "\n"
         write_text(path, text)
 
     @classmethod
@@ -235,18 +228,111 @@ class Plan(BaseModel):
             PlanError: a file is missing, is not JSON, or violates the schema; the message names the field.
         """
         path = Path(path)
-        text = read_text(path)
+        text = _read_text(path)
         try:
             plan = cls.model_validate_json(text)
         except pydantic.ValidationError as error:
-            fault = located_in_file(error.errors()[0], text)
+            fault = _located_in_file(error.errors()[0], text)
             raise PlanError(
-                f"{path}: {describe_fault(fault)}; correct the plan or learn it again",
+                f"{path}: {_describe_fault(fault)}; correct the plan or learn it again",
                 code=GraphErrorCode.INVALID_PLAN,
                 path=path,
-                field=field_of(fault),
+                field=_field_of(fault),
                 value=fault["input"],
             ) from error
         if not plan._masked_sites:
             return plan
-        return plan.masked(load_masks(path.with_suffix(".safetensors"), plan.sites))
+        return plan.masked(_load_masks(path.with_suffix(".safetensors"), plan.sites))
+
+
+def _read_text(path: Path) -> str:
+    """The text of a plan.
+
+    Raises:
+        PlanError: the file is missing or unreadable.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        message = f"{path}: there is no such plan; give the path of a plan.json"
+        raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=path) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        message = f"{path}: cannot be read as a plan ({reason}); give the path of a plan.json"
+        raise PlanError(message, code=GraphErrorCode.FILE_UNREADABLE, path=path) from error
+
+
+def _with_short_lists(text: str) -> str:
+    """JSON with each list of numbers on one line; a feed-forward has thousands of neurons."""
+
+    def join(numbers: re.Match[str]) -> str:
+        return "[" + " ".join(numbers[1].split()) + "]"
+
+    return re.sub(r"\[\n([\d\s.,eE+-]+)\]", join, text)  # strings have no line breaks
+
+
+def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
+    """The masks of the sites that have one, by name of the site.
+
+    Raises:
+        PlanError: the file is missing or unreadable, or lacks a mask, or a mask is invalid.
+    """
+    try:
+        tensors = safetensors.numpy.load(path.read_bytes())
+    except FileNotFoundError as error:
+        message = f"{path}: there is no such file, but it holds the plan's masks; put it beside the plan"
+        raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=path) from error
+    except (OSError, SafetensorError) as error:
+        message = f"{path}: cannot be read as masks ({error}); learn the plan again"
+        raise PlanError(message, code=GraphErrorCode.FILE_UNREADABLE, path=path) from error
+    masks = {}
+    for site in sites:
+        if site.mask is None:
+            continue
+        kept = tensors.get(site.mask)
+        if kept is None:
+            message = f"{path}: the mask {site.mask} of site {site.name} is missing; learn the plan again"
+            raise PlanError(message, code=GraphErrorCode.MASK_MISSING, path=path, site=site.name)
+        try:
+            masks[site.name] = BlockMask(kept.astype(np.bool_), site.block, site.memory)
+        except ValueError as error:
+            raise PlanError(
+                f"{path}: {site.mask}: {error}", code=GraphErrorCode.INVALID_PLAN, path=path, site=site.name
+            ) from error
+    return masks
+
+
+def _located_in_file(fault: ErrorDetails, text: str) -> ErrorDetails:
+    """A fault with the location in the file: without the types of groups, and with the key of version 1."""
+    location = fault["loc"]
+    if location[:1] != ("groups",):
+        return fault
+    if len(location) > 2:
+        location = (*location[:2], *location[3:])
+    with contextlib.suppress(ValueError):
+        if "sites" in json.loads(text):
+            location = ("sites", *location[1:])
+    return {**fault, "loc": location}
+
+
+def _field_of(fault: ErrorDetails) -> str:
+    """The field in which a plan violates the schema, e.g. `groups[0].kept`; empty for the whole plan."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+
+
+def _describe_fault(fault: ErrorDetails) -> str:
+    """What is wrong with a plan, for people who do not know pydantic."""
+    field = _field_of(fault)
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    match fault["type"]:
+        case "json_invalid":
+            return f"is not JSON ({message.removeprefix('Invalid JSON: ')})"
+        case "missing":
+            return f"{field} is missing"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"{field} is not a key of a plan"
+        case "value_error":
+            return message
+        case "literal_error" if field == "version":
+            return f"version {fault['input']!r:.40} cannot be read, only versions 1 and 2"
+    return f"{field or 'the plan'} is {fault['input']!r:.40} and {message}"

@@ -9,8 +9,7 @@ from enum import StrEnum
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.quantizers.float_view import without_quantizers
-from graph_passes.quantizers.placement import channel_axis, is_dequantized, quantized_inputs
+from graph_passes.quantizers.placement import channel_axis, is_dequantized, quantized_inputs, without_quantizers
 
 FP8 = ir.DataType.FLOAT8E4M3FN
 FP8_OPSET = 21

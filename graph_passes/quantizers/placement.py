@@ -14,9 +14,11 @@ import dataclasses
 from collections.abc import Iterator
 from enum import StrEnum
 
+import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.tracing import LAYOUT, is_computed, product_ahead, product_behind
+from graph_passes.tape import add_initializer, ancestors
 
 _WEIGHTED = frozenset(("Gemm", "MatMul"))
 _PRODUCTS = _WEIGHTED | frozenset(("Attention", "Conv", "GroupQueryAttention", "MultiHeadAttention"))
@@ -129,7 +131,7 @@ def _skip(add: ir.Node) -> int | None:
         return None
     for skip, branch in ((0, 1), (1, 0)):
         product = _branch_product(add.inputs[branch])
-        if product is not None and not _depends_on(add.inputs[skip], product):
+        if product is not None and product.outputs[0] not in ancestors([add.inputs[skip]]):
             return skip
     return None
 
@@ -161,14 +163,31 @@ def _branch_product(value: ir.Value | None) -> ir.Node | None:
     return None
 
 
-def _depends_on(value: ir.Value | None, ancestor: ir.Node) -> bool:
-    """Whether a tensor is computed from the output of a node."""
-    nodes, seen = [value.producer() if value is not None else None], set()
-    while nodes:
-        node = nodes.pop()
-        if node is ancestor:
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [operand.producer() for operand in node.inputs if operand is not None]
-    return False
+def without_quantizers(model: ir.Model) -> ir.Model:
+    """A copy of a graph in which every reader of a dequantized tensor reads floats.
+
+    Nodes keep their names. Weights have their type and shape, but not their content.
+    """
+    copy = model.clone()
+    for node in list(copy.graph):
+        if node.op_type != "DequantizeLinear" or (quantized := node.inputs[0]) is None:
+            continue
+        quantizer = quantized.producer()
+        if quantizer is not None and quantizer.op_type == "QuantizeLinear":
+            source = quantizer.inputs[0]
+        elif quantized.is_initializer():
+            source = _float_weight(copy.graph, quantized)
+        else:
+            continue  # a lookup in quantized weights: its floats are computed already
+        if source is not None:
+            ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
+            copy.graph.remove(node, safe=True)
+    return copy
+
+
+def _float_weight(graph: ir.Graph, quantized: ir.Value) -> ir.Value:
+    """An initializer of floats in place of quantized weights; its content does not matter."""
+    name, shape = f"{quantized.name}.float", quantized.shape
+    assert shape is not None
+    graph.initializers.pop(name, None)
+    return add_initializer(graph, name, np.broadcast_to(np.float32(0), shape.numpy()))

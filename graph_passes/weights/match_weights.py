@@ -54,7 +54,6 @@ def match_weights(graph: ir.Graph, records: Mapping[str, WeightRecord]) -> dict[
         2. Parameters have the same original values and other fitted ones: the names of the initializers decide.
 
     Args:
-        graph: the graph.
         records: name of a parameter -> its fingerprints. Parameters whose original values are those of a changed one
             must be among them.
 
@@ -73,7 +72,13 @@ def match_weights(graph: ir.Graph, records: Mapping[str, WeightRecord]) -> dict[
             original = _decided_by_names(rivals, stored)[record]
         matches[record] = MatchedWeight(original, tuple(stored.get(record.fitted, ())))
         if not matches[record].initializers:
-            raise _unmatched(names[record][0], record)
+            held = "neither the original nor the refitted ones" if record.is_changed else "not those"
+            raise PlanError(
+                f"{names[record][0]}: its values in this graph are {held} of the plan's model; use the whole graph of"
+                " that model, or learn a plan on the model of this graph",
+                code=GraphErrorCode.MODEL_MISMATCH,
+                parameter=names[record][0],
+            )
     return {name: matches[record] for name, record in records.items()}
 
 
@@ -99,12 +104,7 @@ def _by_fingerprint(graph: ir.Graph, records: Iterable[WeightRecord]) -> _Stored
 def _decided_by_names(
     rivals: Mapping[WeightRecord, Sequence[str]], stored: _Stored
 ) -> dict[WeightRecord, tuple[StoredWeight, ...]]:
-    """Case 2: the initializers of each of several records whose original values are the same.
-
-    Args:
-        rivals: record -> names of its parameters.
-        stored: the initializers of the graph.
-    """
+    """Case 2: the initializers of each of several records whose original values are the same."""
     named = {
         record: tuple(
             weight for weight in stored[record.original] if any(_is_named(weight.value, name) for name in names)
@@ -133,13 +133,3 @@ def _decided_by_names(
 def _is_named(value: ir.Value, name: str) -> bool:
     """Whether an initializer has the name of a parameter, up to a prefix that one of the two has."""
     return f".{value.name}".endswith(f".{name}") or f".{name}".endswith(f".{value.name}")
-
-
-def _unmatched(name: str, record: WeightRecord) -> PlanError:
-    values = "neither the original nor the refitted ones" if record.is_changed else "not those"
-    return PlanError(
-        f"{name}: its values in this graph are {values} of the plan's model; use the whole graph of that model, or"
-        " learn a plan on the model of this graph",
-        code=GraphErrorCode.MODEL_MISMATCH,
-        parameter=name,
-    )

@@ -52,15 +52,9 @@ class WeightFile(Mapping[str, np.ndarray]):
         try:
             return safe_open(self.path, framework="numpy")
         except FileNotFoundError as error:
-            raise PlanError(
-                f"{self.path}: there is no such file; it holds the weights that the plan belongs to, put it beside the"
-                " plan",
-                code=GraphErrorCode.FILE_MISSING,
-                path=self.path,
-            ) from error
+            what = "it holds the weights that the plan belongs to, put it beside the plan"
+            message = f"{self.path}: there is no such file; {what}"
+            raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=self.path) from error
         except (OSError, SafetensorError) as error:
-            raise PlanError(
-                f"{self.path}: is damaged or truncated ({error}); copy it again",
-                code=GraphErrorCode.FILE_UNREADABLE,
-                path=self.path,
-            ) from error
+            message = f"{self.path}: is damaged or truncated ({error}); copy it again"
+            raise PlanError(message, code=GraphErrorCode.FILE_UNREADABLE, path=self.path) from error

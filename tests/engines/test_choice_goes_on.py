@@ -95,6 +95,7 @@ def second(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.zoo
 def test_the_next_engine_is_delivered_where_the_best_cannot_be_built_again(second: Path) -> None:
     report = compressor.report.load(second)
     (chosen,) = (row for row in report.candidates if row.chosen)
@@ -122,6 +123,7 @@ def test_an_engine_that_cannot_be_scored_is_a_row(
     ]
 
 
+@pytest.mark.zoo
 def test_a_finished_run_is_built_in_int8_in_the_other_way(
     second: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_the_engine_is_chosen_before_units_are_removed_for_it(answered: Path, tm
     assert best.speed_pruned == max((row.speed_pruned for row in report.candidates if row.speed_pruned), default=None)
 
 
+@pytest.mark.zoo
 def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:
     import shutil
 
@@ -214,6 +215,7 @@ def test_int8_without_rows_ends_before_anything_is_built(inputs: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.zoo
 def test_without_rows_the_engines_in_floats_are_tried(inputs: Path, tmp_path: Path) -> None:
     fields = {"target": "openvino", "precision": "auto", "seq": (8,), "batch": (1,), "seconds": 0.01, "threads": 1}
     report = compressor.compress(Recipe(model=inputs / "model", out=tmp_path / "out", **fields))

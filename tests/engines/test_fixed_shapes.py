@@ -22,7 +22,7 @@ from tests.quantization.graphs import CASES, calibration_rows, needs_nncf
 from tests.run.listeners import RecordingListener
 from tests.targets.graphs import pruned
 
-pytestmark = needs_nncf
+pytestmark = [needs_nncf, pytest.mark.zoo]
 RUNTIMES = ("ort", "openvino")
 
 
@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_portable_graph_has_no_attention_of_one_query(folder: Path) -> None:
     in_floats, portable = load(folder / "model.onnx"), load(folder / QUANTIZED_GRAPH)
     assert len(find_attention(portable)) == len(find_attention(in_floats)) - 1
-    assert len(TransposeSingleQuery()(in_floats).report.products) == 1
-    assert TransposeSingleQuery()(portable).report.products == ()
+    assert len(TransposeSingleQuery()(in_floats).report) == 1
+    assert TransposeSingleQuery()(portable).report == ()
 
 
 def test_graphs_are_proven_in_every_installed_runtime(folder: Path) -> None:

@@ -29,6 +29,12 @@ from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import parsed, pruned
 
 FORMS = [("openvino", PORTABLE), pytest.param("ort", PORTABLE, marks=needs_vnni), ("ort", DYNAMIC)]
+SLOW_FORMS = [
+    pytest.param("openvino", PORTABLE, marks=pytest.mark.zoo),
+    pytest.param("ort", PORTABLE, marks=(needs_vnni, pytest.mark.zoo)),
+    ("ort", DYNAMIC),
+]
+"""The same for what takes seconds."""
 
 
 def choice_of(name: str, form: str) -> Choice:
@@ -72,6 +78,7 @@ def test_products_of_the_same_activations_count_as_one() -> None:
     assert {widths: len(nodes) for widths, nodes in by_widths.items()} == {(3, 7): 2, (2, 4): 1}
 
 
+@pytest.mark.zoo
 @needs_nncf
 def test_quantizers_do_not_change_widths() -> None:
     widths = [matmuls_by_widths(load(source_of(form))) for form in (PORTABLE, DYNAMIC)]
@@ -95,7 +102,7 @@ def test_products_of_any_widths_return_to_floats() -> None:
 
 
 @needs_nncf
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(("name", "form"), SLOW_FORMS)
 def test_an_engine_computes_in_floats_what_is_slower_in_int8(name: str, form: str, tmp_path: Path) -> None:
     path, choice = source_of(form), choice_of(name, form)
     every = sorted(matmuls_by_widths(load(path)))
@@ -129,7 +136,7 @@ def test_an_engine_is_in_floats_where_no_width_is_faster_in_int8(name: str, form
 
 
 @needs_nncf
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(("name", "form"), SLOW_FORMS)
 def test_products_are_timed_alone_in_both_precisions(name: str, form: str) -> None:
     times = MatmulTimes([case.feeds for case in CASES[:1]], RunLog(RecordingListener()))
     path, choice = source_of(form), choice_of(name, form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS, Layer
 from tests.graph_passes.lookup_layers import INTERLEAVED, LOOKED_UP, PERMUTED
 from tests.graph_passes.position_layers import IN_BLOCKS, IN_TWO_PARTS
+from tests.quick_cases import quick
 
 SEPARATE = Layer(PROJECT + TO_HEADS + CORE, f"{PROJECTIONS}, {SPLIT}, {OUTPUT}", 4 * 24 + 2 * 3)
 
@@ -261,3 +262,6 @@ LAYERS = {
         "int64[1, 1] i2 = {2}",
     ),
 }
+
+SOME_LAYERS = quick(LAYERS, ("separate", "batch and heads on one axis"))
+"""All layers for tests of single passes, two of them quick: shrinking runs these passes on each."""

@@ -107,10 +107,10 @@ def assert_all_found(model: ir.Model, source: Source, *, has_names: bool = True)
 Exporter = Callable[..., ir.Model]
 FORMS: Mapping[str, tuple[str, Callable[[str], Case], Exporter, int, Attention]] = {
     "grouped heads and gated neurons": ("llama", one_layer, trace, 17, "sdpa"),
-    "fused projections": ("gpt2", one_layer, trace, 14, "eager"),
-    "calls of one layer": ("albert", albert, trace, 17, "eager"),
 }
 IN_ZOO: Mapping[str, tuple[str, Callable[[str], Case], Exporter, int, Attention]] = {
+    "fused projections": ("gpt2", one_layer, trace, 14, "eager"),
+    "calls of one layer": ("albert", albert, trace, 17, "eager"),
     "encoder and decoder": ("t5", one_layer, trace, 17, "eager"),
     "norms of heads": ("qwen3", one_layer, trace, 17, "eager"),
     "windows": ("modernbert", one_layer, export, 18, "sdpa"),
@@ -134,6 +134,7 @@ def test_groups_of_exported_models(
     assert_all_found(source.graph(exporter, tmp_path / "graph.onnx", opset, attention), source)
 
 
+@pytest.mark.zoo
 def test_groups_of_a_fused_graph_and_of_one_without_names(tmp_path: Path) -> None:
     source = Source("bert", one_layer)
     traced = source.graph(trace, tmp_path / "traced.onnx", 17, "eager")

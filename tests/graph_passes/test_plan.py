@@ -133,7 +133,7 @@ SITES = st.builds(
 )
 
 
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=20)
 @hypothesis.given(
     groups=st.lists(SITES | NEURONS, max_size=4, unique_by=lambda entry: entry.name), seed=st.none() | st.integers(0)
 )

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from compressor.export import export_reference
 from compressor.units import Site, find_sites, gated, keep_all
 from graph_passes import Plan, SitePlan, load, shrink
-from graph_passes.flow.example_sizes import EXAMPLE_SIZES
+from graph_passes.flow.sizes import EXAMPLE_SIZES
 from tests.graph_passes.graphs import error, run
 
 TOLERANCE = 1e-4

@@ -21,8 +21,6 @@ from tests.projection_zoo import FAMILIES
 from tests.random_plans import random_groups
 
 TOLERANCE = 1e-4
-ALWAYS = ("falcon",)
-"""Grouped heads; `make zoo` proves all."""
 REFUSED = frozenset(("funnel", "prophetnet"))
 """Families of which some plans are refused by name."""
 FIXED = frozenset(("canine", "cpmant", "funnel"))
@@ -63,9 +61,8 @@ def prove(name: str, model: PreTrainedModel, plan: Plan, path: Path) -> None:
         assert error(run(shrunk.model, feeds), [outputs[name].numpy() for name in names]) <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.zoo) for name in FAMILIES]
-)
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_shrunk_graph_equals_the_gated_model(name: str, tmp_path: Path) -> None:
     model, inputs = FAMILIES[name].model(), FAMILIES[name].inputs(*SIZES[0])
     groups = find_groups(model, inputs)

@@ -32,6 +32,7 @@ def bert() -> Pruned:
     return pruned("bert")
 
 
+@pytest.mark.zoo
 def test_two_files_are_compared(bert: Pruned) -> None:
     result = bench(bert.reference, bert.shrunk, [1, 2], [8], provider="cpu", threads=1, seconds=0.1)
     assert [(speed.batch, speed.seq, speed.void) for speed in result.speeds] == [(1, 8, None), (2, 8, None)]
@@ -45,6 +46,7 @@ def test_two_files_are_compared(bert: Pruned) -> None:
     assert result.session["intra_op_threads"] == 1
 
 
+@pytest.mark.zoo
 def test_graphs_of_images_have_one_size(tmp_path: Path) -> None:
     path = tmp_path / "graph.onnx"
     save(parsed("y = Flatten (x)", "float[B, 3, 8, 8] x", "float[B, 192] y"), path)
@@ -71,6 +73,7 @@ def test_a_size_that_a_graph_does_not_take_is_named_with_the_graph(
     assert error.value.details == {"path": path, **details}
 
 
+@pytest.mark.zoo
 def test_graphs_with_different_inputs_are_not_compared(bert: Pruned, tmp_path: Path) -> None:
     relu = tmp_path / "relu.onnx"
     save(parsed("y = Relu(x)", "float[B, S] x", "float[B, S] y"), relu)
@@ -138,7 +141,7 @@ def test_callers_are_limited_by_memory_and_to_processors() -> None:
     assert affordable_callers([(on_cpu, 1), (on_gpu, 1)]) == 1
 
 
-@pytest.mark.parametrize("name", ["ort", "openvino"])
+@pytest.mark.parametrize("name", ["ort", pytest.param("openvino", marks=pytest.mark.zoo)])
 def test_rates_are_of_one_caller_and_of_several(name: str, tmp_path: Path) -> None:
     if name == "openvino":
         pytest.importorskip("openvino")
@@ -166,6 +169,7 @@ def test_a_folder_is_timed_on_every_target(tmp_path: Path) -> None:
         assert not row.failure
 
 
+@pytest.mark.zoo
 @needs_nncf
 def test_int8_is_timed_in_any_way_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -178,6 +182,7 @@ def test_int8_is_timed_in_any_way_that_works(tmp_path: Path, monkeypatch: pytest
     assert [(row.label, row.failure) for row in rows] == [("ort fp32", ""), ("ort int8", "")]
 
 
+@pytest.mark.zoo
 def test_the_engine_of_the_report_is_loaded(tmp_path: Path) -> None:
     """An engine in dynamic int8 needs no quantized graph; without its file it is built from the float graph."""
     save(load(pruned("bert").shrunk), tmp_path / "model.onnx")

@@ -185,6 +185,7 @@ def test_a_runtime_that_saturates_is_found_out(bert: Quantized, tmp_path: Path) 
     assert proof["failing"]
 
 
+@pytest.mark.zoo
 def test_a_reduced_range_does_not_saturate(bert: Quantized, tmp_path: Path) -> None:
     graph = tmp_path / "reduced.onnx"
     quantize_graph(bert.source, calibration_rows(), graph, reduce_range=True)

@@ -26,7 +26,9 @@ def quantized_file(folder: Path, rows: list[Feeds]) -> Path:
     return quantize_graph(folder / "model.onnx", rows, folder / "model.int8.onnx").path
 
 
-@pytest.mark.parametrize(("size", "expected"), [(1.0, ()), (1e5, ("first", "second"))])
+@pytest.mark.parametrize(
+    ("size", "expected"), [pytest.param(1.0, (), marks=pytest.mark.zoo), (1e5, ("first", "second"))]
+)
 def test_an_outlier_ruins_every_product_that_it_reaches(size: float, expected: tuple[str, ...], tmp_path: Path) -> None:
     rows = with_outlier(vectors(), size)
     path = quantized_file(tmp_path, rows)
@@ -45,6 +47,7 @@ def test_ruined_products_stay_in_floats(tmp_path: Path) -> None:
     np.testing.assert_allclose(output[1:], expected[1:], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.zoo
 def test_a_graph_without_outliers_is_quantized_once(tmp_path: Path) -> None:
     save(two_products(), tmp_path / "model.onnx")
     graphs = [
@@ -59,6 +62,7 @@ def test_a_usual_model_has_no_ruined_products() -> None:
     assert ruined_matmuls(quantized().path, calibration_rows()) == ()
 
 
+@pytest.mark.zoo
 def test_a_reduced_range_halves_the_weights(tmp_path: Path) -> None:
     save(two_products(), tmp_path / "model.onnx")
     largest = []

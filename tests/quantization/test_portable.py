@@ -156,7 +156,7 @@ def test_an_engine_computes_the_quantized_graph(name: str, file: str, bert: Quan
     require(prove_engine(bert.path, engine, bert.cases, "compressed"))
 
 
-@pytest.mark.parametrize("kept", ["first", "second"])
+@pytest.mark.parametrize("kept", ["first", pytest.param("second", marks=pytest.mark.zoo)])
 def test_exactly_the_named_products_stay_in_floats(kept: str, small: Path, tmp_path: Path) -> None:
     graph = quantize_graph(small, vectors(), tmp_path / "int8.onnx", keep_float={kept})
     model = load(graph.path)
@@ -208,6 +208,7 @@ def test_columns_that_the_graph_lacks_are_ignored(small: Path, tmp_path: Path) -
     assert quantize_graph(small, rows, tmp_path / "int8.onnx").rows == len(rows)
 
 
+@pytest.mark.zoo
 def test_the_same_rows_give_the_same_graph(small: Path, tmp_path: Path) -> None:
     first, second = (tmp_path / name / "int8.onnx" for name in ("first", "second"))
     for path in (first, second):
@@ -216,6 +217,7 @@ def test_the_same_rows_give_the_same_graph(small: Path, tmp_path: Path) -> None:
     assert files_of(first) == files_of(second)
 
 
+@pytest.mark.zoo
 def test_quantizing_prints_nothing(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     quantize_graph(small, vectors(), tmp_path / "int8.onnx")
     assert capfd.readouterr() == ("", "")

@@ -100,6 +100,7 @@ def test_the_graphs_stay(tmp_path: Path) -> None:
     assert files_of(path) == before
 
 
+@pytest.mark.zoo
 @needs_nncf
 def test_every_product_of_a_model_is_ranked_once(bert: Quantized, tmp_path: Path) -> None:
     progress: Progress = []

@@ -73,6 +73,7 @@ def test_an_embedding_table_stays_in_floats() -> None:
     assert {table.dtype for table in tables if table.is_initializer()} <= {ir.DataType.FLOAT, ir.DataType.INT64}
 
 
+@pytest.mark.zoo
 def test_a_block_sparse_graph_is_quantized(tmp_path: Path) -> None:
     rows = [{name: value.numpy() for name, value in text(2, 16).items()}]
     graph = quantize_symmetric(masked().shrunk, rows, tmp_path / "graph.onnx")

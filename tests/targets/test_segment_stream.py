@@ -47,7 +47,7 @@ def stream(built: Stream) -> Stream:
     return built
 
 
-@pytest.mark.parametrize("kept", ["dense", "pruned"])
+@pytest.mark.parametrize("kept", ["dense", pytest.param("pruned", marks=pytest.mark.zoo)])
 def test_ten_segments_equal_pytorch(exported: SegmentGraph, stream: Stream, kept: str, tmp_path: Path) -> None:
     plan = keep_all(exported.sites)
     if kept == "pruned":

@@ -141,6 +141,7 @@ def test_a_missing_device_is_reported() -> None:
     assert target("trt").missing() is not None
 
 
+@pytest.mark.zoo
 def test_what_handles_graphs_only_imports_without_torch_and_without_tensorrt() -> None:
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False

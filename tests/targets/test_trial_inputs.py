@@ -116,6 +116,7 @@ def test_an_engine_is_fused_on_rows_that_the_model_can_have(tmp_path: Path) -> N
     assert not draws_ids(load(tmp_path / "engine.onnx")), "the engine carries the rows too"
 
 
+@pytest.mark.zoo
 def test_benches_and_checks_use_the_rows_of_the_graph(tmp_path: Path) -> None:
     for name in ("dense.onnx", "model.onnx"):
         save(end_reader(pairs()), tmp_path / name)
@@ -130,6 +131,7 @@ def test_benches_and_checks_use_the_rows_of_the_graph(tmp_path: Path) -> None:
     assert NoteCode.RANDOM_INPUTS not in listener.codes
 
 
+@pytest.mark.zoo
 def test_a_bench_says_that_ids_are_random(tmp_path: Path) -> None:
     save(parsed("y = Gather(t, ids)", "int64[B, S] ids", "float[B, S, 4] y", "float[9, 4] t"), tmp_path / "model.onnx")
     listener, path = RecordingListener(), tmp_path / "model.onnx"

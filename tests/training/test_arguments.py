@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from compressor.training.arguments import training_arguments, use_one_device
+from compressor.training.trainer import training_arguments, use_one_device
 from tests import language
 from tests.selection import tiny
 

@@ -57,6 +57,7 @@ def test_training_in_smaller_linears_gives_the_weights_of_gated_training(runs: A
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.zoo
 def test_an_interruption_changes_nothing(runs: Any) -> None:
     whole = runs("whole", in_smaller_linears)
     with pytest.raises(EndOfPowerError):

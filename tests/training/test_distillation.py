@@ -23,6 +23,7 @@ from compressor.training.trainer import WEIGHTS
 from tests import folders, zoo
 from tests.faults import fails_with
 from tests.language import EndOfPowerError
+from tests.quick_cases import quick
 from tests.run.runs import write_inputs
 from tests.tasks import questions
 from tests.tasks.rows import jsonl
@@ -32,7 +33,7 @@ from tests.training.students import changed, distil, schedule
 FAMILIES = {"bert": ("logits",), "gpt2": ("logits",), "bart": ("logits",), "vit": ("logits",)}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, ("bert", "bart")))
 def test_only_the_teacher_itself_has_no_loss(family: str) -> None:
     model, batch = zoo.FAMILIES[family](0)
     model.eval()
@@ -139,6 +140,7 @@ def test_training_brings_a_student_closer_to_its_teacher(runs: Any) -> None:
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
+@pytest.mark.zoo
 def test_an_interruption_changes_nothing(runs: Any) -> None:
     whole, log = runs("whole")
     with pytest.raises(EndOfPowerError):
@@ -180,7 +182,7 @@ def overflowing(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("keeps_outputs", [False, True])
+@pytest.mark.parametrize("keeps_outputs", quick([False, True], [True]))
 def test_a_teacher_whose_outputs_are_not_finite_is_named(tmp_path: Path, keeps_outputs: bool) -> None:
     inputs = write_inputs(tmp_path)
     folder, teacher = load(inputs / "model"), overflowing(load(inputs / "model").model)
@@ -194,6 +196,7 @@ def test_a_teacher_whose_outputs_are_not_finite_is_named(tmp_path: Path, keeps_o
         distillation.mean_divergence(folder.model, data.task, data.eval)
 
 
+@pytest.mark.zoo
 def test_questions_of_several_windows_are_learned_alike_from_computed_and_kept_outputs(tmp_path: Path) -> None:
     contexts = [" ".join(questions.WORDS[: 2 + number]) for number in range(10)]
     path = jsonl(tmp_path / "rows.jsonl", *(questions.row(context) for context in contexts))

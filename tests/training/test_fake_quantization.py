@@ -90,6 +90,7 @@ def runs(tmp_path: Path) -> Any:
     return train
 
 
+@pytest.mark.zoo
 def test_only_checkpoints_of_steps_that_round_count(runs: Any) -> None:
     (_, exact), (model, log) = runs("exact", None), runs("rounded", 4)
     chosen = {entry["step"]: entry["eval_chosen"] for entry in log if "eval_chosen" in entry}
@@ -103,6 +104,7 @@ def test_only_checkpoints_of_steps_that_round_count(runs: Any) -> None:
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
+@pytest.mark.zoo
 def test_an_interruption_changes_nothing(runs: Any) -> None:
     whole, log = runs("whole", 4)
     with pytest.raises(EndOfPowerError):

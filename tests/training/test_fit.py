@@ -23,7 +23,7 @@ from tests.training.gates import NoisyGate
 from tests.training.runs import have_same_weights, sites_of, stop_after, train_model, without_times
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
+@pytest.mark.parametrize("optimizer", ["lamb", pytest.param("adamw", marks=pytest.mark.zoo)])
 def test_training_equals_a_plain_loop_over_consecutive_segments(optimizer: Any, tmp_path: Path) -> None:
     folder, by_hand = language.folder(**language.UNDROPPED), language.folder(**language.UNDROPPED)
     data = language.data(tmp_path, folder, lines=20)

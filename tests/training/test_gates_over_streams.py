@@ -11,11 +11,12 @@ from compressor.selection.learn import learn
 from compressor.tasks.segment_streams import read, reader
 from compressor.units import gated
 from tests import language
+from tests.quick_cases import quick
 from tests.selection.tiny import GATE_METHODS, selection
 from tests.training.runs import have_same_weights, sites_of
 
 
-@pytest.mark.parametrize("method", GATE_METHODS)
+@pytest.mark.parametrize("method", quick(GATE_METHODS, ("dsp",)))
 def test_every_gate_keeps_exactly_the_requested_number(method: str, tmp_path: Path) -> None:
     """The result is that of the model with the gates of the plan, which reads the text with its memory."""
     folder, untrained = language.folder(), language.folder()
@@ -31,6 +32,7 @@ def test_every_gate_keeps_exactly_the_requested_number(method: str, tmp_path: Pa
     assert metric in [pytest.approx(value, rel=1e-5) for value in metrics]
 
 
+@pytest.mark.zoo
 def test_a_penalized_gate_ends_with_the_heads_that_it_left_open(tmp_path: Path) -> None:
     folder = language.folder()
     data, sites, kept = language.data(tmp_path, folder, lines=20), sites_of(folder), []

@@ -66,6 +66,7 @@ def test_an_interrupted_training_equals_the_uninterrupted_one_bit_for_bit(
     assert_same_training(tmp_path / "run", expected)
 
 
+@pytest.mark.zoo
 @pytest.mark.usefixtures("text")
 def test_training_in_bfloat16_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole, resumed = (training_request(tmp_path / name, mixed_precision="bf16") for name in ("whole", "resumed"))
@@ -78,7 +79,10 @@ def test_training_in_bfloat16_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("level", "architecture", "metric"),
-    [("word", "transformer-xl", "perplexity"), ("character", "all-attention", "bits-per-character")],
+    [
+        pytest.param("word", "transformer-xl", "perplexity", marks=pytest.mark.zoo),
+        ("character", "all-attention", "bits-per-character"),
+    ],
 )
 @pytest.mark.usefixtures("text")
 def test_a_complete_model_folder_is_written(level: Any, architecture: Any, metric: str, tmp_path: Path) -> None:
@@ -110,6 +114,7 @@ def test_the_file_of_a_training_holds_its_configuration_result_and_log(
     assert [entry["step"] for entry in record["log"] if "eval_perplexity" in entry] == [3, 6, 9, 12]
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize(("optimizer", "rate"), [("lamb", 0.1), ("adamw", 0.02)])
 def test_training_learns_to_count(optimizer: Any, rate: float, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(language.text(200))
@@ -136,6 +141,7 @@ def test_checkpoints_of_another_training_are_refused(text: Path, tmp_path: Path)
         train(training_request(out))
 
 
+@pytest.mark.zoo
 @pytest.mark.usefixtures("text")
 def test_a_training_that_diverges_at_once_does_not_block_the_next(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -145,6 +151,7 @@ def test_a_training_that_diverges_at_once_does_not_block_the_next(tmp_path: Path
     assert train(training_request(out)).eval < math.inf
 
 
+@pytest.mark.zoo
 @pytest.mark.usefixtures("text")
 def test_after_a_late_divergence_the_remedy_of_the_message_works(tmp_path: Path) -> None:
     out = tmp_path / "out"

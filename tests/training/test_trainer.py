@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from compressor.training.fit import GateSetup
@@ -34,6 +35,7 @@ def test_lamb_decays_inside_the_trust_ratio() -> None:
     assert weights[1].norm() > 10 > weights[0].norm()
 
 
+@pytest.mark.zoo
 def test_lamb_moves_gates_as_adam_does(tmp_path: Path) -> None:
     weights = []
     for optimizer in ("adamw", "lamb"):

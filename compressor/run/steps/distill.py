@@ -39,13 +39,13 @@ from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.scoring import sample_of
-from compressor.training.arguments import EVALUATION_FACTOR
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
 from compressor.training.precision import native_precision
 from compressor.training.processes import process_count, process_state
+from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
 
 _COMPARED_ROWS = 512

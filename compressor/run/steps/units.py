@@ -58,8 +58,7 @@ from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens
-from compressor.training.accelerator import on_accelerator
-from compressor.training.processes import by_main
+from compressor.training.processes import by_main, on_accelerator
 from compressor.units import Bundles
 from graph_passes import GraphPassError, Plan
 

@@ -44,7 +44,7 @@ from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.store import Store, versioned
 from compressor.tasks import Task
-from compressor.training.accelerator import on_accelerator
+from compressor.training.processes import on_accelerator
 from compressor.workdir import ATTEMPTS, write_json
 
 T = TypeVar("T")

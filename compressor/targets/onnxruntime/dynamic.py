@@ -14,7 +14,7 @@ from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import names_of, names_of_widths, weight_matmuls, write_float_widths
 from graph_passes import load, save
-from graph_passes.attention.score_bias import has_score_bias
+from graph_passes.attention.operands import has_score_bias
 from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
 
 INT8_KERNELS = frozenset(

@@ -31,7 +31,7 @@ from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine,
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
 from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata, Shape
 from graph_passes import load
-from graph_passes.quantizers.float_view import without_quantizers
+from graph_passes.quantizers.placement import without_quantizers
 
 _log = logging.getLogger(__name__)
 

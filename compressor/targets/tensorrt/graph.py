@@ -103,7 +103,7 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
         model = ReducePrecision(_DTYPES[converted])(model).model
     opset, weights_inside = None, 0
     if not supported.int64:
-        opset, weights_inside = OLDEST_OPSET, len(QuantizeWeightsInside()(model).report.tensors)
+        opset, weights_inside = OLDEST_OPSET, len(QuantizeWeightsInside()(model).report)
         MakeAxesExplicit()(model)
         NarrowIntegers()(model)
     save(model, out)

@@ -3,29 +3,15 @@
 from collections.abc import Mapping
 
 from graph_passes.flow.rule import Rule
-from graph_passes.flow.rules import (
-    attention,
-    convolutions,
-    elementwise,
-    layout,
-    lookups,
-    products,
-    quantization,
-    reshape,
-    selection,
-    slicing,
-)
+from graph_passes.flow.rules import attention, elementwise, layout, products, reshape, selection, slicing
 
 RULES: Mapping[tuple[str, str], Rule] = {
     **elementwise.RULES,
     **layout.RULES,
     **reshape.RULES,
     **products.RULES,
-    **convolutions.RULES,
-    **quantization.RULES,
     **slicing.RULES,
     **selection.RULES,
-    **lookups.RULES,
     **attention.RULES,
 }
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Gain, NoRuleError, RuleContext
-from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
+from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels, broadcast
 
 
 def _pointwise(linear: frozenset[int], operands: int | None) -> Callable[[ir.Node, RuleContext], Labels]:
@@ -24,6 +24,23 @@ def _pointwise(linear: frozenset[int], operands: int | None) -> Callable[[ir.Nod
 def _rule(linear: str = "", operands: int | None = None) -> LabelRule:
     """A pointwise rule; `linear` lists the positions of the inputs that are factors, one digit each."""
     return LabelRule(_pointwise(frozenset(int(position) for position in linear), operands))
+
+
+def _channels(node: ir.Node, context: RuleContext) -> Labels:
+    """QuantizeLinear and DequantizeLinear round each element by the scale of its channel.
+
+    Scales and zero points are scalars, or have one element for each index of one axis.
+    """
+    if node.attributes.get_int("block_size", 0):
+        raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "has a scale for each block of an axis")
+    rank = len(context.shape(node.inputs[0]))
+    axes: AxisLabels = tuple(range(rank))
+    axis = node.attributes.get_int("axis", 1)
+    inputs: list[AxisLabels | None] = [axes]
+    for value in node.inputs[1:]:
+        size = () if value is None else context.shape(value)
+        inputs.append(None if value is None else (axis % rank,) if size != (1,) and size else (None,) * len(size))
+    return Labels(tuple(inputs), (axes,))
 
 
 class _PowerRule(LabelRule):
@@ -51,6 +68,7 @@ RULES = {
     **{("", op): _rule() for op in _BROADCAST.split()},
     **{("", op): _rule(linear="0", operands=1) for op in ("Cast", "CastLike", "Dropout", "Identity", "Neg")},
     ("", "Clip"): _rule(operands=1),
+    **{("", op): LabelRule(_channels) for op in ("QuantizeLinear", "DequantizeLinear")},
     ("", "Mul"): _rule(linear="01"),
     ("", "Div"): _rule(linear="0"),
     ("", "Pow"): _PowerRule(_pointwise(frozenset((0,)), None)),

@@ -8,14 +8,14 @@ have are summed over (indices at which one factor is zero are not needed) or mix
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.indices import Index, Need, all_indices, simplify, union
 from graph_passes.flow.refusal import RefusalCode
-from graph_passes.flow.rule import Demand, Gain, NoRuleError, RuleContext, SummedGain
+from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext, SummedGain
 
 AxisLabels = tuple[Hashable | None, ...]
 """The label of each axis of a tensor; None: the axis is broadcast, or new."""
@@ -44,13 +44,10 @@ class Labels:
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelRule:
+class LabelRule(Rule):
     """The rule of an operator whose axes `describe` labels."""
 
     describe: Callable[[ir.Node, RuleContext], Labels]
-
-    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
-        return ()
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         labels = self.describe(node, context)
@@ -119,9 +116,6 @@ class LabelRule:
         axes = labels.inputs[position]
         return axes is not None and axes[axis] in labels.mixed
 
-    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        pass
-
 
 def _mixes_heads() -> NoRuleError:
     return NoRuleError(RefusalCode.MIXES_HEADS, "computes each output from all of the units")
@@ -136,7 +130,6 @@ def broadcast(
 
     Args:
         node: the node; its first output has the broadcast shape.
-        context: the graph's shapes.
         positions: the inputs that are operands.
 
     Returns:

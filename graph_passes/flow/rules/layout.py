@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.edit import ints, set_ints
+from graph_passes.flow.edit import set_ints
 from graph_passes.flow.indices import Need, part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
 from graph_passes.flow.shape_inputs import check_shape_input, same_size, set_shape_input
+from graph_passes.tape import Tape
 
 
 def _transpose(node: ir.Node, context: RuleContext) -> Labels:
@@ -101,11 +101,10 @@ def _tile(node: ir.Node, context: RuleContext) -> Labels:
     """Tile: an axis of one element is repeated like a broadcast; a longer one that is repeated has two labels."""
     rank = len(context.shape(node.inputs[0]))
     before, after = context.probe.shapes(node.inputs[0]), context.probe.shapes(node.outputs[0])
-    axes = tuple(axis if same_size(before, after, axis) else None for axis in range(rank))
+    axes = tuple(axis if same_size(before, after, axis, axis) else None for axis in range(rank))
     return Labels((axes, None), (tuple(range(rank)),), frozenset((0,)))
 
 
-@dataclasses.dataclass(frozen=True)
 class TileRule(LabelRule):
     """A label rule whose operator also reads how often to repeat each axis.
 
@@ -114,7 +113,7 @@ class TileRule(LabelRule):
     """
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
-        demand = LabelRule.demand(self, node, outputs, context)
+        demand = super().demand(node, outputs, context)
         if self._fewer_repeats(node, demand, context) and context.probe.constant(node.inputs[1]) is None:
             raise NoRuleError(RefusalCode.COMPUTED_VALUE, "repeats by numbers that are computed at run time")
         need = list(demand.inputs[0] or ())
@@ -142,7 +141,7 @@ class TileRule(LabelRule):
         if position == 0 and axis in self._repeated(node, context):
             yield 0, axis
         else:
-            yield from LabelRule.carries(self, node, position, axis, context)
+            yield from super().carries(node, position, axis, context)
 
     def _repeated(self, node: ir.Node, context: RuleContext) -> set[int]:
         """The axes of several elements that are repeated."""
@@ -165,12 +164,11 @@ def _single_axes(value: ir.Value | None, context: RuleContext) -> set[int]:
     return {axis for axis, size in enumerate(context.shape(value)) if size == 1 and context.probe.fixed(value, axis)}
 
 
-@dataclasses.dataclass(frozen=True)
 class ShapedRule(LabelRule):
     """A label rule whose operator also reads the shape of its output: Expand and ConstantOfShape."""
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
-        demand = LabelRule.demand(self, node, outputs, context)
+        demand = super().demand(node, outputs, context)
         check_shape_input(
             node,
             _source(node),
@@ -183,7 +181,7 @@ class ShapedRule(LabelRule):
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
         rank = len(context.shape(node.outputs[0]))
-        for output, output_axis in LabelRule.carries(self, node, position, axis, context):
+        for output, output_axis in super().carries(node, position, axis, context):
             first = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in range(rank))
             with contextlib.suppress(NoRuleError):  # an axis whose size cannot be written is never cut
                 self.demand(node, [first], context)
@@ -199,8 +197,7 @@ def _source(node: ir.Node) -> ir.Value | None:
     return None if node.op_type == "ConstantOfShape" else node.inputs[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class ShapeRule:
+class ShapeRule(Rule):
     """Shape: it reads no content. After a cut it still returns the sizes of the unpruned tensor."""
 
     def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
@@ -215,38 +212,25 @@ class ShapeRule:
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
         return iter(())
 
-    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
-        return False
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         source, need = node.inputs[0], held[0]
         if need is None or source is None or node.graph is None:
             return
-        shape = context.shape(source)
+        op, shape, parts = Tape(), context.shape(source), list[ir.Value]()
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
-        parts: list[ir.Value] = []
-        nodes: list[ir.Node] = []
         for axis in range(*slice(start, end).indices(len(shape))):
             index, fixed = need[axis], context.probe.fixed(source, axis)
-            if index is None or not fixed:
-                sizes, position = ir.node("Shape", [source]), ints([axis])
-                part = ir.node("Gather", [sizes.outputs[0], position.outputs[0]], {"axis": 0})
-                nodes += [sizes, position, part]
-            else:
-                part = ints([shape[axis]])
-                nodes.append(part)
+            part = op.size(source, axis) if index is None or not fixed else op.ints([shape[axis]])
             if index is not None and not fixed:
                 # Batch and heads share this axis: the unpruned axis is longer in proportion to the number of heads.
-                before, after = ints([shape[axis]]), ints([len(index)])
-                product = ir.node("Mul", [part.outputs[0], before.outputs[0]])
-                part = ir.node("Div", [product.outputs[0], after.outputs[0]])
-                nodes += [before, after, product, part]
-            parts.append(part.outputs[0])
-        joined = ir.node("Concat", parts, {"axis": 0})
-        node.graph.insert_before(node, [*nodes, joined])
+                before, after = op.ints([shape[axis]]), op.ints([len(index)])
+                part = op("Div", op("Mul", part, before), after)
+            parts.append(part)
+        joined = op("Concat", *parts, axis=0)
+        op.insert_before(node)
         node.op_type = "Identity"
         node.attributes.clear()
-        node.replace_input_with(0, joined.outputs[0])
+        node.replace_input_with(0, joined)
 
 
 RULES: dict[tuple[str, str], Rule] = {

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.edit import ints, opset
-from graph_passes.flow.foreign_shapes import BATCH_TRANSPOSITIONS
+from graph_passes.flow.edit import opset
 from graph_passes.flow.indices import Need
+from graph_passes.flow.node_inference import BATCH_TRANSPOSITIONS
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, NoRuleError, RuleContext
 from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels, broadcast
+from graph_passes.tape import Tape
 
 
 def _batch(operand: ir.Value | None, output: ir.Value, context: RuleContext) -> AxisLabels:
@@ -138,6 +139,49 @@ def _linear_reduction(node: ir.Node, context: RuleContext) -> Labels:
     return Labels(labels.inputs, labels.outputs, frozenset((0,)), summed=labels.mixed)
 
 
+def _convolution(node: ir.Node, context: RuleContext) -> Labels:
+    """Conv of an image `[row, channel, ...]` with a weight `[channel of the output, channel of a group, ...]`."""
+    image, weight = context.shape(node.inputs[0]), context.shape(node.inputs[1])
+    groups = _groups(node)
+    if groups not in (1, image[1]) or groups not in (1, weight[0]):
+        raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "sums over the channels of each of its groups")
+    channel = "in" if groups == 1 else "out"
+    axes, unmixed = range(2, len(image)), _unmixed_axes(node, weight)
+    kernel = ("out", "in" if groups == 1 else None, *(None for _ in axes))
+    has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+    return Labels(
+        inputs=(("row", channel, *(("pixels", axis) for axis in axes)), kernel, ("out",))[: len(node.inputs)],
+        outputs=(("row", "out", *(("pixels", axis) if axis in unmixed else None for axis in axes)),),
+        linear=frozenset((0, 1)),
+        summed=frozenset(("in",)) if groups == 1 else frozenset(),
+        mixed=frozenset(("pixels", axis) for axis in axes if axis not in unmixed),
+        added=frozenset((2,)) if has_bias else frozenset(),
+    )
+
+
+def _unmixed_axes(node: ir.Node, weight: Sequence[int]) -> set[int]:
+    """The axes of the image along which every index of the output depends on the same index of the input alone."""
+    sizes = weight[2:]
+    strides = node.attributes.get_ints("strides", [1] * len(sizes))
+    pads = node.attributes.get_ints("pads", [0] * 2 * len(sizes))
+    ends = zip(pads[: len(sizes)], pads[len(sizes) :], strict=True)
+    forms = zip(sizes, strides, ends, strict=True)
+    return {axis for axis, form in enumerate(forms, start=2) if form == (1, 1, (0, 0))}
+
+
+def _groups(node: ir.Node) -> int:
+    return node.attributes.get_int("group", 1)
+
+
+class _ConvolutionRule(LabelRule):
+    """A label rule whose operator also states the number of groups, which is that of the channels, or one."""
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        channels = demand.outputs[0][1]
+        if _groups(node) > 1 and channels is not None:
+            node.attributes["group"] = ir.AttrInt64("group", len(channels))
+
+
 class _SumRule(LabelRule):
     """ReduceSum, whose outputs depend on all indices that are summed over, unless those are zero."""
 
@@ -149,34 +193,29 @@ class _MeanRule(_SumRule):
     """ReduceMean: with fewer indices it is their mean, times the share of the indices that they are."""
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        need, graph, source = demand.inputs[0], node.graph, node.inputs[0]
+        need, source = demand.inputs[0], node.inputs[0]
         axes, shape = sorted(_reduced_axes(node, context)), context.shape(source)
         cut = [(need[axis], shape[axis]) for axis in axes if need[axis] is not None] if need is not None else []
-        if graph is None or source is None or not cut:
+        if source is None or not cut:
             return
         dtype = (node.outputs[0].dtype or source.dtype or ir.DataType.FLOAT).numpy()
         # Axes that are whole may have any size, so that only the runtime knows the number of all elements.
         kept = math.prod(len(index) / size for index, size in cut if index is not None)
-        share = ir.node("Constant", [], {"value": ir.tensor(np.array(kept, dtype))})
-        op, inputs_since = ("ReduceMean", 18) if kept else ("ReduceSum", 13)  # nothing has a sum, but no mean
-        mean = _reduce(op, source, axes, node, inputs_since=inputs_since)
+        op, keep_axes = Tape(), node.attributes.get_int("keepdims", 1)
+        share = op.constant(np.array(kept, dtype))
+        reduction, inputs_since = ("ReduceMean", 18) if kept else ("ReduceSum", 13)  # nothing has a sum, but no mean
+        if opset(node) < inputs_since:
+            mean = op(reduction, source, keepdims=keep_axes, axes=axes)
+        else:
+            mean = op(reduction, source, op.ints(axes), keepdims=keep_axes)
         if node.outputs[0].dtype is not None:
-            mean[-1].outputs[0].dtype = node.outputs[0].dtype
-        graph.insert_before(node, [share, *mean])
-        node.op_type, factors = "Mul", (mean[-1].outputs[0], share.outputs[0])
+            mean.dtype = node.outputs[0].dtype
+        op.insert_before(node)
+        node.op_type = "Mul"
         node.attributes.clear()
-        node.resize_inputs(len(factors))
-        for position, factor in enumerate(factors):
+        node.resize_inputs(2)
+        for position, factor in enumerate((mean, share)):
             node.replace_input_with(position, factor)
-
-
-def _reduce(op: str, source: ir.Value, axes: Sequence[int], like: ir.Node, *, inputs_since: int) -> list[ir.Node]:
-    """A reduction and the constant that it reads, if the axes are an input since an operator set."""
-    keep_axes = {"keepdims": like.attributes.get_int("keepdims", 1)}
-    if opset(like) < inputs_since:
-        return [ir.node(op, [source], {**keep_axes, "axes": list(axes)})]
-    positions = ints(axes)
-    return [positions, ir.node(op, [source, positions.outputs[0]], keep_axes)]
 
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Min Prod SumSquare"
@@ -186,6 +225,7 @@ RULES = {
     ("com.microsoft", "FusedMatMul"): LabelRule(_matmul),
     ("", "Gemm"): LabelRule(_gemm),
     ("", "Einsum"): LabelRule(_einsum),
+    ("", "Conv"): _ConvolutionRule(_convolution),
     **{("", op): LabelRule(_along_axis) for op in ("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")},
     ("", "CumSum"): LabelRule(_running_sum),
     **{

@@ -6,9 +6,8 @@ only as many are computed as query heads remain.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -50,12 +49,8 @@ def axis_groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
     return groups
 
 
-@dataclasses.dataclass(frozen=True)
-class ReshapeRule:
+class ReshapeRule(Rule):
     """Reshape and Flatten: needed indices are regrouped, and extended to a box where they do not form one."""
-
-    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
-        return ()
 
     def _groups(self, node: ir.Node, context: RuleContext) -> list[tuple[range, range]]:
         for value in (node.inputs[0], node.outputs[0]):
@@ -125,9 +120,6 @@ class ReshapeRule:
             if sides[axis - ins.start] is not None:
                 yield 0, output_axis
 
-    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
-        return False
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         if node.op_type == "Reshape":
             source, count = demand.inputs[0] or (), context.counts_positions
@@ -170,11 +162,7 @@ def _regrouped(
 ) -> tuple[Sequence[Index], Sequence[Index]]:
     """What the input of one part of a reshape must hold, and what its output then holds.
 
-    Args:
-        need: what is needed of each output axis.
-        before: sizes of the input axes.
-        after: sizes of the output axes.
-        repeated: the input axis whose indices are all alike; None: there is none.
+    `repeated` is the input axis whose indices are all alike, if there is one.
 
     Raises:
         NoRuleError: the indices that the output would hold do not form a box.

@@ -1,8 +1,7 @@
-"""Operators that divide, join, look up or write the indices of an axis: Split, Concat, Gather, ScatterND and Trilu."""
+"""Operators that divide, join, look up or write indices of an axis: Split, Concat, Gather, ScatterND and similar."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -12,11 +11,10 @@ from graph_passes.flow.edit import cut_value, opset, positions_among, set_ints
 from graph_passes.flow.indices import Index, Need, all_indices, positions_of, same_index, simplify, union
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
-from graph_passes.flow.rules.labels import LabelRule, Labels
+from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitRule:
+class SplitRule(Rule):
     """Split: the outputs follow one another along an axis of the input."""
 
     def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
@@ -80,9 +78,6 @@ class SplitRule:
         if position == 0 and (axis == self._axis(node, context) or len(node.outputs) == 1):
             yield from ((output, axis) for output in range(len(node.outputs)))
 
-    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
-        return False
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         axis, held_axes, source = self._axis(node, context), held[0], node.inputs[0]
         assert held_axes is not None
@@ -101,12 +96,8 @@ class SplitRule:
             set_ints(node, 1, lengths)
 
 
-@dataclasses.dataclass(frozen=True)
-class ConcatRule:
+class ConcatRule(Rule):
     """Concat: the inputs follow one another along an axis of the output."""
-
-    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
-        return ()
 
     def _axis(self, node: ir.Node, context: RuleContext) -> int:
         return node.attributes.get_int("axis", 0) % len(context.shape(node.outputs[0]))
@@ -155,9 +146,6 @@ class ConcatRule:
         if axis != joined_axis or sizes[position] > 0:
             yield 0, axis
 
-    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
-        return False
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         """Join only the inputs of which something is needed; where nothing is needed of any, join all of them."""
         axis = self._axis(node, context)
@@ -182,8 +170,7 @@ def _free_parts() -> NoRuleError:
     return NoRuleError(RefusalCode.FREE_SIZE, "joins parts whose sizes depend on the graph's inputs on the heads' axis")
 
 
-@dataclasses.dataclass(frozen=True)
-class GatherRule:
+class GatherRule(Rule):
     """Gather: an axis of the table is replaced by the axes of the indices."""
 
     def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
@@ -274,10 +261,52 @@ def _scatter(node: ir.Node, context: RuleContext) -> Labels:
     return Labels((axes, (None,) * len(indices), written), (axes,), mixed=frozenset(axes[:depth]))
 
 
+def _elements(node: ir.Node, context: RuleContext) -> Labels:
+    """GatherElements: each output element comes from the same position of the table on every axis but one.
+
+    The indices have the shape of the output, and may cover only a part of the other axes of the table.
+    """
+    table, output = node.inputs[0], node.outputs[0]
+    looked_up = node.attributes.get_int("axis", 0) % len(context.shape(table))
+    axes = tuple(range(len(context.shape(output))))
+    of_table: AxisLabels = tuple(
+        "looked up" if axis == looked_up else None if context.is_broadcast(table, axis, output, axis) else axis
+        for axis in axes
+    )
+    return Labels((of_table, axes), (axes,), frozenset((0,)), mixed=frozenset(("looked up",)))
+
+
+def _slices(node: ir.Node, context: RuleContext) -> Labels:
+    """GatherND: the last axis of the indices holds positions on the axes of the table that follow the batch axes."""
+    table, indices = context.shape(node.inputs[0]), context.shape(node.inputs[1])
+    batch = node.attributes.get_int("batch_dims", 0)
+    shared = tuple(("batch", axis) for axis in range(batch))
+    positions = tuple(("index", axis) for axis in range(batch, len(indices) - 1))
+    looked_up = tuple(("looked up", axis) for axis in range(batch, batch + indices[-1]))
+    rest = tuple(("table", axis) for axis in range(batch + indices[-1], len(table)))
+    inputs = ((*shared, *looked_up, *rest), (*shared, *positions, None))
+    return Labels(inputs, ((*shared, *positions, *rest),), frozenset((0,)), mixed=frozenset(looked_up))
+
+
+def _points(node: ir.Node, context: RuleContext) -> Labels:
+    """GridSample: rows and channels stay apart, and each point mixes the pixels around it.
+
+    Deformable attention samples the values `[row * head, width, ...]` at points `[row * head, ..., 2]`.
+    """
+    rank = len(context.shape(node.inputs[0]))
+    pixels = tuple(("pixels", axis) for axis in range(2, rank))
+    points = tuple(("points", axis) for axis in range(2, rank))
+    inputs = (("row", "channel", *pixels), ("row", *points, "coordinates"))
+    return Labels(inputs, (("row", "channel", *points),), frozenset((0,)), mixed=frozenset((*pixels, "coordinates")))
+
+
 RULES: dict[tuple[str, str], Rule] = {
     ("", "Split"): SplitRule(),
     ("", "Concat"): ConcatRule(),
     ("", "Gather"): GatherRule(),
+    ("", "GatherElements"): LabelRule(_elements),
+    ("", "GatherND"): LabelRule(_slices),
+    ("", "GridSample"): LabelRule(_points),
     ("", "ScatterND"): LabelRule(_scatter),
     ("", "Trilu"): LabelRule(_triangle),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -14,8 +13,7 @@ from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 
 
-@dataclasses.dataclass(frozen=True)
-class SliceRule:
+class SliceRule(Rule):
     """Slice: output position i of an axis is input position start + i * step."""
 
     def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:

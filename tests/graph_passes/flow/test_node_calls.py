@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.node_calls import NodeCall, node_call, output_contents, output_types
+from graph_passes.flow.node_calls import Known, NodeCall, node_call, output_contents, output_types
 from tests.graph_passes.graphs import graph
 
 
@@ -18,9 +18,8 @@ def of_only_node(text: str) -> tuple[ir.Node, ir.Model]:
 
 def call_with(node: ir.Node, model: ir.Model, value: ir.Value, content: np.ndarray) -> NodeCall | None:
     """The call of a node whose inputs are one tensor."""
-    return node_call(
-        node, model, {value: content.shape}, {value: ir.DataType.from_numpy(content.dtype)}, {value: content}
-    )
+    known = Known({value: content.shape}, {value: ir.DataType.from_numpy(content.dtype)}, {value: content})
+    return node_call(node, model, known)
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("first", "second")])
@@ -29,17 +28,16 @@ def test_names_of_tensors_are_no_part_of_a_call(names: tuple[str, str]) -> None:
     node, model = of_only_node(f"{result} = Concat <axis=0> ({source}, {source})")
     content = {value: np.arange(3) for value in node.inputs if value is not None}
     types = dict.fromkeys(content, ir.DataType.INT64)
-    call = node_call(node, model, dict.fromkeys(content, (3,)), types, content)
+    call = node_call(node, model, Known(dict.fromkeys(content, (3,)), types, content))
     assert call is not None
     other, other_model = of_only_node("c = Concat <axis=0> (a, b)")
     values = [value for value in other.inputs if value is not None]
-    expected = node_call(
-        other,
-        other_model,
-        dict.fromkeys(values, (3,)),
-        dict.fromkeys(values, ir.DataType.INT64),
-        dict.fromkeys(values, np.arange(3)),
+    known = Known(
+        shapes=dict.fromkeys(values, (3,)),
+        types=dict.fromkeys(values, ir.DataType.INT64),
+        constants=dict.fromkeys(values, np.arange(3)),
     )
+    expected = node_call(other, other_model, known)
     assert call == expected
     assert output_types(call) == (((6,), ir.DataType.INT64),)
     assert output_contents(call)[0].tolist() == [0, 1, 2, 0, 1, 2]
@@ -70,7 +68,7 @@ def test_a_large_call_is_computed_and_not_remembered() -> None:
     (value,) = node.inputs
     assert value is not None
     content = np.arange(4096)
-    call = node_call(node, model, {value: content.shape}, {value: ir.DataType.INT64}, {value: content})
+    call = call_with(node, model, value, content)
     assert call is not None
     assert np.array_equal(output_contents(call)[0], -content)
     assert output_contents(call)[0] is not output_contents(call)[0]
@@ -79,7 +77,7 @@ def test_a_large_call_is_computed_and_not_remembered() -> None:
 def test_a_damaged_attribute_gives_no_call() -> None:
     node, model = of_only_node("y = Softmax <axis=1> (x)")
     node.attributes["axis"] = ir.Attr("axis", ir.AttributeType.UNDEFINED, None)
-    assert node_call(node, model, {}, {}, {}) is None
+    assert node_call(node, model, Known()) is None
 
 
 def test_strings_are_read_by_the_nodes_after_them() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from graph_passes import GraphError, GraphErrorCode
 from graph_passes.flow.concrete_shapes import Probe, Shapes
-from graph_passes.flow.example_sizes import EXAMPLE_SIZES, example_sizes, record_example_sizes
 from graph_passes.flow.indices import Need, same_index
 from graph_passes.flow.rule import RuleContext
 from graph_passes.flow.rules import RULES
-from graph_passes.flow.sizes import BATCH
+from graph_passes.flow.sizes import BATCH, EXAMPLE_SIZES, example_sizes, record_example_sizes
 from tests.graph_passes.graphs import graph
 
 PATCHES = (

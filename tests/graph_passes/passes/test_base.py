@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 import onnx.parser
 import onnx_ir as ir
@@ -11,19 +12,19 @@ import pytest
 
 from graph_passes import Plan, passes
 from graph_passes.passes import CleanUp, FoldGates, InsertGates, LowerBlockSparse, RemoveDeadBranches, RemoveUnits
-from graph_passes.passes.base import GraphPass
+from graph_passes.passes.base import GraphPass, Names
 from tests.graph_passes.graphs import graph
 from tests.graph_passes.passes.test_normalize import CALL
 
 
-def test_every_pass_is_exported_and_returns_a_frozen_report() -> None:
+def test_every_pass_is_exported_and_returns_a_report_that_cannot_change() -> None:
     for name in passes.__all__:
         rewrite = getattr(passes, name)
         assert issubclass(rewrite, GraphPass)
         (base,) = rewrite.__orig_bases__
         (report,) = base.__args__
-        assert dataclasses.is_dataclass(report)
-        assert vars(report)["__dataclass_params__"].frozen, name
+        is_frozen = dataclasses.is_dataclass(report) and vars(report)["__dataclass_params__"].frozen
+        assert is_frozen or report in (Names, Mapping[str, int], int), name
 
 
 def test_a_change_is_logged_with_its_report(caplog: pytest.LogCaptureFixture) -> None:

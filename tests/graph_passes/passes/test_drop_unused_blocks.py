@@ -25,7 +25,7 @@ def lowered(layer: MaskedLayer) -> ir.Model:
 def test_unused_positions_are_not_projected(form: str) -> None:
     layer = MaskedLayer(random_mask(0.7, unused=(1, 2)), form=form)  # type: ignore[arg-type]
     result = rewritten(DropUnusedBlocks(), lowered(layer), sizes=SIZES)
-    assert result.report.sites == {"a": 2}
+    assert result.report == {"a": 2}
     (call,) = [node for node in result.model.graph if node.op_type == "BlockSparseAttention"]
     products = [node for node in result.model.graph if node.op_type == "MatMul"]
     gathers = [product.inputs[0].producer() for product in products if product.inputs[0] is not None]
@@ -69,7 +69,7 @@ def test_positions_of_unused_blocks_do_not_matter() -> None:
     ],
 )
 def test_other_sites_stay(layer: MaskedLayer) -> None:
-    assert assert_untouched(DropUnusedBlocks(), lowered(layer)).sites == {}
+    assert assert_untouched(DropUnusedBlocks(), lowered(layer)) == {}
 
 
 def test_keys_with_another_reader_stay() -> None:
@@ -81,8 +81,8 @@ def test_keys_with_another_reader_stay() -> None:
     output = model.graph[-1].outputs[0]
     output.name, output.type, output.shape = "z", projected.type, projected.shape
     model.graph.outputs.append(output)
-    assert assert_untouched(DropUnusedBlocks(), model).sites == {}
+    assert assert_untouched(DropUnusedBlocks(), model) == {}
 
 
 def test_a_graph_without_block_sparse_attention_stays() -> None:
-    assert assert_untouched(DropUnusedBlocks(), MaskedLayer(random_mask()).graph()).sites == {}
+    assert assert_untouched(DropUnusedBlocks(), MaskedLayer(random_mask()).graph()) == {}

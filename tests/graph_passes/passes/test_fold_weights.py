@@ -32,7 +32,7 @@ SQUARE = "float[8, 8] w"
 def test_layout_of_weights_becomes_an_initializer(body: str, weights: str) -> None:
     result = rewritten(FoldWeights(), graph(f"{body}  y = MatMul(x, f)", weights))
     assert operators(result.model) == ["MatMul"]
-    assert result.report.tensors == ("f",)
+    assert result.report == ("f",)
     assert list(result.model.graph.initializers) == ["f"], "weights that nothing reads any more are removed"
 
 
@@ -45,7 +45,7 @@ def test_a_folded_weight_has_the_content_of_its_operator() -> None:
 def test_large_weights_are_folded() -> None:
     wide = "float[B, S, 600]"
     model = graph("f = Transpose(w)  y = MatMul(x, f)", "float[600, 600] w", inputs=f"{wide} x", outputs=f"{wide} y")
-    assert rewritten(FoldWeights(), model).report.tensors == ("f",)
+    assert rewritten(FoldWeights(), model).report == ("f",)
 
 
 def test_constants_in_nodes_count_as_weights() -> None:
@@ -59,7 +59,7 @@ def test_quantized_weights_are_folded_before_their_scales() -> None:
     body = "f = Transpose(w)  d = DequantizeLinear(f, scale)  y = MatMul(x, d)"
     result = rewritten(FoldWeights(), graph(body, "int8[8, 8] w, float scale = {0.1}"))
     assert operators(result.model) == ["DequantizeLinear", "MatMul"]
-    assert result.report.tensors == ("f",)
+    assert result.report == ("f",)
 
 
 def test_a_weight_that_another_node_reads_stays_beside_its_copy() -> None:
@@ -67,7 +67,7 @@ def test_a_weight_that_another_node_reads_stays_beside_its_copy() -> None:
     weight = content(model, "w")
     result = rewritten(FoldWeights(), model)
     assert operators(result.model) == ["MatMul", "MatMul"]
-    assert result.report.tensors == ("f",)
+    assert result.report == ("f",)
     np.testing.assert_array_equal(content(result.model, "w"), weight)
     np.testing.assert_array_equal(content(result.model, "f"), weight.T)
 
@@ -107,14 +107,14 @@ def test_branches_read_the_folded_weight_and_keep_their_own(then: str, other: st
     result = rewritten(FoldWeights(), model)
     assert operators(result.model) == ["ReduceMax", "Greater", "If"]
     assert set(result.model.graph.initializers) == kept
-    assert result.report.tensors == ("f",)
+    assert result.report == ("f",)
 
 
 @pytest.mark.parametrize("operator", ["Neg(w)", "Mul(w, w)", "DequantizeLinear(q, s)", "MatMul(w, w)"])
 def test_operators_that_compute_stay(operator: str) -> None:
     weights = "int8[8, 8] q, float s = {0.1}" if "q" in operator else SQUARE
     model = graph(f"c = {operator}  f = Transpose(c)  y = MatMul(x, f)", weights)
-    assert assert_untouched(FoldWeights(), model).tensors == ()
+    assert assert_untouched(FoldWeights(), model) == ()
 
 
 def test_operators_that_read_an_input_stay() -> None:
@@ -123,12 +123,12 @@ def test_operators_that_read_an_input_stay() -> None:
         u = Unsqueeze(j, axes)  y = Squeeze(u, axes)
     """
     model = graph(body, "float[2, 8, 8] w, int64[1] axes = {1}", inputs="float[2, S, 8] x", outputs="float[2, 8, N] y")
-    assert assert_untouched(FoldWeights(), model).tensors == ()
+    assert assert_untouched(FoldWeights(), model) == ()
 
 
 def test_an_input_with_a_default_stays_an_input() -> None:
     model = graph("f = Transpose(w)  y = MatMul(x, f)", SQUARE, inputs="float[B, S, 8] x, float[8, 8] w")
-    assert assert_untouched(FoldWeights(), model).tensors == ()
+    assert assert_untouched(FoldWeights(), model) == ()
 
 
 def test_names_and_metadata_of_the_graph_stay() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from graph_passes.passes import InsertQuantizers
 from graph_passes.quantizers.faults import FP8, QuantizerFault, QuantizerRule, form_faults, quantizer_faults
-from graph_passes.quantizers.float_view import without_quantizers
-from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
+from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs, without_quantizers
 from tests.graph_passes.graphs import graph, operators, run
 from tests.graph_passes.passes.checks import assert_untouched
 

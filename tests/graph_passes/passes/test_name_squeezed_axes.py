@@ -18,7 +18,7 @@ def test_a_batch_of_one_row_stays(source: str, target: str, shape: tuple[int, ..
     model = graph("y = Squeeze(x)", inputs=f"float[{source}] x", outputs=f"float[{target}] y")
     x = np.random.default_rng(0).standard_normal((batch, *shape), np.float32)
     result = NameSqueezedAxes()(model)
-    assert len(result.report.nodes) == 1
+    assert len(result.report) == 1
     np.testing.assert_array_equal(
         run(result.model, {"x": x})[0], x.reshape(batch, *(size for size in shape if size > 1))
     )

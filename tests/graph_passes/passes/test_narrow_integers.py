@@ -20,7 +20,7 @@ def test_inputs_and_outputs_become_32_bit() -> None:
     model = graph(LOOKUP, WEIGHTS, inputs=INPUTS, outputs=OUTPUTS)
     result = NarrowIntegers()(model.clone())
     assert result.modified
-    assert (result.report.inputs, result.report.outputs) == (("ids",), ("sum",))
+    assert result.report == ("ids", "sum")
     values = [*result.model.graph.inputs, *result.model.graph.outputs]
     assert {value.name: value.dtype for value in values} == {
         "ids": ir.DataType.INT32,
@@ -46,7 +46,7 @@ def test_the_numbers_stay() -> None:
 def test_an_input_that_is_an_output_stays_one() -> None:
     model = graph("y = Identity(x)", inputs="int64[B] ids, float[B] x", outputs="float[B] y, int64[B] ids")
     result = NarrowIntegers()(model.clone())
-    assert (result.report.inputs, result.report.outputs) == (("ids",), ())
+    assert result.report == ("ids",)
     assert result.model.graph.outputs[1] is result.model.graph.inputs[0]
     assert result.model.graph.outputs[1].dtype == ir.DataType.INT32
 

@@ -58,11 +58,11 @@ def test_the_shortest_reach_of_each_input_is_recorded(inputs: str, plan: Plan, r
     )
     sizes = [{"B": 2, "S": 5, "T": 4, "M": 3, "H": 2, "W": 2}]
     result = rewritten(RecordReach(plan), model, sizes=sizes, tolerance=0)
-    assert result.report.positions == reach
+    assert result.report == reach
     assert json.loads(result.model.metadata_props[REACH]) == reach
 
 
 def test_a_plan_without_masks_records_nothing() -> None:
     plan = Plan(sites=(SitePlan("a", "causal", 1, 1, 4, (0,)),))
     model = graph("y = Relu(input_ids)", inputs=TOKENS, outputs="float[B, S] y")
-    assert assert_untouched(RecordReach(plan), model).positions == {}
+    assert assert_untouched(RecordReach(plan), model) == {}

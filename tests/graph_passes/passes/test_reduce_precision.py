@@ -12,7 +12,7 @@ from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
 from graph_passes.passes import LowerOpset, NarrowIntegers, Normalize, ReducePrecision
 from tests.graph_passes.graphs import draw, error, graph, operators, run
-from tests.graph_passes.layers import LAYERS
+from tests.graph_passes.layers import LAYERS, SOME_LAYERS
 from tests.graph_passes.passes.checks import assert_untouched
 
 FP16, BF16 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
@@ -25,7 +25,7 @@ def normal_layer(name: str) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SOME_LAYERS)
 def test_fp16_is_close(name: str) -> None:
     model = normal_layer(name)
     result = ReducePrecision()(model.clone())
@@ -42,7 +42,7 @@ def test_fp16_is_close(name: str) -> None:
     assert_untouched(ReducePrecision(), result.model)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SOME_LAYERS)
 def test_a_layer_in_bf16_is_a_valid_graph_without_fp16(name: str) -> None:
     result = ReducePrecision(BF16)(normal_layer(name))
     values = [output for node in result.model.graph for output in node.outputs]

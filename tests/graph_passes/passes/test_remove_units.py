@@ -6,12 +6,12 @@ import pytest
 
 from graph_passes.passes import RemoveUnits
 from tests.graph_passes.graphs import graph, operators, shape
-from tests.graph_passes.layers import LAYERS, SEPARATE
+from tests.graph_passes.layers import SEPARATE, SOME_LAYERS
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
 from tests.graph_passes.passes.gated_layers import gate, gated_layer, set_gate
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SOME_LAYERS)
 def test_dropped_heads_are_cut_and_the_numbers_stay(name: str) -> None:
     model = gated_layer(name, [1, 0, 1, 0])
     result = rewritten(RemoveUnits(), model)

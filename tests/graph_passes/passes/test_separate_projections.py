@@ -23,7 +23,7 @@ def test_an_attention_with_a_mask_is_separated(attributes: str) -> None:
         graph(f"y = {ATTENTION} <{attributes}> (x, w, b, , , mask)", WEIGHTS, inputs=INPUTS, outputs=ROWS),
     )
     assert operators(result.model) == ["Constant", "MatMul", "Split", "MultiHeadAttention"]
-    assert len(result.report.attentions) == 1
+    assert len(result.report) == 1
 
 
 def test_sizes_that_are_stated_are_kept() -> None:

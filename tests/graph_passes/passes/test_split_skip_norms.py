@@ -36,7 +36,7 @@ def norm(body: str, *weights: str, inputs: str = INPUTS, outputs: str = ROWS) ->
 def test_a_norm_is_split_with_any_of_its_optional_inputs(operands: str, read: set[str]) -> None:
     result = rewritten(SplitSkipNorms(), norm(f"y = {NORM} <epsilon = 1e-05> ({operands})"))
     assert operators(result.model) == ["Sum", "LayerNormalization"]
-    assert result.report.nodes == ("y",)
+    assert result.report == ("y",)
     operands_after = {value.name for node in result.model.graph for value in node.inputs if value is not None}
     assert operands_after & {"scale", "shift", "bias"} == read
 
@@ -76,7 +76,7 @@ def test_norms_in_a_row_are_split() -> None:
         y = {NORM}(f, s, scale, shift, bias)
     """
     result = rewritten(SplitSkipNorms(), norm(body, "float[8, 8] w"))
-    assert result.report.nodes == ("h", "y")
+    assert result.report == ("h", "y")
     assert operators(result.model) == ["Sum", "LayerNormalization", "MatMul", "Sum", "LayerNormalization"]
 
 
@@ -102,7 +102,7 @@ def test_shapes_and_types_of_the_results_are_those_of_the_file() -> None:
     ids=["mean", "deviation", "output"],
 )
 def test_a_norm_whose_mean_or_variance_is_read_stays(body: str, outputs: str) -> None:
-    assert assert_untouched(SplitSkipNorms(), norm(body, outputs=outputs)).nodes == ()
+    assert assert_untouched(SplitSkipNorms(), norm(body, outputs=outputs)) == ()
 
 
 @pytest.mark.parametrize("names", ["y, mean", "y, mean, deviation, s"])
@@ -115,4 +115,4 @@ def test_a_norm_whose_mean_nothing_reads_is_split(names: str) -> None:
     "operator", ["com.microsoft.SkipSimplifiedLayerNormalization(x, r, scale)", "LayerNormalization(x, scale)"]
 )
 def test_other_norms_stay(operator: str) -> None:
-    assert assert_untouched(SplitSkipNorms(), norm(f"y = {operator}")).nodes == ()
+    assert assert_untouched(SplitSkipNorms(), norm(f"y = {operator}")) == ()

@@ -45,7 +45,7 @@ def test_padding_is_read_from_the_input() -> None:
     model = masked(f"{PADDING} h = {ATTENTION} (x, w, b, , , bias) y = {ATTENTION} (h, w, b, , , bias)")
     result = rewritten(UsePaddingMask(), model)
     assert operators(result.model) == ["Cast", "Attention", "Attention"]
-    assert len(result.report.attentions) == 2
+    assert len(result.report) == 2
 
 
 def test_rows_without_any_key_are_computed_as_before() -> None:

@@ -21,7 +21,7 @@ from compressor.results import NoteCode, Report
 from compressor.run.prune_units import fold_gates
 from compressor.units import find_groups, gated, keep_all
 from graph_passes import Plan
-from graph_passes.attention.match_feed_forwards import weight_name
+from graph_passes.attention.match_plan import weight_name
 from tests import folders
 from tests.faults import fails_with
 from tests.run.budgets.budget_runs import budget_recipe, codes, run

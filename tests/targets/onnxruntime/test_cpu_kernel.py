@@ -54,6 +54,7 @@ def test_nan_stays_nan() -> None:
         assert np.isfinite(output[1]).all()
 
 
+@pytest.mark.zoo
 def test_a_kernel_that_computes_something_else_is_not_kept(tmp_path: Path) -> None:
     compiled()
     source, out = tmp_path / "wrong.cpp", tmp_path / "kernel.so"

@@ -37,6 +37,7 @@ def finished(out: Path) -> Path:
     return out / "out"
 
 
+@pytest.mark.zoo
 def test_a_run_writes_a_proven_engine(finished: Path) -> None:
     report = reports.load(finished)
     assert (report.target, report.precision) == ("openvino", "fp32")
@@ -47,6 +48,7 @@ def test_a_run_writes_a_proven_engine(finished: Path) -> None:
     assert str(report.session["runtime"]).startswith("openvino ")
 
 
+@pytest.mark.zoo
 def test_the_engine_is_built_again_and_for_another_runtime(finished: Path, capfd: Cap) -> None:
     (finished / "engine.xml").unlink()
     for target, engine in (("openvino", "engine.xml"), ("ort", "engine.onnx")):
@@ -55,6 +57,7 @@ def test_the_engine_is_built_again_and_for_another_runtime(finished: Path, capfd
         assert (finished / engine).is_file()
 
 
+@pytest.mark.zoo
 def test_engines_are_timed_and_checked(finished: Path, capfd: Cap) -> None:
     graph = finished / "model.onnx"
     result = compress(capfd, "bench", graph, graph, "--target", "openvino", *QUICK, "--json")

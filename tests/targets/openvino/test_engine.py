@@ -87,6 +87,7 @@ def test_outputs_are_the_callers_own(engine: OpenVinoEngine, bert: Pruned) -> No
     np.testing.assert_array_equal(first, copy)
 
 
+@pytest.mark.zoo
 def test_block_sparse_attention_runs_and_refuses_longer_inputs(tmp_path: Path) -> None:
     graphs = masked()
     engine = build_engine(graphs.shrunk, tmp_path / "engine.xml", threads=1)
@@ -149,6 +150,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
     assert "pip install" in str(error.value)
 
 
+@pytest.mark.zoo
 def test_a_graph_runs_without_the_passes_of_graphs() -> None:
     """The process that measures memory starts with these imports."""
     code = (

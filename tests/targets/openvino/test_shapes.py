@@ -237,7 +237,9 @@ def test_rows_longer_than_the_model_do_not_get_the_outputs_of_the_rows_before(tm
         assert run(batch, 8).shape[0] == batch
 
 
-@pytest.mark.parametrize("shape", [(1, POSITIONS + 1), (4, 2 * POSITIONS)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, POSITIONS + 1), pytest.param((4, 2 * POSITIONS), marks=pytest.mark.zoo)], ids=str
+)
 def test_a_shape_of_more_positions_than_the_model_has_is_refused(shape: Shape, tmp_path: Path) -> None:
     out = tmp_path / "engine.xml"
     with fails_with(ErrorCode.OUT_OF_RANGE, path=out, shape=shape) as caught:

@@ -61,13 +61,15 @@ def test_the_parser_accepts_every_operator_of_a_family(
     assert list(unsupported(tmp_path / "graph.onnx")) == []
 
 
-@pytest.mark.parametrize("supported", [OLD, NEW])
+@pytest.mark.parametrize("supported", [pytest.param(OLD, marks=pytest.mark.zoo), NEW])
 def test_the_parser_accepts_every_operator_of_block_sparse_attention(supported: Features, tmp_path: Path) -> None:
     prepare(masked().shrunk, tmp_path / "out.onnx", "fp16", supported)
     assert list(unsupported(tmp_path / "out.onnx")) == []
 
 
-@pytest.mark.parametrize(("supported", "precision"), [(OLD, "int8"), (NEW, "int8"), (NEW, "fp8")])
+@pytest.mark.parametrize(
+    ("supported", "precision"), [pytest.param(OLD, "int8", marks=pytest.mark.zoo), (NEW, "int8"), (NEW, "fp8")]
+)
 @pytest.mark.parametrize(
     "family",
     [name if name == "bert" else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.block_sparse.builder import GraphBuilder
+from graph_passes.block_sparse.spec import GraphBuilder
 
 
 def test_nodes_are_recorded_in_order() -> None:
