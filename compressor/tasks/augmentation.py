@@ -24,8 +24,6 @@ def augmented(rows: Dataset, pattern: Dataset, share: float, seed: int, special_
     Args:
         rows: examples with columns `input_ids`, `attention_mask`, `labels`, `length` and, possibly, `token_type_ids`.
         pattern: examples of the wanted lengths.
-        share: share of the examples that are replaced.
-        seed: seed of the draws.
         special_ids: ids of the special tokens, which separate texts.
 
     Returns:

@@ -25,14 +25,10 @@ _PAIRS = (
     ("query", "document"),
 )
 _SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
-_CHUNK_ROWS = 10_000
-"""Rows whose texts are checked at once."""
-_LISTED = 12
-"""Maximum number of columns that an error message lists."""
-_SENTENCE = 4
-"""Minimum words of a column's name that may be a text."""
-_SAMPLED = 100
-"""Number of rows whose texts are compared in length."""
+_CHUNK_ROWS = 10_000  # rows whose texts are checked at once
+_LISTED = 12  # maximum number of columns that an error message lists
+_SENTENCE = 4  # minimum words of a column's name that may be a text
+_SAMPLED = 100  # number of rows whose texts are compared in length
 
 
 @dataclass(frozen=True)
@@ -57,9 +53,7 @@ class TextColumns:
         """The columns in the order in which the model reads them.
 
         Args:
-            rows: the rows.
             requested: names from the recipe; empty: the usual names.
-            source: name of the rows in error messages.
 
         Raises:
             InputError: a named column is missing, no usual name is present, the task reads another number of columns,
@@ -83,41 +77,32 @@ class TextColumns:
         expected = " or ".join(map(str, self.counts))
         details = {"field": "text_columns", "columns": tuple(rows.column_names)}
         if requested:
-            raise InputError(
+            text = (
                 f"{source}: --text-columns {','.join(requested)}: this task reads {expected} columns of text; name"
-                f" them, e.g. --text-columns {self.example}",
-                code=ErrorCode.INVALID_VALUE,
-                value=tuple(requested),
-                **details,
+                f" them, e.g. --text-columns {self.example}"
             )
+            raise InputError(text, code=ErrorCode.INVALID_VALUE, value=tuple(requested), **details)
         if names:
-            raise InputError(
+            text = (
                 f"{source}: this task reads {expected} column of text, the rows have {len(names)}"
-                f" ({', '.join(names)}); name it (--text-columns {names[0]})",
-                code=ErrorCode.MISSING_VALUE,
-                value=tuple(names),
-                **details,
+                f" ({', '.join(names)}); name it (--text-columns {names[0]})"
             )
+            raise InputError(text, code=ErrorCode.MISSING_VALUE, value=tuple(names), **details)
         longest = _longest_texts(rows, min(self.counts))
         example = shlex.quote(" ".join((",".join(longest) or self.example).split()))
         remedy = f"name it (--text-columns {example})"
         if _is_table(rows) and any(len(name.split()) >= _SENTENCE for name in longest):
             remedy += "; if the first line is a row, add a line with names before it instead"
-        raise InputError(
-            f"{source}: no {self.description} among the columns {list_columns(rows)}; {_header_doubt(rows) or remedy}",
-            code=ErrorCode.COLUMN_MISSING,
-            **details,
-        )
+        remedy = _header_doubt(rows) or remedy
+        text = f"{source}: no {self.description} among the columns {list_columns(rows)}; {remedy}"
+        raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
 
     def _check_text(self, rows: Dataset, name: str, source: str) -> None:
         """Raise InputError unless a column exists and every row holds a text that the task can read."""
         check_present(rows, name, source, "text_columns")
         if not is_text(rows, name):
-            raise InputError(
-                f"{source}: column {name!r} does not hold text; name one that does (--text-columns)",
-                code=ErrorCode.INVALID_ROWS,
-                column=name,
-            )
+            text = f"{source}: column {name!r} does not hold text; name one that does (--text-columns)"
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name)
         row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
         if row is not None:
             raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
@@ -147,9 +132,7 @@ class LabelColumn:
         """The name of the column.
 
         Args:
-            rows: the rows.
             requested: name from the recipe; None: the usual names.
-            source: name of the rows in error messages.
 
         Raises:
             InputError: the requested column is missing, or no usual name is present.
@@ -160,9 +143,8 @@ class LabelColumn:
             if (doubt := _header_doubt(rows)) and requested in rows[:_SAMPLED][requested]:
                 raise InputError(f"{source}: {doubt}", code=ErrorCode.COLUMN_MISSING, value=requested, **details)
             return requested
-        for name in self.usual:
-            if name in rows.column_names:
-                return name
+        if (usual := next((name for name in self.usual if name in rows.column_names), None)) is not None:
+            return usual
         remedy = f"add {self.usual[0]!r}, or name the column (--label-column)"
         text = f"{source}: no column of {self.description}s among {list_columns(rows)}; {_header_doubt(rows) or remedy}"
         raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)

@@ -186,3 +186,12 @@ def bleu(statistics: np.ndarray) -> float:
 def _has_constant(statistics: np.ndarray) -> bool:
     """Whether a column is the same for all examples."""
     return not len(statistics) or bool((statistics == statistics[:1]).all(0).any())
+
+
+def share(name: str, compute: Callable[[np.ndarray], float]) -> Metric:
+    """A metric from 0 to 1 that is shown in points."""
+    return Metric(name, compute, MetricUnit.POINTS, maximum=1.0)
+
+
+ACCURACY, TOKEN_ACCURACY = share("accuracy", accuracy), share("accuracy", token_accuracy)
+SPEARMAN, PEARSON = Metric("spearman", spearman, maximum=1.0), Metric("pearson", pearson, maximum=1.0)

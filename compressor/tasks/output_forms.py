@@ -17,9 +17,8 @@ from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.signature import OutputSpec
-from compressor.results import MetricUnit
 from compressor.tasks.forwards import IGNORED, SPAN_ENDS
-from compressor.tasks.metrics import Metric, accuracy, column_mean, pearson, spearman, token_accuracy
+from compressor.tasks.metrics import ACCURACY, PEARSON, SPEARMAN, TOKEN_ACCURACY, Metric, column_mean
 
 _OF_VECTORS = re.compile(r"embed|hidden|state|pool|feature", re.IGNORECASE)
 """Names of outputs that are vectors, whatever their size."""
@@ -39,6 +38,7 @@ class Form(ABC):
         metrics: the metrics, the default first.
         compares_answers: whether answers are integers, by which engines are compared.
         is_vector: whether all numbers of a row are a vector, whose difference is the loss without labels.
+        has_texts: whether an answer is short enough to be shown.
         placeholder: the label of a row without labels.
     """
 
@@ -46,6 +46,7 @@ class Form(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     compares_answers: ClassVar[bool] = True
     is_vector: ClassVar[bool] = False
+    has_texts: ClassVar[bool] = True
     placeholder: ClassVar[Any] = 0
 
     @abstractmethod
@@ -69,7 +70,6 @@ class Form(ABC):
         """The labels of a batch, `[batch, ...]`, from cells of their column.
 
         Args:
-            labels: the cells.
             mask: the attention mask of the batch, if positions of the output are those of the mask.
         """
 
@@ -93,12 +93,8 @@ class Form(ABC):
         """See `Task.constant_score`."""
         return None
 
-    def texts(self, outputs: np.ndarray) -> list[str]:
-        """The answers as text; none if they are too long."""
-        return []
-
     def reference(self, label: Any) -> str:
-        """A label as text."""
+        """A label, or an answer, as text."""
         return ""
 
 
@@ -106,7 +102,7 @@ class Classes(Form):
     """A logit for each class, `[row, class]`; the answer is the largest. Labels are integers `[row]`."""
 
     description = "a class of each row"
-    metrics = (Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),)
+    metrics = (ACCURACY,)
 
     def fits(self, name: str, output: OutputSpec) -> bool:
         return len(output.shape) == 2 and output.shape[1] != 1
@@ -136,9 +132,6 @@ class Classes(Form):
         counts = np.unique(statistics[:, 1], return_counts=True)[1]
         return float(counts.max(initial=0) / max(1, len(statistics)))
 
-    def texts(self, outputs: np.ndarray) -> list[str]:
-        return [f"class {index}" for index in outputs.argmax(-1).tolist()]
-
     def reference(self, label: Any) -> str:
         return f"class {label}"
 
@@ -150,7 +143,8 @@ class TokenClasses(Form):
     """
 
     description = "a class of each token"
-    metrics = (Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0),)
+    metrics = (TOKEN_ACCURACY,)
+    has_texts = False
     placeholder = ()
 
     def fits(self, name: str, output: OutputSpec) -> bool:
@@ -197,7 +191,7 @@ class Numbers(Form):
     """A number for each row, `[row]` or `[row, 1]`, and so are labels."""
 
     description = "a number of each row"
-    metrics = (Metric("spearman", spearman, maximum=1.0), Metric("pearson", pearson, maximum=1.0))
+    metrics = (SPEARMAN, PEARSON)
     compares_answers = False
     placeholder = 0.0
 
@@ -228,9 +222,6 @@ class Numbers(Form):
     def constant(self, statistics: np.ndarray, metric: Metric) -> float | None:
         return metric.value(statistics * [0, 1])
 
-    def texts(self, outputs: np.ndarray) -> list[str]:
-        return [self.reference(number) for number in outputs.reshape(len(outputs)).tolist()]
-
     def reference(self, label: Any) -> str:
         return f"{label:.4g}"
 
@@ -246,6 +237,7 @@ class Vectors(Form):
     metrics = (Metric("cosine", partial(column_mean, 0), maximum=1.0),)
     compares_answers = False
     is_vector = True
+    has_texts = False
     placeholder = -1
 
     def __init__(self) -> None:

@@ -16,23 +16,22 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.models.rerankers import Answers, CausalReranker
-from compressor.results import MetricUnit, Note, NoteCode
+from compressor.results import NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labels import columns_of_classes, number_lists, numbers_by_column, numbers_of
-from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
+from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
 
-_NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
-_MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
+_NDCG = share("ndcg@10", partial(column_mean, 0))
+_MRR = share("mrr@10", partial(column_mean, 1))
 _QUERY_COLUMNS = ("query_id", "query-id", "qid", "group", "group_id")
 """Usual names of columns that identify the query of a row; without them, equal first texts do."""
 _GROUPED_SHARE = 0.5
 """Minimum share of rows whose query has documents of different relevance, for a metric of each query."""
-_FILLERS = ("0", "1 2 3 4")
-"""Texts that differ in their last token; see `_PairTemplate.suffix`."""
+_FILLERS = ("0", "1 2 3 4")  # texts that differ in their last token; see `_PairTemplate.suffix`
 
 
 class Regression(LabelledTexts):
@@ -40,15 +39,12 @@ class Regression(LabelledTexts):
 
     A model with several outputs predicts as many numbers. A label is then a list of numbers, or there is a column for
     each (`label_lists`), and the metric is the mean over the numbers.
-
-    Raises:
-        InputError: the maximum length leaves no room for text.
     """
 
     name = "regression"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("spearman", spearman, maximum=1.0),
-        Metric("pearson", pearson, maximum=1.0),
+        SPEARMAN,
+        PEARSON,
     )
     label_type = torch.float32
 
@@ -63,12 +59,9 @@ class Regression(LabelledTexts):
         columns = self._columns(rows, source)
         labels = _as_table(self.encode_labels(rows, column, source))
         if (constant := _constant_number(labels)) is not None:
-            name = columns[constant] if columns else column
-            text = (
-                f"{source}: every row has the label {labels[0, constant]:g}; give rows with different values of"
-                f" {name!r}"
-            )
-            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=float(labels[0, constant]))
+            name, value = columns[constant] if columns else column, float(labels[0, constant])
+            text = f"{source}: every row has the label {value:g}; give rows with different values of {name!r}"
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=value)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """A correlation needs different labels."""
@@ -93,8 +86,7 @@ class Regression(LabelledTexts):
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true numbers of each example, `[batch, 2 numbers]`, from logits `[batch, numbers]`."""
-        parts = (values.reshape(len(labels), -1) for values in (logits, labels))
-        return np.concatenate(list(parts), axis=1, dtype=np.float64)
+        return np.concatenate([values.reshape(len(labels), -1) for values in (logits, labels)], 1, dtype=np.float64)
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The predicted number of each example, or its numbers."""
@@ -145,9 +137,6 @@ class Reranking(Regression):
     Rows with the same first text, or the same value of a column such as `query_id`, are documents of a query. Their
     labels are relevances, above zero for relevant documents. If the relevances of most queries differ, the metric is
     nDCG@10 unless the recipe names another.
-
-    Raises:
-        InputError: the maximum length leaves no room for text.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (*Regression.metrics, _NDCG, _MRR)
@@ -160,8 +149,10 @@ class Reranking(Regression):
         super().__init__(folder, request, metric)
         self._folder = folder
         self._queries: dict[str, int] = {}
-        self._template = _PairTemplate.of(folder)
-        self._texts.takes_types &= self._template is None
+        self._template: _PairTemplate | None = None
+        if isinstance(folder.model, CausalReranker) and getattr(folder.processor, "chat_template", None):
+            self._template = _PairTemplate(folder.processor, folder.model.answers, folder.path)
+            self._texts.takes_types = False
         self._set_metric(metric)
 
     @classmethod
@@ -198,7 +189,7 @@ class Reranking(Regression):
                 f"{source}: its {len(set(queries))} queries have several documents each, so that the metric is the"
                 f" {_NDCG.name} of the documents of each query (--metric spearman correlates scores and labels)"
             )
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.METRIC_CHOSEN))
+            self.note(text, NoteCode.METRIC_CHOSEN)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """A correlation needs different labels; an order needs a relevant document."""
@@ -276,9 +267,7 @@ def query_scores(statistics: np.ndarray) -> np.ndarray:
     order = np.lexsort((gains, -scores, queries))
     starts = np.flatnonzero(np.diff(queries[order], prepend=np.nan) != 0)
     values = []
-    for documents in np.split(gains[order], starts[1:]):
-        if not documents.any():
-            continue
+    for documents in filter(np.any, np.split(gains[order], starts[1:])):
         top, best = documents[:TOP], np.sort(documents)[::-1][:TOP]
         discounts = 1 / np.log2(np.arange(2, len(top) + 2))
         first = int(np.argmax(documents > 0)) + 1
@@ -303,22 +292,15 @@ class _PairTemplate:
     def __init__(self, tokenizer: Any, answers: Answers, path: Any) -> None:
         self._tokenizer, self._answers = tokenizer, answers
         self._is_structured = False
-        problem = self._problem()
-        if problem is not None:
-            self._is_structured = True
-            if self._problem() is not None:
-                text = (
-                    f"{path}: the chat template has no place for a query and a document ({problem}); save a template"
-                    " with these roles in chat_template.jinja"
-                )
-                raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="chat_template")
-
-    @classmethod
-    def of(cls, folder: ModelFolder) -> _PairTemplate | None:
-        """The template of a folder; None for a model that reads pairs without a template."""
-        if not isinstance(folder.model, CausalReranker) or not getattr(folder.processor, "chat_template", None):
-            return None
-        return cls(folder.processor, folder.model.answers, folder.path)
+        if (problem := self._problem()) is None:
+            return
+        self._is_structured = True
+        if self._problem() is not None:
+            text = (
+                f"{path}: the chat template has no place for a query and a document ({problem}); save a template with"
+                " these roles in chat_template.jinja"
+            )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="chat_template")
 
     @cached_property
     def suffix(self) -> list[int]:
@@ -337,8 +319,7 @@ class _PairTemplate:
 
     def _ids(self, query: str, document: str) -> list[int]:
         text = self._render(query, document)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _render(self, query: str, document: str) -> str:
         contents = {"system": self._answers.prompt, "query": query, "document": document}
@@ -348,8 +329,7 @@ class _PairTemplate:
             if text or role != "system"
         ]
         with quiet_transformers():
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._answers.template)
-        return text
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **self._answers.template))
 
     def _problem(self) -> str | None:
         """Why the template cannot hold a pair, or None."""

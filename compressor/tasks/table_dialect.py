@@ -14,11 +14,9 @@ import pyarrow as pa
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 """Suffix of a table -> separators that it may have, the usual one first."""
-_MOST = 0.5
-"""Minimum share of the rows with as many cells as the header, so that the rest count as faulty."""
+_MOST = 0.5  # minimum share of the rows with as many cells as the header, so that the rest count as faulty
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
-_ROWS = 1000
-"""Rows whose cells are compared with the names of their columns."""
+_ROWS = 1000  # rows whose cells are compared with the names of their columns
 
 
 @dataclass(frozen=True)
