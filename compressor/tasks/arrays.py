@@ -286,7 +286,6 @@ class Arrays(Task):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model is a bare graph."""
         return isinstance(folder.model, HasSignature)
 
     @classmethod
@@ -295,7 +294,6 @@ class Arrays(Task):
 
     @property
     def compares_answers(self) -> bool:
-        """Whether answers are classes."""
         return self._form.compares_answers
 
     @property
@@ -309,7 +307,7 @@ class Arrays(Task):
         declare_vector(config, is_vector=self._form.is_vector)
 
     def read(self, source: str) -> SplitRows:
-        """The rows of a .npz file, or of a folder of .npz or .npy files; see `array_files.read_arrays`."""
+        """The rows of a .npz file, or of a folder of .npz or .npy files; see `read_arrays`."""
         rows, origins = {}, {}
         labels = _LABEL_NAMES if self._request.label_column is None else (*_LABEL_NAMES, self._request.label_column)
         casts: dict[str, None] = {}
@@ -354,7 +352,6 @@ class Arrays(Task):
         self._score_by(*choice)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """The examples of rows, with their labels."""
         part = self._part(rows)
         name = self._label_name(part, source)
         labels = self._labels(name, np.asarray(rows["index"][:]))
@@ -371,7 +368,6 @@ class Arrays(Task):
         return self._examples(rows, self._form.column(labels))
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """The examples of rows, whose labels are placeholders."""
         placeholder = self._form.placeholder
         values = [list(placeholder) if isinstance(placeholder, tuple) else placeholder] * len(rows)
         return self._examples(rows, pa.array(values, pa.list_(pa.int64()) if isinstance(placeholder, tuple) else None))
@@ -399,7 +395,6 @@ class Arrays(Task):
         return 1, max(examples["positions"][:], default=1)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """See `Form.per_example`."""
         return self._form.per_example(logits, labels)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
@@ -407,7 +402,6 @@ class Arrays(Task):
         return self._form.ids(logits, self._scored(logits, batch))
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The classes, numbers or vectors that a model with these outputs answers."""
         batch = self.model_inputs(self.collate(examples))
         batch.pop(LABELS)
         return self._form.answers(logits, self._scored(logits, batch))
@@ -421,7 +415,6 @@ class Arrays(Task):
         return self._form.constant(statistics, self._metric)
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
-        """Why labels seem to number the classes in another order than the graph."""
         classes = self._outputs[self.outputs[0]].shape[-1]
         if not isinstance(self._form, Classes) or classes is None:
             return None
@@ -439,7 +432,6 @@ class Arrays(Task):
         return list(map(self._form.reference, self._form.answers(logits, None))) if self._form.has_texts else ()
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The class or the number that is right."""
         return self._form.reference(example[LABELS])
 
     def _default(self, folder: ModelFolder) -> tuple[str, Form]:

@@ -18,13 +18,11 @@ _JOINED_SHARE = 0.5
 def augmented(rows: Dataset, pattern: Dataset, share: float, seed: int, special_ids: Collection[int]) -> Dataset:
     """Replace a share of examples by a part of their texts, or by a part of them and a part of another example's.
 
-    The texts get as many tokens as those of an example of the pattern, which is drawn. Special tokens stay where they
-    are. The result for an example depends only on the examples, the seed and its position.
+    The texts get as many tokens as those of an example of `pattern`, which is drawn. Special tokens, which separate
+    texts, stay where they are. The result for an example depends only on the examples, the seed and its position.
 
     Args:
         rows: examples with columns `input_ids`, `attention_mask`, `labels`, `length` and, possibly, `token_type_ids`.
-        pattern: examples of the wanted lengths.
-        special_ids: ids of the special tokens, which separate texts.
 
     Returns:
         As many examples, with the label zero.

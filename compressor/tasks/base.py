@@ -44,7 +44,7 @@ class Task(ABC):
         metrics: the metrics of the task, the default first.
         in_order: whether examples follow each other in a text and must not be shuffled.
         reads_streams: whether the model keeps a memory of earlier examples, so that scoring and training read a text in
-            parallel streams (`segment_streams`).
+            parallel streams (`causal_lm.Streams`).
         embeds: whether the scored output is an embedding of each text.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
@@ -154,10 +154,7 @@ class Task(ABC):
         return named_splits(source)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
-        """Learn from rows how labels map to numbers in every split; called once, before any `encode`.
-
-        Args:
-            rows: the rows of the first split.
+        """Learn from the rows of the first split how labels map to numbers in every split; called before any `encode`.
 
         Raises:
             InputError: the model does not have a label, or all labels are equal.
@@ -172,9 +169,6 @@ class Task(ABC):
     @abstractmethod
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode rows as examples with columns that `collate` reads, among them `length` (in tokens).
-
-        Args:
-            rows: rows as read from a file or a data set.
 
         Raises:
             InputError: a column is missing, a value is not what the task reads, or no token remains.
@@ -231,10 +225,7 @@ class Task(ABC):
         self.notes = (*self.notes, Note(text=text, code=code))
 
     def use_outputs(self, names: Sequence[str]) -> None:
-        """Score an output of a graph under another name than that of the task.
-
-        Args:
-            names: the outputs of the graph that have floats, in order. A single one stands for that of the task.
+        """Score an output of a graph under another name than the task's; `names` are the outputs of floats in order.
 
         Raises:
             InputError: none has the name of the task's output, and there are several.
@@ -339,12 +330,7 @@ class Task(ABC):
         return None
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
-        """Why labels seem to number classes in another order than the model, and what to do; None: they do not.
-
-        Args:
-            statistics: those of the dense model, `[examples, k]`.
-            split: name of the scored rows.
-        """
+        """Why labels seem to number classes in another order than the model, by its metric sums; None: they do not."""
         return None
 
     @abstractmethod

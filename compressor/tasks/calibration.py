@@ -13,13 +13,10 @@ from compressor.tasks.scoring import BATCH_SIZE
 
 
 def draw_rows(data: Data, count: int, seed: int) -> list[int]:
-    """Indices of training rows with the lengths of the evaluation rows.
+    """At most `count` indices of training rows with the lengths of the evaluation rows.
 
     For each row a length is drawn from the evaluation rows, and a training row of the nearest length is drawn, so that
     statistics are taken on inputs such as those that the engine will get.
-
-    Args:
-        count: maximum number of rows.
     """
     train, rng = data.train, np.random.default_rng(seed)
     order = rng.permutation(len(train))
@@ -37,11 +34,7 @@ def draw_rows(data: Data, count: int, seed: int) -> list[int]:
 
 
 def within_tokens(data: Data, rows: list[int], tokens: int) -> list[int]:
-    """The first rows that have at most a number of tokens together, but at least one row.
-
-    Args:
-        rows: indices of training rows, in the order in which they were drawn.
-    """
+    """The first of drawn training rows that have at most a number of tokens together, but at least one row."""
     totals = np.cumsum(np.asarray(data.train["length"][:])[rows])
     return rows[: max(1, int(np.searchsorted(totals, tokens, side="right")))]
 
@@ -54,10 +47,8 @@ def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
 
 
 def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor]]:
-    """Batches of training rows of similar lengths, so that little is padded. Labels of a task's own kind are left out.
-
-    Args:
-        rows: indices of training rows.
+    """Batches of training rows of similar lengths, so that little is padded. Labels of a task's own kind are
+    left out.
     """
     task, lengths = data.task, data.train["length"][:]
     ordered = sorted(rows, key=lambda row: int(lengths[row]))

@@ -102,15 +102,12 @@ class CausalLM(Task):
         return tokens[batch["attention_mask"].numpy() != 0] if "attention_mask" in batch else tokens
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The metric of each segment."""
         return [f"{self.metric} {self.score(row[None]):.4g}" for row in self.per_example(logits, labels)]
 
     def token_stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
-        """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes per token, where a Python list needs 36.
+        """Tokenize texts, or lines of a text, as one sequence of ids `[tokens]`; the end token separates texts.
 
-        Args:
-            texts: lines of a text, or texts that are separated by the end token.
-            lines: whether the texts are lines.
+        It is int32: 4 bytes per token, where a Python list needs 36.
         """
         end = None if lines else self._tokenizer.eos_token_id
         if end is None:
@@ -137,9 +134,8 @@ class CausalLM(Task):
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
 
-    Args:
-        logits: `[batch, position, vocabulary]`.
-        targets: the token that each position predicts, `[batch, position]`; -100 is ignored.
+    Logits are `[batch, position, vocabulary]`; targets `[batch, position]` are the tokens that positions predict, or
+    -100.
     """
     sums = [
         torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
@@ -205,7 +201,6 @@ class Streams(CausalLM):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model reads segments with a memory of earlier ones."""
         return hasattr(folder.config, "memory_length")
 
     @property
@@ -214,10 +209,10 @@ class Streams(CausalLM):
         return self._independent
 
     def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
-        """`input_ids` and `shift_labels`, `[streams, segment]`; -100 pads targets of short and missing segments.
+        """`input_ids` and `shift_labels`, `[streams, segment]`, of the segment of each stream; None or empty: it is
+        missing.
 
-        Args:
-            examples: the segment of each stream; None or empty if it is missing.
+        -100 pads the targets of short and missing segments.
         """
         rows = [list(example["input_ids"]) if example else [] for example in examples]
         length = max(2, *map(len, rows)) - 1

@@ -50,10 +50,8 @@ class TextColumns:
     allows_empty: bool = True
 
     def find(self, rows: Dataset, requested: Sequence[str], source: str) -> tuple[str, ...]:
-        """The columns in the order in which the model reads them.
-
-        Args:
-            requested: names from the recipe; empty: the usual names.
+        """The columns that the recipe names, or else those with usual names, in the order in which the model reads
+        them.
 
         Raises:
             InputError: a named column is missing, no usual name is present, the task reads another number of columns,
@@ -129,10 +127,7 @@ class LabelColumn:
     description: str = "label"
 
     def find(self, rows: Dataset, requested: str | None, source: str) -> str:
-        """The name of the column.
-
-        Args:
-            requested: name from the recipe; None: the usual names.
+        """The name of the column that the recipe names, or else the first usual name.
 
         Raises:
             InputError: the requested column is missing, or no usual name is present.

@@ -165,11 +165,7 @@ def variances(outputs: Tensor) -> Tensor:
 
 
 def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor]) -> list[Tensor]:
-    """Scored outputs as float32 logits; padded positions of span ends have the lowest finite number.
-
-    Args:
-        batch: the inputs, whose masks mark padded positions.
-    """
+    """Scored outputs as float32 logits; padded positions of span ends have the lowest finite number."""
     return [
         _without_padding(output.float(), batch) if name in SPAN_ENDS else output.float()
         for name, output in zip(names, outputs, strict=True)

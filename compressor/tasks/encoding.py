@@ -71,11 +71,8 @@ class TextTokenizer:
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
     def __call__(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
-        """Tokenize examples, each of one or two texts.
-
-        Args:
-            texts: the first texts of all examples, and the second ones.
-            options: arguments of the tokenizer, which replace the usual ones.
+        """Tokenize the first texts of all examples, and the second ones; `options` replace usual arguments of the
+        tokenizer.
         """
         if texts and not texts[0]:
             return BatchEncoding({"input_ids": []})
@@ -89,10 +86,7 @@ class TextTokenizer:
     ) -> dict[str, Tensor]:
         """Token ids, attention mask and, where the model reads them, token types, each `[examples, longest]`.
 
-        Args:
-            ids: the token ids of each example.
-            types: the token types of each example; None: all zero.
-            left: whether padding comes first instead of last.
+        Without `types`, all are zero. Padding comes last, or first with `left`.
         """
         padded = pad(ids, self._padding, left=left)
         batch = {"input_ids": padded, "attention_mask": pad([[1] * len(row) for row in ids], 0, left=left)}
@@ -177,11 +171,9 @@ class LabelledTexts(LabelledRows):
 
     @property
     def special_ids(self) -> frozenset[int] | None:
-        """Ids of the special tokens, without that of unknown words."""
         return self._texts.special_ids
 
     def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of text that have usual names."""
         return self.text_columns.find_usual(rows)
 
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
@@ -218,9 +210,7 @@ class LabelledTexts(LabelledRows):
 def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
     """The first texts of an example, e.g. question and context, or its file; empty without either.
 
-    Args:
-        example: has `file`, or `input_ids`, which may be lists of texts or windows.
-        tokenizer: its `decode` converts ids to text; may be None.
+    `input_ids` may be lists of texts or windows; the tokenizer, which may be None, decodes them.
     """
     if file := example.get("file"):
         return (shorten(file),)

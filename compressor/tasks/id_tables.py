@@ -62,11 +62,7 @@ class IdTables:
         return cls({name: size for name, size in sizes.items() if size is not None}, positions, tokenizer)
 
     def check(self, task: Task, encoded: Dataset, rows: Dataset, source: str) -> None:
-        """Compare the ids and lengths of examples, and of their padding, with the tables.
-
-        Args:
-            task: the task that encoded the rows.
-            encoded: the examples.
+        """Compare the ids and lengths of the examples of rows, and of their padding, with the tables.
 
         Raises:
             InputError: a table does not contain an id or a position; the message names the row and the token.

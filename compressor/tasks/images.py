@@ -54,10 +54,7 @@ _SOURCE_COLUMNS = (
 
 
 def image_column(rows: Dataset, requested: str | None, source: str) -> str:
-    """The name of the column of images, or of paths of image files.
-
-    Args:
-        requested: name from the recipe; None: the first usual name.
+    """The name of the column of images, or of paths of image files: `requested`, or else the first usual name.
 
     Raises:
         InputError: the named column is missing, no usual name is present, or the column holds something else.
@@ -82,12 +79,8 @@ def image_splits(source: str, requested: str | None) -> SplitRows:
     """The rows of a folder of images, of files of rows, or of a data set, by the name of their split.
 
     The subfolders of a folder of images are its classes, or its splits, by their names. Columns are `image`, the path
-    of a file, and `label`; a folder without subfolders has no labels. Paths in files of rows are relative to the folder
-    of the file.
-
-    Args:
-        source: path of a folder or file, or the name of a data set.
-        requested: the column of images in files of rows, from the recipe; None: the usual names.
+    of a file, and `label`; a folder without subfolders has no labels. Paths in files of rows, in the column `requested`
+    or one with a usual name, are relative to the folder of the file.
 
     Raises:
         InputError: the rows cannot be read, or an image is not in the folder of a class.
@@ -315,7 +308,6 @@ class ImageRows(LabelledRows):
         return image_splits(source, self._request.image_column)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels; raise InputError for a folder of images without classes."""
         if self._request.label_column is None and rows.column_names == [IMAGE]:
             text = f"{source}: its images have no labels; sort them into a subfolder for each class"
             raise InputError(text, code=ErrorCode.COLUMN_MISSING, field="label_column", columns=(IMAGE,))
@@ -416,7 +408,6 @@ class MultiLabelImages(SeveralClasses, ImageRows):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model assigns several classes to an image."""
         return answer_kind(folder.config) is AnswerKind.CLASSES
 
 

@@ -89,7 +89,6 @@ class LabelledRows(Task):
         """Encode rows as examples with these labels; see `Task.encode`."""
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows as examples, with labels as numbers."""
         return self.encode_with(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
@@ -142,7 +141,6 @@ class ClassLabels(LabelledRows):
         self._note_new_names(names, "labels are numbered in sorted order, capitals first", source)
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:
-        """The class of every row."""
         return classes_of(rows, column, self._class_ids, self.config, source)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -156,11 +154,9 @@ class ClassLabels(LabelledRows):
         return super().score(statistics)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-        """The predicted class of each example."""
         return logits.argmax(-1)
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The predicted class of each example."""
         return [int(index) for index in logits.argmax(-1)]
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
@@ -171,17 +167,14 @@ class ClassLabels(LabelledRows):
         return f"no row has the label {self._class_name(1)!r}" if of_class_1 and 1 not in labels else None
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The best score of the same class for every example."""
         labels = statistics[:, 1]
         answers = (np.full_like(labels, label) for label in np.unique(labels))
         return max(self.score(np.stack([answer, labels], axis=-1)) for answer in answers)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The name of the predicted class of each example."""
         return [self._class_name(index) for index in logits.argmax(-1).tolist()]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The name of the class of an example."""
         return self._class_name(example["labels"])
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
@@ -218,12 +211,8 @@ class ClassLabels(LabelledRows):
 def label_order(statistics: np.ndarray, classes: int) -> list[int] | None:
     """The class of the labels for each class of the model, if the model is far better in this order, else None.
 
-    The order is fitted on half of the examples. On the other half, it must be better than the model's order, and than
-    the most frequent label, by a sign test, which few examples do not pass.
-
-    Args:
-        statistics: predicted and true class of each example, `[examples, 2]`.
-        classes: number of classes.
+    The order is fitted on half of the examples, predicted and true class `[examples, 2]`. On the other half, it must be
+    better than the model's order, and than the most frequent label, by a sign test, which few examples do not pass.
     """
     answers = statistics.astype(np.int64)
     halves = np.array_split(np.random.default_rng(_SEED).permutation(len(answers)), 2)
@@ -288,7 +277,6 @@ class SeveralClasses(LabelledRows):
 
     @property
     def placeholder(self) -> list[float]:
-        """The label of rows without labels."""
         return [0.0] * self._classes
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
@@ -321,7 +309,6 @@ class SeveralClasses(LabelledRows):
             self.note(text, NoteCode.THRESHOLDS)
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[list[float]]:
-        """The number of each class for every example."""
         columns = self._columns(rows, source)
         if columns is not None:
             vectors = numbers_by_column(rows, columns, source)
@@ -356,7 +343,6 @@ class SeveralClasses(LabelledRows):
         return np.array([int.from_bytes(digest, "little", signed=True) for digest in digests], np.int64)
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-        """The assigned classes of each example."""
         return [list(map(float, row)) for row in self._assigned(logits.reshape(len(examples), -1))]
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
@@ -375,11 +361,9 @@ class SeveralClasses(LabelledRows):
         return max(self.score(np.concatenate([answer, labels], axis=1)) for answer in answers)
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The names of the assigned classes of each example."""
         return [self._names_of(row) for row in self._assigned(logits.reshape(len(labels), -1))]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The names of the classes of an example."""
         return self._names_of(np.asarray(example["labels"]) >= _PRESENT)
 
     @property
@@ -387,7 +371,6 @@ class SeveralClasses(LabelledRows):
         return int(self.config.num_labels or 0)
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
-        """The name of the column of labels, or the joined names of the columns of classes."""
         is_missing = not set(self.label_column.usual) & set(rows.column_names)
         if self._columns(rows, source) is None and self._request.label_column is None and is_missing:
             raise no_columns(rows, self.config, source)

@@ -275,10 +275,6 @@ def columns_of_classes(
        them.
     2. The recipe names no column, and there are columns with the names of all classes, ignoring case.
 
-    Args:
-        requested: the value of `--label-column`.
-        config: configuration of the model, with the number of its outputs and their names.
-
     Raises:
         InputError: a named column is missing, or there is not a column for each class.
     """

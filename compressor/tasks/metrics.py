@@ -47,8 +47,7 @@ class Metric:
     def point_of(self, whole: Callable[[], float]) -> float:
         """The loss that is allowed where none is set, such as a point of accuracy, 1 BLEU, or 1% of a perplexity.
 
-        Args:
-            whole: computes the value of the whole model; it is called only if the loss depends on it.
+        `whole` computes the value of the whole model; it is called only if the loss depends on it.
         """
         if self.point is not None:
             return self.point

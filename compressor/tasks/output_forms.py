@@ -67,10 +67,8 @@ class Form(ABC):
 
     @abstractmethod
     def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        """The labels of a batch, `[batch, ...]`, from cells of their column.
-
-        Args:
-            mask: the attention mask of the batch, if positions of the output are those of the mask.
+        """The labels of a batch, `[batch, ...]`, from cells of their column and the mask of positions of the output, if
+        any.
         """
 
     @abstractmethod

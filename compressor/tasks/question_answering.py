@@ -193,7 +193,6 @@ class QuestionAnswering(Task):
         return np.array([(f1(*pair), exact_match(*pair)) for pair in pairs])
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The predicted answer to each question."""
         return [prediction.text for _, prediction in self._predictions(logits, labels)]
 
     def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:

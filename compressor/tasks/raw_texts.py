@@ -46,13 +46,9 @@ def read_texts(
 
 
 def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None) -> list[tuple[str, ...]]:
-    """The examples that a model reads, from the texts of rows.
+    """The examples that a model reads, from one or two texts for each row.
 
-    For a sentence encoder, every text with the default prompt is an example.
-
-    Args:
-        rows: one or two texts for each row.
-        sentence: how the texts of a sentence encoder are prepared; None for other models, which read rows as they are.
+    For a sentence encoder, every text with the default prompt is an example; other models read rows as they are.
     """
     if sentence is None:
         return list(rows)
@@ -62,13 +58,10 @@ def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None)
 def tokenize(
     tokenizer: Any, rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None, *, shortest: int, longest: int
 ) -> BatchEncoding:
-    """Ids, masks and token types of examples.
+    """Ids, masks and token types of examples with equal numbers of texts, see `model_texts`.
 
-    Args:
-        rows: examples with equal numbers of texts, see `model_texts`.
-        sentence: how the texts of a sentence encoder are prepared, with their maximum length; None for other models.
-        shortest: minimum tokens of an example; shorter examples are padded.
-        longest: maximum tokens of an example; longer examples are truncated.
+    Examples with fewer tokens than `shortest` are padded; those with more than `longest`, or than a sentence encoder
+    reads, are truncated.
     """
     if sentence is not None:
         longest = min(longest, tokenizer.model_max_length, sentence.max_tokens or longest)

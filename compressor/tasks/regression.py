@@ -50,7 +50,6 @@ class Regression(LabelledTexts):
 
     @property
     def placeholder(self) -> Any:
-        """The label of rows without labels."""
         return 0 if self._numbers == 1 else [0.0] * self._numbers
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
@@ -64,13 +63,11 @@ class Regression(LabelledTexts):
             raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=value)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """A correlation needs different labels."""
         labels = _as_table(examples["labels"][:])
         constant = _constant_number(labels)
         return None if constant is None else f"every row has the label {labels[0, constant]:g}"
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The score of the same number for every example."""
         predicted, labels = np.split(statistics, 2, axis=1)
         return self.score(np.concatenate([np.zeros_like(predicted), labels], axis=1))
 
@@ -89,7 +86,6 @@ class Regression(LabelledTexts):
         return np.concatenate([values.reshape(len(labels), -1) for values in (logits, labels)], 1, dtype=np.float64)
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The predicted number of each example, or its numbers."""
         numbers: list[list[float]] = logits.reshape(len(examples), -1).astype(np.float64).tolist()
         return numbers if isinstance(self.placeholder, list) else [values[0] for values in numbers]
 
@@ -100,11 +96,9 @@ class Regression(LabelledTexts):
         return float(np.mean([super(Regression, self).score(np.stack(pair, axis=-1)) for pair in pairs]))
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The predicted numbers of each example."""
         return [_text_of(numbers) for numbers in logits.reshape(len(labels), -1).tolist()]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The numbers of an example."""
         return _text_of(np.atleast_1d(example["labels"]).tolist())
 
     @property
@@ -157,7 +151,6 @@ class Reranking(Regression):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model has a single output."""
         return bool(folder.config.num_labels == 1)
 
     @property
@@ -217,15 +210,12 @@ class Reranking(Regression):
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
-        """`query_scores`, if the order of documents is scored."""
         return query_scores(statistics) if self.ranks else statistics
 
     def score(self, statistics: np.ndarray) -> float:
-        """The metric from summarized statistics."""
         return self._metric.value(statistics) if self.ranks else super().score(statistics)
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The score of the same answer for every example; None if the order of documents is scored."""
         return None if self.ranks else super().constant_score(statistics)
 
     def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
@@ -257,10 +247,7 @@ def query_scores(statistics: np.ndarray) -> np.ndarray:
     The gain of a document is its label, discounted by log2(1 + rank), and the sum is divided by that of the best order
     (Järvelin and Kekäläinen 2002). The reciprocal rank is that of the first document with a label above zero, or zero
     if it is not among the first ten. Documents with equal scores are sorted from the least relevant, so that the order
-    of rows has no influence.
-
-    Args:
-        statistics: score, label and number of the query of each example, `[examples, 3]`.
+    of rows has no influence. Statistics are score, label and number of the query of each example, `[examples, 3]`.
     """
     scores, labels, queries = statistics.T
     gains = np.maximum(labels, 0)

@@ -24,11 +24,8 @@ IN_MEMORY_BYTES = 2**26
 class RowStore:
     """Concatenates tables to a data set.
 
-    Rows beyond the limit are written as Arrow record batches to a temporary file (in `TMPDIR`), which the data set maps
-    into memory. The file is unlinked by `finish`, so that its space is freed with the data set.
-
-    Args:
-        limit: bytes of rows that are kept in memory.
+    Rows beyond `limit` bytes are written as Arrow record batches to a temporary file (in `TMPDIR`), which the data set
+    maps into memory. The file is unlinked by `finish`, so that its space is freed with the data set.
     """
 
     def __init__(self, limit: int = IN_MEMORY_BYTES) -> None:
@@ -139,10 +136,7 @@ class SplitRows(dict[str, Dataset]):
     """Rows by the name of their split.
 
     Attributes:
-        origins: the origin of the rows of each split.
-
-    Args:
-        origins: the origin of each split; rows of a data set have none.
+        origins: the origin of the rows of each split; rows of a data set have none.
     """
 
     def __init__(self, rows: Mapping[str, Dataset], origins: Mapping[str, RowOrigin] | None = None) -> None:

@@ -34,10 +34,7 @@ def statistics(
 ) -> np.ndarray:
     """`Task.measure` of all examples in their order, `[examples, k]`, summarized by `Task.summarize`.
 
-    Args:
-        task: collates and measures examples.
-        forward: runs a batch.
-        progress: called after each batch with its number of examples.
+    `progress` is called after each batch with its number of examples.
     """
     order: list[int] = []
     measured = []
@@ -88,13 +85,7 @@ def draw_rows(rows: Dataset, count: int, seed: int) -> Dataset:
 
 
 def draw_indices(rows: int, count: int, seed: int, together: int = 1) -> np.ndarray:
-    """Draw indices of rows at random, and sort them.
-
-    Args:
-        rows: number of rows, more than `count`.
-        count: number of rows to draw, rounded up to whole groups.
-        together: number of consecutive rows in a group.
-    """
+    """Draw indices of at least `count` of more rows at random, in whole groups of consecutive rows, and sort them."""
     groups, drawn = -(-rows // together), -(-count // together)
     firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
     numbers = (firsts[:, None] + np.arange(together)).ravel()

@@ -70,11 +70,8 @@ class Judgements:
         return cls(queries[judged], documents, tuple(gains[query] for query in judged))
 
     def scores(self, queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """`ranking_scores` of the documents nearest to each query, `[queries, 2]`.
-
-        Args:
-            queries: embeddings of the first texts of all pairs, `[pairs, width]`.
-            documents: embeddings of the second texts of all pairs, `[pairs, width]`.
+        """`ranking_scores` of the documents nearest to each query, `[queries, 2]`, from embeddings `[pairs, width]` of
+        texts.
         """
         return ranking_scores(nearest(queries[self.queries], documents[self.documents]), self.gains)
 
@@ -82,9 +79,7 @@ class Judgements:
 def nearest(queries: np.ndarray, documents: np.ndarray, count: int = TOP) -> np.ndarray:
     """Indices of the documents of largest cosine, `[queries, count]`, or fewer if there are fewer; the largest first.
 
-    Args:
-        queries: embeddings `[queries, width]`.
-        documents: embeddings `[documents, width]`.
+    Embeddings are `[queries, width]` and `[documents, width]`.
     """
     count = min(count, len(documents))
     first, second = unit_rows(queries), unit_rows(documents).T
@@ -180,7 +175,6 @@ class SentenceSimilarity(Task):
 
     @property
     def retrieves(self) -> bool:
-        """Whether the metric is one of retrieval."""
         return self._metric in (_RECALL, _NDCG)
 
     @property
@@ -214,7 +208,6 @@ class SentenceSimilarity(Task):
         return task
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """A correlation needs different labels; retrieval needs a relevant document."""
         if self._metric == _COSINE:
             return None
         labels = examples["labels"][:]
@@ -238,11 +231,9 @@ class SentenceSimilarity(Task):
         return self._encode_texts(rows, names, [0.0] * len(rows), source)
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
-        """The texts of an example, and the tokens of the longest text."""
         return max(map(len, examples["input_ids"][:]), default=1), max(examples["length"][:], default=1)
 
     def input_counts(self, rows: Dataset) -> tuple[int, int]:
-        """The numbers of texts and of their tokens."""
         texts = [ids for row in rows["input_ids"][:] for ids in row]
         return len(texts), sum(map(len, texts))
 
@@ -260,7 +251,6 @@ class SentenceSimilarity(Task):
         return {**batch, self.label_name: torch.tensor(pairs, dtype=torch.float64)}
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with `labels` `[examples]` instead of `pairs`."""
         return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].float()}
 
     def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -342,11 +332,9 @@ class SentenceSimilarity(Task):
 
 
 def pair_embeddings(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The embeddings of the first and of the second texts of pairs, `[pairs, width]` each.
+    """The embeddings of the first and of the second texts of pairs, `[pairs, width]` each, from `[texts, width]`.
 
-    Args:
-        embeddings: `[texts, width]`, those of a pair consecutive.
-        pairs: `[pairs, 3]`, see `SentenceSimilarity.collate`; a missing second text is replaced by the first.
+    Pairs `[pairs, 3]` are those of `SentenceSimilarity.collate`; a missing second text is replaced by the first.
     """
     counts = _text_counts(pairs)
     first = np.cumsum(counts) - counts

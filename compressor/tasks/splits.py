@@ -62,9 +62,6 @@ def named_splits(source: str) -> SplitRows:
 def files_by_split(files: Iterable[Path], source: str) -> dict[str, list[Path]]:
     """The files of a folder by the split that their names begin with, such as `dev` or `dev-0`, or all under `""`.
 
-    Args:
-        source: name of the folder in error messages.
-
     Raises:
         InputError: only some files are named after a split.
     """

@@ -54,9 +54,6 @@ class TokenLabels(Task):
     def encode_texts(self, rows: Dataset, source: str) -> Dataset:
         """Encode a plain text of each row; rows without a token to score are dropped, which a note says.
 
-        Args:
-            rows: rows with a column of text.
-
         Raises:
             InputError: no row has a token to score.
         """
@@ -89,7 +86,6 @@ class TokenLabels(Task):
         return np.array([self.count(scores[scored], row[scored]) for scores, row, scored in rows], dtype=np.float64)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-        """The predicted class of each token that is not padding."""
         return logits.argmax(-1)[batch["attention_mask"].numpy() != 0]
 
 
@@ -122,10 +118,7 @@ def word_column(rows: Dataset, requested: Sequence[str]) -> str | None:
 
 
 def words_of(rows: Dataset, column: str, source: str, before: int = 0) -> list[list[str]]:
-    """The words of every row.
-
-    Args:
-        before: number of rows before these.
+    """The words of every row; `before` rows precede these.
 
     Raises:
         InputError: a row has no words, or a word is empty or not text.
@@ -269,7 +262,6 @@ class TokenClassification(TokenLabels):
         return ids, [IGNORED if token in self._special_ids else 0 for token in ids]
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """The predicted class of each token that is scored."""
         rows = zip(logits.argmax(-1).tolist(), (example["labels"] for example in examples), strict=True)
         return [
             [IGNORED if label == IGNORED else answer for answer, label in zip(classes, labels, strict=False)]
@@ -442,7 +434,6 @@ class FillMask(TokenLabels):
         return [self._tokens(classes[masked].tolist()) for classes, masked in rows]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The masked tokens of an example."""
         return self._tokens([label for label in example["labels"] if label != IGNORED])
 
     def count(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[float]:

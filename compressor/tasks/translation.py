@@ -124,7 +124,6 @@ class Translation(Task):
         self.notes = (Note(text=text, code=NoteCode.TEXT_COLUMNS), *self.notes)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
         return self._encode(rows, self.text_columns.find(rows, self._columns, source), source)
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
@@ -238,12 +237,9 @@ def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tenso
 
 
 def generation_settings(model: PreTrainedModel, beams: int, longest: int) -> GenerationConfig:
-    """The generation configuration of a model for a search without sampling and without a cache.
+    """The settings of a model, such as its special tokens, for a search without sampling and without a cache.
 
-    Args:
-        model: has special tokens, length penalty and the like.
-        beams: hypotheses kept per source.
-        longest: maximum number of tokens of a target.
+    It keeps `beams` hypotheses per source, and generates at most `longest` tokens.
     """
     settings = copy.deepcopy(model.generation_config)
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
