@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,13 @@ def read_arrays(source: str) -> dict[str, list[RowArrays]]:
         text = f"{path}: has {archives[0].name} and {singles[0].name}; keep files of one kind in the folder"
         raise InputError(text, code=ErrorCode.CONTRADICTION, path=path)
     if singles:
-        return {"": [RowArrays(path, {file.stem: _map_single(file) for file in singles})]}
+        arrays = {}
+        for single in singles:
+            with _reading(single), single.open("rb") as file:
+                shape = _require_numbers(single, single.stem, file)
+                mode: Literal["r"] | None = None if 0 in shape else "r"
+                arrays[single.stem] = np.load(single, mmap_mode=mode, allow_pickle=False)
+        return {"": [RowArrays(path, arrays)]}
     if not archives:
         raise _no_arrays(path, ErrorCode.FILE_MISSING)
     return {split: [_read_archive(file) for file in named] for split, named in files_by_split(archives, source).items()}
@@ -165,14 +171,6 @@ def _read_archive(path: Path) -> RowArrays:
     if not arrays:
         raise _no_arrays(path, ErrorCode.FILE_UNREADABLE)
     return RowArrays(path, arrays)
-
-
-def _map_single(path: Path) -> np.ndarray:
-    """The array of a .npy file, memory-mapped."""
-    with _reading(path):
-        with path.open("rb") as file:
-            shape = _require_numbers(path, path.stem, file)
-        return np.asanyarray(np.load(path, mmap_mode=None if 0 in shape else "r", allow_pickle=False))
 
 
 def _require_numbers(path: Path, name: str, file: IO[bytes]) -> tuple[int, ...]:
@@ -354,7 +352,11 @@ class Arrays(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         part = self._part(rows)
         name = self._label_name(part, source)
-        labels = self._labels(name, np.asarray(rows["index"][:]))
+        indices = np.asarray(rows["index"][:])
+        widths = {len(row) for row in self._rows_of(name, indices) if row.ndim == 1}
+        # Labels of tokens are padded to the longest row of all files.
+        padded = (with_positions(row[None], max(widths), IGNORED) for row in self._rows_of(name, indices))
+        labels = self._gather(name, indices) if len(widths) < 2 else np.concatenate(list(padded))
         if not self._form.takes(labels):
             raise _wrong_kind(name, labels, source, "other rows have labels of another kind; give all rows the same")
         output = self._outputs[self.outputs[0]]
@@ -548,13 +550,6 @@ class Arrays(Task):
             if row.shape != rows[0].shape:
                 raise self._axes_differ(name, row.shape, rows[0].shape)
         return np.stack(rows)
-
-    def _labels(self, name: str, indices: np.ndarray) -> np.ndarray:
-        """Labels of rows; those of tokens are padded to the longest row of all files."""
-        widths = {len(row) for row in self._rows_of(name, indices) if row.ndim == 1}
-        if len(widths) < 2:
-            return self._gather(name, indices)
-        return np.concatenate([with_positions(row[None], max(widths), IGNORED) for row in self._rows_of(name, indices)])
 
     def _examples(self, rows: Dataset, labels: pa.Array) -> Dataset:
         """The examples of rows, with a column of labels."""

@@ -83,12 +83,10 @@ def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_
     """An example with other texts between its special tokens."""
     types = example.get("token_type_ids", [0] * len(example["input_ids"]))
     remaining = iter(parts)
-    ids: list[int] = []
-    token_types: list[int] = []
+    pairs: list[tuple[int, int]] = []
     for is_special, run in groupby(zip(example["input_ids"], types, strict=True), lambda pair: pair[0] in special_ids):
         frame = list(run)
-        tokens = [token for token, _ in frame] if is_special else list(next(remaining))
-        ids += tokens
-        token_types += [kind for _, kind in frame] if is_special else [frame[0][1]] * len(tokens)
+        pairs += frame if is_special else [(token, frame[0][1]) for token in next(remaining)]
+    ids = [token for token, _ in pairs]
     row = {**example, "input_ids": ids, "attention_mask": [1] * len(ids), "length": len(ids)}
-    return row | ({"token_type_ids": token_types} if "token_type_ids" in example else {})
+    return row | ({"token_type_ids": [kind for _, kind in pairs]} if "token_type_ids" in example else {})

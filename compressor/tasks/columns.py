@@ -60,7 +60,13 @@ class TextColumns:
         names = tuple(requested) or self.find_usual(rows)
         self._check_count(rows, names, requested, source)
         for name in names:
-            self._check_text(rows, name, source)
+            check_present(rows, name, source, "text_columns")
+            if not is_text(rows, name):
+                text = f"{source}: column {name!r} does not hold text; name one that does (--text-columns)"
+                raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name)
+            row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
+            if row is not None:
+                raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
         return names
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
@@ -86,7 +92,12 @@ class TextColumns:
                 f" ({', '.join(names)}); name it (--text-columns {names[0]})"
             )
             raise InputError(text, code=ErrorCode.MISSING_VALUE, value=tuple(names), **details)
-        longest = _longest_texts(rows, min(self.counts))
+        # Labels are shorter than texts.
+        sample = rows[:_SAMPLED]
+        texts = [name for name in rows.column_names if is_text(rows, name)]
+        lengths = {name: sum(map(len, filter(None, sample[name]))) for name in texts}
+        wanted = sorted(lengths, key=lambda name: lengths[name], reverse=True)[: min(self.counts)]
+        longest = [name for name in texts if name in wanted]
         example = shlex.quote(" ".join((",".join(longest) or self.example).split()))
         remedy = f"name it (--text-columns {example})"
         if _is_table(rows) and any(len(name.split()) >= _SENTENCE for name in longest):
@@ -158,14 +169,6 @@ def _header_doubt(rows: Dataset) -> str:
 def is_text(rows: Dataset, name: str) -> bool:
     """Whether a column holds strings."""
     return rows.features[name] in (Value("string"), Value("large_string"))
-
-
-def _longest_texts(rows: Dataset, count: int) -> list[str]:
-    """The `count` columns with the longest texts, in their order; labels are shorter than texts."""
-    sample = rows[:_SAMPLED]
-    lengths = {name: sum(map(len, filter(None, sample[name]))) for name in rows.column_names if is_text(rows, name)}
-    longest = sorted(lengths, key=lambda name: lengths[name], reverse=True)[:count]
-    return [name for name in lengths if name in longest]
 
 
 def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:

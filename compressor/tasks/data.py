@@ -442,25 +442,19 @@ def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
     digest, rows = hashlib.sha256(), list[int]()
     names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
     has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
-    if not has_inputs:
-        return _hash_of_columns(examples), ()
+    if not has_inputs:  # all columns count as they are stored, before `datasets` decodes them
+        columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
+        for table in columns.iter(batch_size=64):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+            digest.update(sink.getvalue())
+        return f"sha256:{digest.hexdigest()}", ()
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())
             rows.append(hash(repr(row[0])))
     return f"sha256:{digest.hexdigest()}", rows
-
-
-def _hash_of_columns(examples: Dataset) -> str:
-    """`sha256:...` of all columns as they are stored, before `datasets` decodes them."""
-    digest = hashlib.sha256()
-    columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
-    for table in columns.iter(batch_size=64):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table.combine_chunks())
-        digest.update(sink.getvalue())
-    return f"sha256:{digest.hexdigest()}"
 
 
 def _repeated_rows(

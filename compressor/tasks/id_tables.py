@@ -78,9 +78,14 @@ class IdTables:
         self._check_batch(task, encoded, source)
 
     def _check_batch(self, task: Task, encoded: Dataset, source: str) -> None:
-        """Check padding and positions in a batch of the longest and the shortest example."""
-        extremes = _extreme_rows(encoded)
-        batch = task.collate([encoded[index] for index in extremes])
+        """Check padding and positions of the longest example, the shortest, and that of most labels."""
+        lengths = np.asarray(encoded["length"][:])
+        extremes = [int(lengths.argmax()), int(lengths.argmin())]
+        if LABELS in encoded.column_names:
+            labels = encoded.select_columns(LABELS).with_format("arrow")[:].column(0)
+            if pa.types.is_list(labels.type):
+                extremes.append(int(np.argmax(pc.list_value_length(labels).to_numpy())))
+        batch = task.collate([encoded[index] for index in dict.fromkeys(extremes)])
         if not isinstance(batch, Mapping):
             raise task.returns_wrong("collate", "a dict of tensors")
         for name, array in batch.items():
@@ -191,14 +196,3 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
 def _depth(kind: pa.DataType) -> int:
     """The depth of nested lists in a column."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else 0
-
-
-def _extreme_rows(encoded: Dataset) -> list[int]:
-    """Indices of the longest and the shortest example, and of the example with the most labels."""
-    lengths = np.asarray(encoded["length"][:])
-    indices = [int(lengths.argmax()), int(lengths.argmin())]
-    if LABELS in encoded.column_names:
-        labels = encoded.select_columns(LABELS).with_format("arrow")[:].column(0)
-        if pa.types.is_list(labels.type):
-            indices.append(int(np.argmax(pc.list_value_length(labels).to_numpy())))
-    return list(dict.fromkeys(indices))

@@ -358,15 +358,12 @@ class ImageRows(LabelledRows):
             InputError: an image cannot be decoded, or the processor refuses it.
         """
         labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
-        return {"pixel_values": torch.stack([self._pixels(example) for example in examples]), "labels": labels}
-
-    def _pixels(self, example: Mapping[str, Any]) -> Tensor:
-        """The pixels of an example."""
-        image = _source_of(example)
-        pixels = image.pixels(self._processor)
-        if tuple(pixels.shape) != self._size:
-            raise image.unusable(f"becomes {list(pixels.shape)}, other images {list(self._size or ())}")
-        return pixels
+        pixels = []
+        for image in map(_source_of, examples):
+            pixels.append(image.pixels(self._processor))
+            if (shape := tuple(pixels[-1].shape)) != self._size:
+                raise image.unusable(f"becomes {list(shape)}, other images {list(self._size or ())}")
+        return {"pixel_values": torch.stack(pixels), "labels": labels}
 
 
 class ImageClassification(ClassLabels, ImageRows):

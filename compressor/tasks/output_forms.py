@@ -38,6 +38,7 @@ class Form(ABC):
         metrics: the metrics, the default first.
         compares_answers: whether answers are integers, by which engines are compared.
         is_vector: whether all numbers of a row are a vector, whose difference is the loss without labels.
+        label_type: type of a label in the column of examples.
         has_texts: whether an answer is short enough to be shown.
         placeholder: the label of a row without labels.
     """
@@ -47,6 +48,7 @@ class Form(ABC):
     compares_answers: ClassVar[bool] = True
     is_vector: ClassVar[bool] = False
     has_texts: ClassVar[bool] = True
+    label_type: ClassVar[np.dtype[Any]] = np.dtype(np.int64)
     placeholder: ClassVar[Any] = 0
 
     @abstractmethod
@@ -61,19 +63,17 @@ class Form(ABC):
         """The index of the first row whose label no answer can equal, or None."""
         return None
 
-    @abstractmethod
     def column(self, labels: np.ndarray) -> pa.Array:
         """Labels of rows as a column of examples."""
+        return pa.array(labels.reshape(len(labels)).astype(self.label_type))
 
-    @abstractmethod
     def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        """The labels of a batch, `[batch, ...]`, from cells of their column and the mask of positions of the output, if
-        any.
-        """
+        """The labels of a batch, `[batch, ...]`, from cells of their column and the mask of the output's positions."""
+        return torch.tensor(labels, dtype=torch.int64 if self.label_type.kind == "i" else torch.float32)
 
-    @abstractmethod
     def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[batch, k]` of the metrics."""
+        return np.stack([np.array(self.answers(outputs, None)), labels], axis=-1).astype(np.float64)
 
     @abstractmethod
     def answers(self, outputs: np.ndarray, mask: np.ndarray | None) -> list[Any]:
@@ -110,15 +110,6 @@ class Classes(Form):
 
     def first_wrong(self, labels: np.ndarray, output: OutputSpec) -> int | None:
         return _first((labels < 0) | (False if output.shape[-1] is None else labels >= output.shape[-1]))
-
-    def column(self, labels: np.ndarray) -> pa.Array:
-        return pa.array(labels.astype(np.int64))
-
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        return torch.tensor(labels, dtype=torch.int64)
-
-    def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.stack([outputs.argmax(-1), labels], axis=-1).astype(np.float64)
 
     def answers(self, outputs: np.ndarray, mask: np.ndarray | None) -> list[Any]:
         return list(map(int, outputs.argmax(-1)))
@@ -191,6 +182,7 @@ class Numbers(Form):
     description = "a number of each row"
     metrics = (SPEARMAN, PEARSON)
     compares_answers = False
+    label_type = np.dtype(np.float64)
     placeholder = 0.0
 
     def fits(self, name: str, output: OutputSpec) -> bool:
@@ -201,15 +193,6 @@ class Numbers(Form):
 
     def first_wrong(self, labels: np.ndarray, output: OutputSpec) -> int | None:
         return _first(~np.isfinite(labels.reshape(len(labels))))
-
-    def column(self, labels: np.ndarray) -> pa.Array:
-        return pa.array(labels.reshape(len(labels)).astype(np.float64))
-
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        return torch.tensor(labels, dtype=torch.float32)
-
-    def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.stack([outputs.reshape(len(labels)), labels], axis=-1).astype(np.float64)
 
     def answers(self, outputs: np.ndarray, mask: np.ndarray | None) -> list[Any]:
         return list(map(float, outputs.reshape(len(outputs))))
@@ -255,7 +238,11 @@ class Vectors(Form):
     def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
         if self.placeholder in labels:
             return torch.zeros(len(labels))
-        vectors = [self._vector(number) for number in labels]
+        vectors = []
+        for start, shape in (self._spans[number] for number in labels):
+            self._file.seek(start)
+            stored = np.frombuffer(self._file.read(2 * int(np.prod(shape))), np.float16)
+            vectors.append(stored.reshape(shape).astype(np.float32))  # NaN at positions that are not scored
         longest = max(map(len, vectors))
         return torch.from_numpy(np.concatenate([with_positions(vector[None], longest, np.nan) for vector in vectors]))
 
@@ -287,13 +274,6 @@ class Vectors(Form):
             self._spans.append((self._file.seek(0, 2), vector.shape))
             self._file.write(vector.tobytes())
         return list(range(first, len(self._spans)))
-
-    def _vector(self, number: int) -> np.ndarray:
-        """A vector that `answers` kept, float32; NaN at positions that are not scored."""
-        start, shape = self._spans[number]
-        self._file.seek(start)
-        stored = np.frombuffer(self._file.read(2 * int(np.prod(shape))), np.float16)
-        return stored.reshape(shape).astype(np.float32)
 
 
 def _first(is_wrong: np.ndarray) -> int | None:

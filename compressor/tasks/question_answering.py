@@ -119,8 +119,11 @@ class QuestionAnswering(Task):
 
         def encode_chunk(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
+            questions = chunk[question][:]
+            offsets = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
+            pairs, longest = zip(questions, offsets["offset_mapping"], strict=True), self._longest_question
             encoding: Any = self._texts(
-                self._truncate(chunk[question][:]),
+                [text[: tokens[longest - 1][1]] if len(tokens) > longest else text for text, tokens in pairs],
                 contexts,
                 truncation="only_second",
                 stride=self._stride,
@@ -211,15 +214,6 @@ class QuestionAnswering(Task):
         for number, windows in zip(labels[:, 0, 2], np.split(logits, np.cumsum(counts)[:-1]), strict=True):
             question = self.questions[int(number)]
             yield question, question.predict(windows.astype(np.float64))
-
-    def _truncate(self, questions: list[str]) -> list[str]:
-        """Questions truncated to their maximum number of tokens."""
-        offsets = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        maximum = self._longest_question
-        return [
-            text if len(tokens) <= maximum else text[: tokens[maximum - 1][1]]
-            for text, tokens in zip(questions, offsets, strict=True)
-        ]
 
 
 def _window_counts(spans: Any) -> Any:

@@ -176,7 +176,11 @@ class Reranking(Regression):
         super().learn_labels(rows, source)
         queries = self._queries_of(rows, source)
         labels = self.encode_labels(rows, self._find_labels(rows, source), source)
-        if self._request.metric is None and _grouped_share(queries, labels) >= _GROUPED_SHARE:
+        of_query: dict[int, set[float]] = {}
+        for query, label in zip(queries, labels, strict=True):
+            of_query.setdefault(query, set()).add(label)
+        grouped = sum(len(of_query[query]) > 1 for query in queries)
+        if self._request.metric is None and queries and grouped / len(queries) >= _GROUPED_SHARE:
             self._set_metric(_NDCG)
             text = (
                 f"{source}: its {len(set(queries))} queries have several documents each, so that the metric is the"
@@ -260,14 +264,6 @@ def query_scores(statistics: np.ndarray) -> np.ndarray:
         first = int(np.argmax(documents > 0)) + 1
         values.append((top @ discounts / (best @ discounts), 1 / first if first <= TOP else 0.0))
     return np.array(values).reshape(-1, 2)
-
-
-def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
-    """Share of the rows whose query has rows with different labels."""
-    of_query: dict[int, set[float]] = {}
-    for query, label in zip(queries, labels, strict=True):
-        of_query.setdefault(query, set()).add(label)
-    return float(np.mean([len(of_query[query]) > 1 for query in queries])) if queries else 0.0
 
 
 class _PairTemplate:

@@ -48,7 +48,13 @@ def named_splits(source: str) -> SplitRows:
     if not is_file_name(source):
         return SplitRows(_load_from_hub(source))
     if is_saved(path):
-        return SplitRows(_load_saved(path))
+        try:
+            saved = load_from_disk(source)
+        except Exception as error:
+            # `datasets` raises errors of many types for damaged files.
+            text = f"{path}: the saved data set cannot be loaded ({one_line(error)}); save it again"
+            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path) from error
+        return SplitRows(_by_name(saved) if isinstance(saved, DatasetDict) else {"": saved})
     files = row_files(path) if path.is_dir() else [path]
     by_split = files_by_split(files, source) if path.is_dir() else {"": files}
     if len(by_split) == 1:
@@ -116,15 +122,8 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _SAVED)
 
 
-def _load_saved(folder: Path) -> dict[str, Dataset]:
-    """The splits of a data set that `save_to_disk` wrote; without splits, all rows as `""`."""
-    try:
-        rows = load_from_disk(str(folder))
-    except Exception as error:
-        # `datasets` raises errors of many types for damaged files.
-        text = f"{folder}: the saved data set cannot be loaded ({one_line(error)}); save it again"
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=folder) from error
-    return {str(split): part for split, part in rows.items()} if isinstance(rows, DatasetDict) else {"": rows}
+def _by_name(splits: DatasetDict) -> dict[str, Dataset]:
+    return {str(split): rows for split, rows in splits.items()}
 
 
 def _load_from_hub(source: str) -> dict[str, Dataset]:
