@@ -210,11 +210,10 @@ def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
                 continue
             try:
                 row = json.loads(line, object_pairs_hook=_unique_object)
+            except json.JSONDecodeError as error:
+                raise _LineError(number, f"{error.msg} at character {error.colno}") from error
             except (ValueError, RecursionError) as error:
-                is_syntax = isinstance(error, json.JSONDecodeError)
-                raise _LineError(
-                    number, f"{error.msg} at character {error.colno}" if is_syntax else str(error)
-                ) from error
+                raise _LineError(number, str(error)) from error
             if not isinstance(row, dict):
                 raise _LineError(number, "not an object")
             rows.append(row)

@@ -49,7 +49,7 @@ def named_splits(source: str) -> SplitRows:
         return SplitRows(_load_from_hub(source))
     if is_saved(path):
         try:
-            saved = load_from_disk(source)
+            saved = load_from_disk(str(path))
         except Exception as error:
             # `datasets` raises errors of many types for damaged files.
             text = f"{path}: the saved data set cannot be loaded ({one_line(error)}); save it again"
@@ -143,4 +143,4 @@ def _load_from_hub(source: str) -> dict[str, Dataset]:
     if not isinstance(splits, DatasetDict):
         text = f"{source}: a streamed data set has no rows to select; name another configuration"
         raise InputError(text, code=ErrorCode.FILE_UNREADABLE, source=source)
-    return {str(split): rows for split, rows in splits.items()}
+    return _by_name(splits)
