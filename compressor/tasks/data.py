@@ -186,7 +186,7 @@ class _Reading:
         contents = {name: _contents(rows) for name, rows in encoded.items()}
         if not task.in_order:  # windows of running text repeat each other without being the same rows
             pairs: list[tuple[Split, Split]] = [("test", "train"), ("test", "eval")]
-            self._notes += _repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
+            self._note_repeated(contents, pairs if further is None else [*pairs, ("eval", "train")])
         empty = next(iter(encoded.values())).select([])
         train, evaluation, test = (encoded.get(name, empty) for name in PURPOSES)
         sizes = tuple(map(len, (train, evaluation, test)))
@@ -199,6 +199,20 @@ class _Reading:
 
     def _note(self, text: str, code: NoteCode) -> None:
         self._notes.append(Note(text=text, code=code))
+
+    def _note_repeated(
+        self, contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
+    ) -> None:
+        """Note scored rows of which another split repeats many, as in a file that is named twice."""
+        for scored, split in (pair for pair in pairs if contents.keys() >= set(pair)):
+            rows, known = contents[scored][1], set(contents[split][1])
+            repeated = sum(content in known for content in rows)
+            if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
+                text = (
+                    f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so"
+                    f" that they do not show what is lost on new rows; name other rows (--{scored}-data)"
+                )
+                self._note(text, NoteCode.ROWS_REPEATED)
 
     def _draw_candidates(self, train: SourceRows, drawn_rows: int) -> SourceRows:
         """The training rows that are encoded: all, or enough of many to draw lengths that are served from."""
@@ -402,17 +416,17 @@ def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
             columns = columns.set_column(columns.schema.get_field_index(LABELS), LABELS, labels)
         table = columns.select(train.column_names).cast(schema)
     except (KeyError, pa.ArrowException) as error:
+        types = [
+            ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
+            for rows in (further, train)
+        ]
         text = (
-            f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"
-            " encode and encode_unlabelled of the task return equal columns"
+            f"{source}: the task encodes these rows as {types[0]}, the training rows as {types[1]}; let encode and"
+            " encode_unlabelled of the task return equal columns"
         )
         raise InputError(text, code=ErrorCode.FILE_MISMATCH, field="unlabelled_data", source=source) from error
     # The fingerprint of the content, which is the default, would take it into memory.
     return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
-
-
-def _types(rows: Dataset) -> str:
-    return ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
 
 
 def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
@@ -457,25 +471,6 @@ def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
     return f"sha256:{digest.hexdigest()}", rows
 
 
-def _repeated_rows(
-    contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
-) -> list[Note]:
-    """Notes on scored rows of which another split repeats many, as in a file that is named twice."""
-    notes = []
-    for scored, split in pairs:
-        if split not in contents or scored not in contents:
-            continue
-        rows, known = contents[scored][1], set(contents[split][1])
-        repeated = sum(content in known for content in rows)
-        if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
-            text = (
-                f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so that"
-                f" they do not show what is lost on new rows; name other rows (--{scored}-data)"
-            )
-            notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
-    return notes
-
-
 @dataclass(frozen=True)
 class SourceRows:
     """The rows of a split, the name of their source in messages, and their origin."""
@@ -490,11 +485,8 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
     sources = {source: read(source) for source in dict.fromkeys(requested.values()) if source is not None}
     if not sources:
-        raise InputError(
-            "no rows were named, so nothing can be learned or scored; name them with --data",
-            code=ErrorCode.MISSING_VALUE,
-            field="data",
-        )
+        text = "no rows were named, so nothing can be learned or scored; name them with --data"
+        raise InputError(text, code=ErrorCode.MISSING_VALUE, field="data")
     splits: dict[Split, SourceRows] = {}
     notes = []
     training, used = None, set[tuple[str, str]]()

@@ -170,6 +170,7 @@ class ImageSource:
     Attributes:
         content: the bytes of the image file; None: `path` is read.
         path: path of the image file; may be empty if there is content.
+        source: name of the rows in error messages.
         row: number of the row, counted from 1.
         column: the column that holds the image.
     """

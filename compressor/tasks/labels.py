@@ -118,6 +118,8 @@ class RowLabels:
     Attributes:
         texts: the labels of all rows.
         rows: the number of the row of each label, counted from 1.
+        column: the column of labels.
+        source: name of the rows in error messages.
     """
 
     texts: Sequence[str]

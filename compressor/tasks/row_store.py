@@ -74,12 +74,11 @@ class RowStore:
         folder = Path(tempfile.gettempdir())
         free = shutil.disk_usage(folder).free
         if free < table.nbytes:
-            raise InputError(
+            text = (
                 f"{folder}: {free / 2**20:.0f} MiB are free, but rows that do not fit in memory need more; free some"
-                " space, or name a folder on a larger disk (environment variable TMPDIR)",
-                code=ErrorCode.DISK_FULL,
-                path=folder,
+                " space, or name a folder on a larger disk (environment variable TMPDIR)"
             )
+            raise InputError(text, code=ErrorCode.DISK_FULL, path=folder)
         if self._schema != table.schema:
             self.close()
         if self._writer is None:

@@ -87,7 +87,7 @@ def _(w: World) -> None:
     w.right(*command, *advised(str(error)))
 
 
-@advice("tasks.columns TextColumns._check_text text")
+@advice("tasks.columns TextColumns.find text")
 def _(w: World) -> None:
     w.file("rows.jsonl").write_text(
         "".join(f'{{"label": {n % 2}, "text": {n}, "body": "good {n}"}}\n' for n in range(40))
@@ -279,7 +279,7 @@ def _(w: World) -> None:
     w.right(Metric("count", len).value, torch.zeros(3, 2).numpy())
 
 
-@advice("tasks.data read_splits missing-value")
+@advice("tasks.data read_splits text")
 def _(w: World) -> None:
     from compressor.model_folder import load
     from compressor.tasks import open_data
@@ -361,7 +361,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--text-columns", "text"))
 
 
-@advice("tasks.data _repeated_rows text")
+@advice("tasks.data _Reading._note_repeated text")
 def _(w: World) -> None:
     words = folders.WORDS
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
