@@ -106,16 +106,6 @@ class TextColumns:
         text = f"{source}: no {self.description} among the columns {list_columns(rows)}; {remedy}"
         raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
 
-    def _check_text(self, rows: Dataset, name: str, source: str) -> None:
-        """Raise InputError unless a column exists and every row holds a text that the task can read."""
-        check_present(rows, name, source, "text_columns")
-        if not is_text(rows, name):
-            text = f"{source}: column {name!r} does not hold text; name one that does (--text-columns)"
-            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name)
-        row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
-        if row is not None:
-            raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
-
 
 def empty_text_notes(rows: Dataset, names: Sequence[str], source: str) -> tuple[Note, ...]:
     """A note on the number of empty texts in each column, if there are any."""
