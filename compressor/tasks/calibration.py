@@ -47,9 +47,7 @@ def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
 
 
 def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor]]:
-    """Batches of training rows of similar lengths, so that little is padded. Labels of a task's own kind are
-    left out.
-    """
+    """Batches of training rows of similar lengths, so that little is padded, without labels of a task's own kind."""
     task, lengths = data.task, data.train["length"][:]
     ordered = sorted(rows, key=lambda row: int(lengths[row]))
     parts = (ordered[start : start + BATCH_SIZE] for start in range(0, len(ordered), BATCH_SIZE))

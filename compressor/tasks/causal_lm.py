@@ -209,7 +209,7 @@ class Streams(CausalLM):
         return self._independent
 
     def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
-        """`input_ids` and `shift_labels`, `[streams, segment]`, of the segment of each stream; None or empty: it is
+        """`input_ids` and `shift_labels`, `[streams, segment]`, of the segment of each stream; None or empty if
         missing.
 
         -100 pads the targets of short and missing segments.

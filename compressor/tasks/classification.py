@@ -15,11 +15,7 @@ class TextClassification(ClassLabels, LabelledTexts):
     """Classification of texts by the largest logit, scored by accuracy, F1 or Matthews correlation."""
 
     name = "text-classification"
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        ACCURACY,
-        share("f1", f1),
-        Metric("matthews", matthews, maximum=1.0),
-    )
+    metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, share("f1", f1), Metric("matthews", matthews, maximum=1.0))
     label_type = torch.int64
 
 

@@ -50,8 +50,7 @@ class TextColumns:
     allows_empty: bool = True
 
     def find(self, rows: Dataset, requested: Sequence[str], source: str) -> tuple[str, ...]:
-        """The columns that the recipe names, or else those with usual names, in the order in which the model reads
-        them.
+        """The columns that are `requested`, or else have usual names, in the order in which the model reads them.
 
         Raises:
             InputError: a named column is missing, no usual name is present, the task reads another number of columns,

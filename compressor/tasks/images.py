@@ -374,10 +374,7 @@ class ImageClassification(ClassLabels, ImageRows):
         UsageError: the metric is top-5 accuracy, and the model has at most five classes.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        ACCURACY,
-        share("top5", partial(column_mean, 0)),
-    )
+    metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, share("top5", partial(column_mean, 0)))
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)

@@ -65,10 +65,12 @@ class LabelledRows(Task):
     Attributes:
         config: configuration of the model, with the names of its classes.
         label_type: type of the labels of a batch, int64 for classes.
+        may_have_columns: whether several columns may form a label.
     """
 
     label_column: ClassVar[LabelColumn] = LabelColumn()
     label_type: ClassVar[torch.dtype]
+    may_have_columns: ClassVar[bool] = False
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
@@ -97,7 +99,8 @@ class LabelledRows(Task):
 
     def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
         """The columns that form a label; None: a single column holds all labels."""
-        return None
+        requested = self._request.label_column
+        return columns_of_classes(rows, requested, self.config, source) if self.may_have_columns else None
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
         """The name of the column of labels, or the joined names of the columns that form a label."""
@@ -269,6 +272,7 @@ class SeveralClasses(LabelledRows):
         share("map", mean_average_precision),
     )
     label_type: ClassVar[torch.dtype] = torch.float32
+    may_have_columns = True
     _class_ids: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -375,9 +379,6 @@ class SeveralClasses(LabelledRows):
         if self._columns(rows, source) is None and self._request.label_column is None and is_missing:
             raise no_columns(rows, self.config, source)
         return super()._find_labels(rows, source)
-
-    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
-        return columns_of_classes(rows, self._request.label_column, self.config, source)
 
     def _assigned(self, logits: np.ndarray) -> np.ndarray:
         """Whether the probability of each class reaches its threshold, `[batch, classes]`."""

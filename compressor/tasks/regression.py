@@ -21,7 +21,7 @@ from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import LabelledTexts
-from compressor.tasks.labels import columns_of_classes, number_lists, numbers_by_column, numbers_of
+from compressor.tasks.labels import number_lists, numbers_by_column, numbers_of
 from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
 
@@ -42,11 +42,9 @@ class Regression(LabelledTexts):
     """
 
     name = "regression"
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        SPEARMAN,
-        PEARSON,
-    )
+    metrics: ClassVar[tuple[Metric, ...]] = (SPEARMAN, PEARSON)
     label_type = torch.float32
+    may_have_columns = True
 
     @property
     def placeholder(self) -> Any:
@@ -105,9 +103,6 @@ class Regression(LabelledTexts):
     def _numbers(self) -> int:
         """How many numbers the model predicts."""
         return int(self.config.num_labels or 1)
-
-    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
-        return columns_of_classes(rows, self._request.label_column, self.config, source)
 
 
 def _as_table(labels: Sequence[Any]) -> np.ndarray:

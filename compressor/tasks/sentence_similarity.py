@@ -70,9 +70,7 @@ class Judgements:
         return cls(queries[judged], documents, tuple(gains[query] for query in judged))
 
     def scores(self, queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """`ranking_scores` of the documents nearest to each query, `[queries, 2]`, from embeddings `[pairs, width]` of
-        texts.
-        """
+        """`ranking_scores` of the documents nearest to each query, `[queries, 2]`, from embeddings `[pairs, width]`."""
         return ranking_scores(nearest(queries[self.queries], documents[self.documents]), self.gains)
 
 

@@ -103,10 +103,7 @@ def table_of(ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> p
 
 WORD_COLUMNS = ("words", "tokens")
 """Usual names of the column of words."""
-TAG_COLUMN = LabelColumn(
-    usual=("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "label"),
-    description="tag",
-)
+TAG_COLUMN = LabelColumn(usual=("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "label"), description="tag")
 _OUTSIDE = "O"
 _PREFIXES = frozenset("BIES")
 
