@@ -144,7 +144,7 @@ def test_reading_holds_a_fraction_of_a_large_file(tmp_path: Path) -> None:
 def test_encoding_many_rows_holds_no_more_than_few(classifier: ModelFolder) -> None:
     task = make_task(classifier, RowsConfig(max_length=16))
     peaks = []
-    for count in (100, 3000, 6000):
+    for count in (100, 2500, 5000):
         rows = Dataset.from_dict({"text": ["good bad film"] * count})
         tracemalloc.start()
         task.encode_unlabelled(rows, "rows")

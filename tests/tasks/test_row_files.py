@@ -27,7 +27,7 @@ from tests.faults import fails_with
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
 FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")
-FUZZ = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(path: Path, content: str | bytes) -> Path:
