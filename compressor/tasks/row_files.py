@@ -89,20 +89,18 @@ def _parse(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
 
 def _dialect_of(text: TextFile, suffix: str) -> Dialect:
     """The dialect of a table, by its first rows; a first line that names the separator is skipped."""
-    named = _SEPARATOR_LINE.match(text.head())
-    if named is not None:
-        text.skip_line()
+    if (named := _SEPARATOR_LINE.match(text.ahead)) is not None:
+        text.ahead = text.ahead.partition(b"\n")[2]
         return Dialect(named.group(1).decode(), True)
-    head = text.head()
-    sample = head[:_SAMPLE_BYTES].decode(errors="ignore")
-    return find_dialect(sample, suffix, is_whole=len(head) <= _SAMPLE_BYTES)
+    sample = text.ahead[:_SAMPLE_BYTES].decode(errors="ignore")
+    return find_dialect(sample, suffix, is_whole=len(text.ahead) <= _SAMPLE_BYTES)
 
 
 def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
     """The rows of a table; the first chunk may have columns alone."""
     if text.is_blank():
         return
-    _require_table(text.head())
+    _require_table(text.ahead)
     dialect = _dialect_of(text, suffix)
     if dialect.obstacle is not None:
         raise _FormatError(dialect.obstacle)
@@ -283,6 +281,7 @@ class TextFile(io.RawIOBase):
     Attributes:
         encoding: encoding of the file.
         has_mark: whether the file begins with a byte order mark.
+        ahead: the next bytes, which stay to be read; at first at most 1 MiB of the file.
 
     Raises:
         InputError: the file is not text.
@@ -301,7 +300,7 @@ class TextFile(io.RawIOBase):
         if not mark and len(head) % 2 == 0 and zeros in ((False, True, False, True), (True, False, True, False)):
             self.encoding = "utf-16-le" if zeros[1] else "utf-16-be"
         self._decoder = codecs.getincrementaldecoder(self.encoding)()
-        self._ahead = self._decode(head.removeprefix(mark))
+        self.ahead = self._decode(head.removeprefix(mark))
 
     def readable(self) -> bool:
         return True
@@ -314,36 +313,28 @@ class TextFile(io.RawIOBase):
             _LineError: text follows the quote that closes a cell; see `follow_quotes`.
         """
         # Arrow takes a short read as a block, which must contain the end of a row.
-        while (missing := size - len(self._ahead)) > 0 and (fetched := self._fetch(missing)):
-            self._ahead += fetched
-        if size < 0 and not self._ahead:
-            self._ahead = self._fetch(size)
-        chunk = self._ahead if size < 0 else self._ahead[:size]
-        self._ahead = self._ahead[len(chunk) :]
+        while (missing := size - len(self.ahead)) > 0 and (fetched := self._fetch(missing)):
+            self.ahead += fetched
+        if size < 0 and not self.ahead:
+            self.ahead = self._fetch(size)
+        chunk = self.ahead if size < 0 else self.ahead[:size]
+        self.ahead = self.ahead[len(chunk) :]
         if self._quotes is not None:
             self._quotes.follow(chunk)
         return chunk
 
-    def head(self) -> bytes:
-        """The next bytes, which stay to be read; at most 1 MiB of the file."""
-        return self._ahead
-
     def is_blank(self) -> bool:
         """Whether the rest of the file is white space."""
-        while not self._ahead.strip():
+        while not self.ahead.strip():
             chunk = self._fetch(_READ_BYTES)
             if not chunk:
                 return True
-            self._ahead += chunk
+            self.ahead += chunk
         return False
-
-    def skip_line(self) -> None:
-        """Skip the next line."""
-        self._ahead = self._ahead.partition(b"\n")[2]
 
     def follow_quotes(self, separator: str) -> None:
         """Check quotes from here on."""
-        self._quotes = _Quotes(separator.encode(), self._lines - self._ahead.count(b"\n") + 1)
+        self._quotes = _Quotes(separator.encode(), self._lines - self.ahead.count(b"\n") + 1)
 
     def require_closed_quotes(self) -> None:
         """Raise _LineError for a quote that is open at the end, from which on Arrow reads a single cell."""
