@@ -145,7 +145,6 @@ def _no_arrays(path: Path, code: ErrorCode) -> InputError:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Inside, an error of a file that is missing, unreadable or damaged is an InputError."""
     try:
         yield
     except OSError as error:
@@ -159,7 +158,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _read_archive(path: Path) -> RowArrays:
-    """The arrays of a .npz file, in memory."""
     with _reading(path):
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(_SINGLE) for name in archive.namelist() if name.endswith(_SINGLE)]
@@ -455,7 +453,6 @@ class Arrays(Task):
         return choice
 
     def _listed(self) -> str:
-        """The outputs of floats with their axes."""
         return ", ".join(f"{name} {_axes(output.shape)}" for name, output in self._outputs.items()) or "none"
 
     def _usual(self, name: str) -> Form | None:
@@ -482,7 +479,6 @@ class Arrays(Task):
         return None
 
     def _score_by(self, output: str, form: Form) -> None:
-        """Score an output in a form."""
         self.outputs, self._form = (output,), form
         self._metric = next((known for known in form.metrics if known.name == self._request.metric), form.metrics[0])
         self.declare_answers(self._config)
@@ -552,7 +548,6 @@ class Arrays(Task):
         return np.stack(rows)
 
     def _examples(self, rows: Dataset, labels: pa.Array) -> Dataset:
-        """The examples of rows, with a column of labels."""
         indices = np.asarray(rows["index"][:], np.int64)
         lengths, positions = self._lengths(indices)
         columns = {
@@ -595,6 +590,5 @@ class Arrays(Task):
 
 
 def _wrong_kind(name: str, labels: np.ndarray, source: str, problem: str) -> InputError:
-    """The error of labels whose type or axes do not suit."""
     text = f"{source}: {name!r} is {labels.dtype} of shape {list(labels.shape)}, and {problem}"
     return InputError(text, code=ErrorCode.LABEL_MISMATCH, array=name, dtype=str(labels.dtype), shape=labels.shape)

@@ -74,13 +74,11 @@ def _part(
 
 
 def _cut(text: Sequence[int], count: int, rng: np.random.Generator) -> Sequence[int]:
-    """Consecutive tokens of a text."""
     start = int(rng.integers(len(text) - count + 1))
     return text[start : start + count]
 
 
 def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_ids: Collection[int]) -> dict[str, Any]:
-    """An example with other texts between its special tokens."""
     types = example.get("token_type_ids", [0] * len(example["input_ids"]))
     remaining = iter(parts)
     pairs: list[tuple[int, int]] = []

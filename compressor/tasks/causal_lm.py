@@ -122,7 +122,6 @@ class CausalLM(Task):
         """Raise InputError if the tokenizer does not know the text; this class accepts any text."""
 
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
-        """Concatenate the ids of consecutive chunks."""
         return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -236,7 +235,6 @@ class Streams(CausalLM):
             raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self._path, share=share, unit=self._unit)
 
     def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
-        """Share of a text that the tokenizer does not know."""
         unknown = self._tokenizer.unk_token_id
         return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
 

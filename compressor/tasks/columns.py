@@ -146,7 +146,6 @@ class LabelColumn:
 
 
 def _is_table(rows: Dataset) -> bool:
-    """Whether rows come from a file whose first line names the columns."""
     return rows.info.builder_name in TABLES
 
 

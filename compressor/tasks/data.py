@@ -517,7 +517,6 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
 
 
 def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
-    """The rows of a split by its name."""
     return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])
 
 

@@ -200,7 +200,6 @@ class LabelledTexts(LabelledRows):
         return {**self._texts.collate(ids, types, left=self._pads_left), "labels": labels}
 
     def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
-        """The tokens of rows of one or two texts, and the number of rows that are cut."""
         encoded = self._texts(*texts, return_attention_mask=True)
         return encoded, count_cut(encoded)
 

@@ -124,7 +124,6 @@ class IdTables:
         return None
 
     def _problem(self, name: str, number: int, relation: str) -> str:
-        """What is wrong with an id outside of its table, and how to correct it."""
         size, count = self.sizes[name], len(self.tokenizer) if hasattr(self.tokenizer, "__len__") else 0
         if name == _TYPES:
             remedy = "save the tokenizer that the model was trained with"
@@ -194,5 +193,4 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
 
 
 def _depth(kind: pa.DataType) -> int:
-    """The depth of nested lists in a column."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else 0

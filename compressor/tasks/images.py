@@ -132,7 +132,6 @@ def _is_image_folder(path: Path) -> bool:
 
 
 def _folder_rows(folder: Path) -> Dataset:
-    """A row for each image of a folder."""
     classes = _class_folders(folder)
     images = sorted(path for path in folder.iterdir() if _is_image(path))
     if classes and images:
@@ -407,5 +406,4 @@ class MultiLabelImages(SeveralClasses, ImageRows):
 
 
 def _source_of(example: Mapping[str, Any]) -> ImageSource:
-    """The image of an example."""
     return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})

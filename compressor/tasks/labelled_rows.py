@@ -243,7 +243,6 @@ def _best_order(answers: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _is_better(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether the first answers are right more often than the second, by a sign test."""
     better, worse = int((first & ~second).sum()), int((second & ~first).sum())
     return better + worse > 0 and binomtest(better, better + worse, alternative="greater").pvalue <= _SIGNIFICANCE
 

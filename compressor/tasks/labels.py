@@ -205,7 +205,6 @@ class RowLabels:
             raise InputError(text, code=ErrorCode.LABEL_MISMATCH, column=self.column, **details)
 
     def _error(self, text: str, problem: str, **details: Any) -> RowError:
-        """The error of the first row with a label."""
         row, details = self.rows[self.texts.index(text)], {"column": self.column, "value": text, **details}
         return RowError.of(self.source, row, f"{self.column!r} is {problem}", code=ErrorCode.LABEL_MISMATCH, **details)
 
@@ -300,7 +299,6 @@ def columns_of_classes(
 
 
 def _columns_by_name(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...] | None:
-    """The columns with these names, ignoring case; None if a name has no column."""
     spelled = {column.lower(): column for column in columns}
     return tuple(spelled[name.lower()] for name in names) if all(name.lower() in spelled for name in names) else None
 
@@ -338,7 +336,6 @@ def label_lists(rows: Dataset, column: str, config: PretrainedConfig, source: st
 
 
 def _split_texts(texts: Sequence[str], names: set[str]) -> list[list[str]]:
-    """The labels in each text."""
     inside = [text.removeprefix("[").removesuffix("]") if _is_bracketed(text) else text for text in texts]
 
     def is_known(text: str) -> bool:

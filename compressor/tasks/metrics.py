@@ -183,7 +183,6 @@ def bleu(statistics: np.ndarray) -> float:
 
 
 def _has_constant(statistics: np.ndarray) -> bool:
-    """Whether a column is the same for all examples."""
     return not len(statistics) or bool((statistics == statistics[:1]).all(0).any())
 
 

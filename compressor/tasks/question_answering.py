@@ -209,7 +209,6 @@ class QuestionAnswering(Task):
         return columns
 
     def _predictions(self, logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Question, Answer]]:
-        """Each question of a batch with its predicted answer."""
         counts = _window_counts(labels)
         for number, windows in zip(labels[:, 0, 2], np.split(logits, np.cumsum(counts)[:-1]), strict=True):
             question = self.questions[int(number)]
@@ -338,7 +337,6 @@ def _words(text: str) -> list[str]:
 
 
 def _read_cell(cell: Any) -> Iterable[Answer]:
-    """The answers in a cell, see `_answers_of`."""
     if isinstance(cell, str):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):

@@ -101,12 +101,10 @@ class Regression(LabelledTexts):
 
     @property
     def _numbers(self) -> int:
-        """How many numbers the model predicts."""
         return int(self.config.num_labels or 1)
 
 
 def _as_table(labels: Sequence[Any]) -> np.ndarray:
-    """Labels `[examples, numbers]`."""
     return np.asarray(labels, np.float64).reshape(len(labels), -1)
 
 
@@ -310,7 +308,6 @@ class _PairTemplate:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **self._answers.template))
 
     def _problem(self) -> str | None:
-        """Why the template cannot hold a pair, or None."""
         query, document = "a query of a pair", "the document of a pair"
         try:
             text = self._render(query, document)

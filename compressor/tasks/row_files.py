@@ -144,7 +144,6 @@ def _require_table(head: bytes) -> None:
 
 
 def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
-    """A row for each line, without blank lines at the end."""
     if text.is_blank():
         return
     blank = 0
@@ -240,7 +239,6 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
 
 
 def _obstacle(values: list[Any]) -> str | None:
-    """Why values of JSON cannot be a column, or None."""
     try:
         pa.array(values)
     except _NO_COLUMN as error:
@@ -364,7 +362,6 @@ class TextFile(io.RawIOBase):
         return chunk
 
     def _encoding_problem(self, error: UnicodeDecodeError) -> str:
-        """Why bytes of the file cannot be decoded, and what to do."""
         content: bytes = error.object
         if self.encoding != "utf-8":
             return f"{self.encoding.upper()}, which the file begins with; save the file as UTF-8"
@@ -383,7 +380,6 @@ class TextFile(io.RawIOBase):
         return f"UTF-8; it looks like {title} ({shown!r}): convert it by {self._conversion(name)}"
 
     def _conversion(self, name: str) -> str:
-        """The command that converts the file from an encoding."""
         path, suffix = self._path, self._path.suffix
         unpacked = path.with_suffix("") if suffix.lower() in PACKED else path
         out = shlex.quote(str(unpacked.with_name(f"{unpacked.stem}.utf8{unpacked.suffix}")))
@@ -562,7 +558,6 @@ def _header_doubt(path: Path, table: pa.Table) -> str:
 
 
 def _open(path: Path) -> Any:
-    """A file of rows, decompressed."""
     return _OPENERS.get(path.suffix.lower(), Path.open)(path, "rb")
 
 

@@ -298,7 +298,6 @@ class SentenceSimilarity(Task):
         return Judgements.of(pairs).scores(*np.split(embeddings, 2, axis=1))
 
     def _encode_texts(self, rows: Dataset, names: Sequence[str], labels: Sequence[float], source: str) -> Dataset:
-        """The tokens and the numbers of the texts of every row."""
 
         def encode(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             texts = [list(chunk[name]) for name in names]

@@ -127,7 +127,6 @@ def _by_name(splits: DatasetDict) -> dict[str, Dataset]:
 
 
 def _load_from_hub(source: str) -> dict[str, Dataset]:
-    """The splits of `owner/name` or `owner/name:configuration`."""
     path, _, configuration = source.partition(":")
     try:
         with quiet_hub():

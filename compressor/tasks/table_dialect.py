@@ -96,7 +96,6 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
 
 
 def _header_obstacle(reading: _Reading) -> str | None:
-    """Why the header of a table does not name its columns, or None."""
     if reading.is_malformed or len(reading.widths) != 1 or len(reading.rows) < 3 or reading.columns < 2:
         return None
     (width,) = reading.widths
@@ -112,7 +111,6 @@ def _header_obstacle(reading: _Reading) -> str | None:
 
 
 def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
-    """The sample, read with a separator."""
     quoted = _rows(sample, separator, is_quoted=True, is_whole=is_whole)
     plain = _rows(sample, separator, is_quoted=False, is_whole=is_whole) or []
     if separator != "\t":

@@ -282,7 +282,6 @@ class TokenClassification(TokenLabels):
         return self._describe(example, example["labels"]) if self._metric == _F1 else ""
 
     def _describe(self, example: Mapping[str, Any], classes: Sequence[int]) -> str:
-        """An answer to an example as text, from the class of each token."""
         starts = [position for position, label in enumerate(example["labels"]) if label != IGNORED]
         ids, ends = example["input_ids"], [*starts[1:], len(example["input_ids"])]
         words = []

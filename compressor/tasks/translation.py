@@ -197,7 +197,6 @@ class Translation(Task):
     def _with_targets(
         self, examples: Sequence[Mapping[str, Any]], targets: Sequence[str]
     ) -> Mapping[str, Sequence[Any]]:
-        """The columns of examples that follow from their targets."""
         labels = self._texts(text_target=targets)["input_ids"]
         lengths = [max(len(example["input_ids"]), len(ids)) for example, ids in zip(examples, labels, strict=True)]
         return {LABELS: labels, "reference": targets, "length": lengths}
