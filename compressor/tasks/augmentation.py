@@ -65,17 +65,17 @@ def _part(
     text: Sequence[int], partner: Sequence[int], count: int, rng: np.random.Generator, *, is_joined: bool
 ) -> list[int]:
     """`count` consecutive tokens of a text, or a part of it and a part of its partner; fewer if both are short."""
+
+    def cut(text: Sequence[int], count: int) -> Sequence[int]:
+        start = int(rng.integers(len(text) - count + 1))
+        return text[start : start + count]
+
     if len(text) >= count and not (is_joined and count > 1):
-        return list(_cut(text, count, rng))
+        return list(cut(text, count))
     first = min(len(text), int(rng.integers(1, count)) if count > 1 else 1)
     if len(partner) < count - first:
         first = min(len(text), count - len(partner))
-    return [*_cut(text, first, rng), *_cut(partner, min(len(partner), count - first), rng)]
-
-
-def _cut(text: Sequence[int], count: int, rng: np.random.Generator) -> Sequence[int]:
-    start = int(rng.integers(len(text) - count + 1))
-    return text[start : start + count]
+    return [*cut(text, first), *cut(partner, min(len(partner), count - first))]
 
 
 def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_ids: Collection[int]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class TextColumns:
         longest = [name for name in texts if name in wanted]
         example = shlex.quote(" ".join((",".join(longest) or self.example).split()))
         remedy = f"name it (--text-columns {example})"
-        if _is_table(rows) and any(len(name.split()) >= _SENTENCE for name in longest):
+        if rows.info.builder_name in TABLES and any(len(name.split()) >= _SENTENCE for name in longest):
             remedy += "; if the first line is a row, add a line with names before it instead"
         remedy = _header_doubt(rows) or remedy
         text = f"{source}: no {self.description} among the columns {list_columns(rows)}; {remedy}"
@@ -145,13 +145,9 @@ class LabelColumn:
         raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
 
 
-def _is_table(rows: Dataset) -> bool:
-    return rows.info.builder_name in TABLES
-
-
 def _header_doubt(rows: Dataset) -> str:
     """Why the first line of a table seems to be a row, and what to do (see `read_rows`); empty if it names columns."""
-    return str(rows.info.description) if _is_table(rows) else ""
+    return str(rows.info.description) if rows.info.builder_name in TABLES else ""
 
 
 def is_text(rows: Dataset, name: str) -> bool:

@@ -146,10 +146,9 @@ def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
     """Number of token embeddings of a model, or of a part of it; None if it has or shows none."""
     try:
         owner: Any = model if part is None else getattr(model, part)()
-        table = owner.get_input_embeddings()
+        return _table_length(owner.get_input_embeddings())
     except (AttributeError, NotImplementedError, TypeError):
         return None
-    return _table_length(table)
 
 
 def _table_length(module: Any) -> int | None:

@@ -54,16 +54,14 @@ class Regression(LabelledTexts):
         """Raise InputError unless labels are different numbers, as a correlation requires."""
         column = self._find_labels(rows, source)
         columns = self._columns(rows, source)
-        labels = _as_table(self.encode_labels(rows, column, source))
-        if (constant := _constant_number(labels)) is not None:
-            name, value = columns[constant] if columns else column, float(labels[0, constant])
+        if (constant := _constant_of(self.encode_labels(rows, column, source))) is not None:
+            name, value = columns[constant[0]] if columns else column, constant[1]
             text = f"{source}: every row has the label {value:g}; give rows with different values of {name!r}"
             raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=value)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        labels = _as_table(examples["labels"][:])
-        constant = _constant_number(labels)
-        return None if constant is None else f"every row has the label {labels[0, constant]:g}"
+        constant = _constant_of(examples["labels"][:])
+        return None if constant is None else f"every row has the label {constant[1]:g}"
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
         predicted, labels = np.split(statistics, 2, axis=1)
@@ -104,14 +102,11 @@ class Regression(LabelledTexts):
         return int(self.config.num_labels or 1)
 
 
-def _as_table(labels: Sequence[Any]) -> np.ndarray:
-    return np.asarray(labels, np.float64).reshape(len(labels), -1)
-
-
-def _constant_number(labels: np.ndarray) -> int | None:
-    """The first of the numbers `[examples, numbers]` that is the same in every example, or None."""
-    constant = np.flatnonzero((labels == labels[:1]).all(0))
-    return int(constant[0]) if len(constant) else None
+def _constant_of(labels: Sequence[Any]) -> tuple[int, float] | None:
+    """The first number of the labels that is the same in every example, its index and its value; None: all vary."""
+    table = np.asarray(labels, np.float64).reshape(len(labels), -1)
+    constant = np.flatnonzero((table == table[:1]).all(0))
+    return (int(constant[0]), float(table[0, constant[0]])) if len(constant) else None
 
 
 def _text_of(numbers: Sequence[float]) -> str:

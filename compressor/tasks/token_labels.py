@@ -92,13 +92,8 @@ class TokenLabels(Task):
 def table_of(ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> pa.Table:
     """A table of examples, from the ids and the labels of each."""
     numbers = pa.list_(pa.int64())
-    return pa.table(
-        {
-            "input_ids": pa.array(ids, numbers),
-            "labels": pa.array(labels, numbers),
-            "length": pa.array(map(len, ids), pa.int64()),
-        }
-    )
+    columns = {"input_ids": pa.array(ids, numbers), "labels": pa.array(labels, numbers)}
+    return pa.table({**columns, "length": pa.array(map(len, ids), pa.int64())})
 
 
 WORD_COLUMNS = ("words", "tokens")
