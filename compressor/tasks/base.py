@@ -263,12 +263,14 @@ class Task(ABC):
 
         A single forward computes them, unless the task overrides this method.
         """
-        statistics = self.per_example(*self.run(forward, examples))
+        statistics = self.per_example(*self.logits_and_labels(forward, examples))
         if getattr(statistics, "ndim", 0) != 2 or len(statistics) != len(examples):
             raise self.returns_wrong("per_example", f"an array [examples, k] for {len(examples)} examples")
         return statistics
 
-    def run(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    def logits_and_labels(
+        self, forward: Forward, examples: Sequence[Mapping[str, Any]]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The logits of examples, `[batch, ...]`, and their labels, `[examples, ...]`."""
         batch = self.collate(examples)
         labels = self.pop_labels(batch, len(examples))
@@ -301,7 +303,7 @@ class Task(ABC):
 
         The labels of the examples are placeholders.
         """
-        labels = self.labels_of(self.run(forward, examples)[0], examples)
+        labels = self.labels_of(self.logits_and_labels(forward, examples)[0], examples)
         return None if labels is None else {LABELS: labels}
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
@@ -342,7 +344,7 @@ class Task(ABC):
 
         A single forward computes them, unless the task overrides this method.
         """
-        return self.answer_texts(*self.run(forward, examples))
+        return self.answer_texts(*self.logits_and_labels(forward, examples))
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The answer to each example as text, from the logits of a collated batch and its labels.

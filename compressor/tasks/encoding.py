@@ -71,7 +71,7 @@ class TextTokenizer:
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
     def __call__(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
-        """Tokenize the first texts of all examples, and the second ones; `options` replace the usual ones."""
+        """Tokenize the first texts of all examples, and the second ones; `options` are for the tokenizer."""
         if texts and not texts[0]:
             return BatchEncoding({"input_ids": []})
         usual = {"truncation": True, "max_length": self.longest, "return_token_type_ids": self.takes_types}

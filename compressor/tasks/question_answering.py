@@ -201,7 +201,7 @@ class QuestionAnswering(Task):
     def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
         """The predicted span of each question, which becomes its only accepted answer."""
         columns: dict[str, list[Any]] = {LABELS: [], "reference": []}
-        predictions = self._predictions(*self.run(forward, examples))
+        predictions = self._predictions(*self.logits_and_labels(forward, examples))
         for example, (question, answer) in zip(examples, predictions, strict=True):
             self.questions[example["number"]] = replace(question, answers=(answer.text,))
             columns[LABELS].append([window.token_span(answer) for window in question.windows])

@@ -281,7 +281,7 @@ class SentenceSimilarity(Task):
         """The cosine of each pair, or the embedding of each text; None for retrieval, which compares all texts."""
         if self.retrieves:
             return None
-        embeddings, labels = self.run(forward, examples)
+        embeddings, labels = self.logits_and_labels(forward, examples)
         if (labels[:, 2] == _ABSENT).all():
             return {EMBEDDING: embeddings.astype(np.float32).tolist()}
         return {LABELS: cosines_of(*pair_embeddings(embeddings, labels)).tolist()}

@@ -269,7 +269,7 @@ class TokenClassification(TokenLabels):
 
     def answers(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         """The entities that the model finds in each example; for accuracy, the words whose tag is not the label."""
-        classes = self.run(forward, examples)[0].argmax(-1)
+        classes = self.logits_and_labels(forward, examples)[0].argmax(-1)
         return list(map(self._describe, examples, classes))
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
