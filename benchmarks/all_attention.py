@@ -42,7 +42,7 @@ from compressor.models.segments import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.tasks import Data, open_data
-from compressor.tasks.segment_streams import read, reader
+from compressor.tasks.causal_lm import read, reader
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule

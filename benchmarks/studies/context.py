@@ -26,9 +26,9 @@ from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.search import Head, all_heads
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
+from compressor.tasks.causal_lm import read, reader
 from compressor.tasks.data import rows_hash
 from compressor.tasks.scoring import statistics
-from compressor.tasks.segment_streams import read, reader
 from compressor.units import find_sites, gated
 from graph_passes import Plan
 from graph_passes.files import atomic_replace

@@ -19,10 +19,9 @@ from benchmarks.studies.findings import Findings, Picture, Table
 from benchmarks.studies.request import StudyRequest
 from compressor.progress import ProgressCallback
 from compressor.selection.subset_evaluator import sensitivity
-from compressor.tasks.base import Task
+from compressor.tasks.base import Task, make_task
 from compressor.tasks.data import SourceRows, encode_rows
 from compressor.tasks.id_tables import IdTables
-from compressor.tasks.registry import make_task
 from compressor.tasks.scoring import batches
 from compressor.tasks.splits import named_splits, pick_any
 

@@ -35,8 +35,8 @@ from compressor.run.stages import build_options
 from compressor.selection.options import heads_to_keep
 from compressor.selection.search import Head
 from compressor.targets import Engine, target
+from compressor.tasks.base import task_classes
 from compressor.tasks.metrics import Metric
-from compressor.tasks.registry import task_classes
 from compressor.units import keep_all, keep_only
 
 _BATCH = 8

@@ -32,9 +32,9 @@ from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.tasks import Data, Task
+from compressor.tasks.causal_lm import assign_streams, reader
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
-from compressor.tasks.segment_streams import assign_streams, reader
 from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
 from compressor.units.find import evaluating

@@ -21,9 +21,9 @@ from compressor.results import Note, NoteCode, Score, is_within, loss_of
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
 from compressor.tasks.base import Forward
+from compressor.tasks.causal_lm import read
 from compressor.tasks.data import PURPOSES
 from compressor.tasks.scoring import batches, sample_of
-from compressor.tasks.segment_streams import read
 
 _COMPARED_ROWS = 2_000
 """Number of evaluation rows on which engines are compared, where there are more."""

@@ -27,7 +27,7 @@ from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
 from compressor.targets import target
 from compressor.tasks import Data, open_data, statistics
-from compressor.tasks.array_files import names_arrays, read_arrays
+from compressor.tasks.arrays import names_arrays, read_arrays
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
 from compressor.tasks.scoring import forward_of, sample_of

@@ -1,11 +1,10 @@
 """Tasks: they convert rows to batches, and outputs of the model to statistics of a metric."""
 
 from compressor.results import MetricUnit
-from compressor.tasks.base import Task
+from compressor.tasks.base import Task, make_task, task_classes
 from compressor.tasks.data import Data, open_data, training_texts
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.metrics import Metric
-from compressor.tasks.registry import make_task, task_classes
 from compressor.tasks.scoring import batches, statistics
 
 __all__ = [

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,21 +20,221 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError, RowError
+from compressor.config.values import ARRAYS
+from compressor.errors import ErrorCode, InputError, RowError, suggestion
 from compressor.graph.program import HasSignature, InputSpec, OutputSpec
 from compressor.model_folder import ModelFolder
 from compressor.models.classifiers import declare_vector
 from compressor.results import Note, NoteCode
-from compressor.tasks.array_files import MASK, RowArrays, check_arrays, needed_casts, read_arrays
+from compressor.silence_libraries import one_line
 from compressor.tasks.base import Task
 from compressor.tasks.forwards import DECODER_MASK, IGNORED, LABELS, SPAN_ENDS, scored_mask
 from compressor.tasks.labelled_rows import label_order
 from compressor.tasks.metrics import Metric
 from compressor.tasks.output_forms import Classes, Form, Numbers, TokenClasses, Vectors, are_classes, with_positions
-from compressor.tasks.row_origin import RowOrigin, SplitRows
+from compressor.tasks.row_store import RowOrigin, SplitRows
+from compressor.tasks.splits import files_by_split
 
-_LABEL_NAMES = (LABELS, "label")
-"""Names of arrays of labels, if they are no inputs of the graph."""
+MASK = "attention_mask"
+_SINGLE = ".npy"
+_CHUNK_BYTES = 2**24  # size of the rows whose values are checked at once
+_DAMAGED = (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""Errors of numpy and `zipfile` for files that are damaged, encrypted, or no arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowArrays:
+    """The arrays of a .npz file, or of a folder of .npy files, which are memory-mapped.
+
+    Attributes:
+        path: the file or the folder.
+        arrays: the inputs, and labels if there are any, `[row, ...]` each.
+    """
+
+    path: Path
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.arrays.values())))
+
+
+def names_arrays(source: str) -> bool:
+    """Whether rows are arrays: a .npz file, or a folder of .npz or .npy files."""
+    path = Path(source)
+    if path.is_dir():
+        return any(any(path.glob(f"*{suffix}")) for suffix in (ARRAYS, _SINGLE))
+    return path.suffix.lower() == ARRAYS
+
+
+def read_arrays(source: str) -> dict[str, list[RowArrays]]:
+    """The arrays of a .npz file, or of a folder of .npy or of .npz files, by the name of their split.
+
+    The files of a folder of .npz are of one split named `""`, unless their names begin with those of splits, such as
+    `train-0.npz` and `dev.npz`.
+
+    Raises:
+        InputError: there is no such file, it is damaged, has objects that would be unpickled, or is something else.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        if path.exists() and path.suffix.lower() != ARRAYS:
+            raise _no_arrays(path, ErrorCode.INVALID_VALUE)
+        return {"": [_read_archive(path)]}
+    files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    archives, singles = ([file for file in files if file.suffix.lower() == end] for end in (ARRAYS, _SINGLE))
+    if archives and singles:
+        text = f"{path}: has {archives[0].name} and {singles[0].name}; keep files of one kind in the folder"
+        raise InputError(text, code=ErrorCode.CONTRADICTION, path=path)
+    if singles:
+        arrays = {}
+        for single in singles:
+            with _reading(single), single.open("rb") as file:
+                shape = _require_numbers(single, single.stem, file)
+                mode: Literal["r"] | None = None if 0 in shape else "r"
+                arrays[single.stem] = np.load(single, mmap_mode=mode, allow_pickle=False)
+        return {"": [RowArrays(path, arrays)]}
+    if not archives:
+        raise _no_arrays(path, ErrorCode.FILE_MISSING)
+    return {split: [_read_archive(file) for file in named] for split, named in files_by_split(archives, source).items()}
+
+
+def check_arrays(part: RowArrays, inputs: Mapping[str, InputSpec], labels: Collection[str]) -> None:
+    """Check that arrays are what a graph reads, so that `cast` converts them; names in `labels` are no inputs.
+
+    Raises:
+        InputError: an input has no array, an array belongs to no input, or has another number of rows, type or axes.
+        RowError: a row has a number that its type cannot hold, an id below zero, no token, or NaN or infinity.
+    """
+    arrays, path = part.arrays, part.path
+    for name in (name for name in inputs if name not in arrays):
+        text = f"{path}: no array is named {name!r}, an input of the graph; add it"
+        raise InputError(text, code=ErrorCode.COLUMN_MISSING, path=path, input=name, columns=tuple(arrays))
+    for name in (name for name in arrays if name not in inputs and name not in labels):
+        text = f"{path}: the array {name!r} is no input of the graph, and no label; {suggestion(name, list(inputs))}"
+        raise InputError(text, code=ErrorCode.UNKNOWN_NAME, path=path, array=name, known=tuple(inputs))
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise _mismatch(part, name, "is a single number", "[row, ...]", shape=())
+        if len(array) != part.rows:
+            first = next(iter(arrays))
+            text = f"{path}: {name!r} has {len(array)} rows, {first!r} has {part.rows}; give each array the same rows"
+            details = {"path": path, "array": name, "rows": len(array), "expected": part.rows}
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, **details)
+    if not part.rows:
+        text = f"{path}: has no rows; give at least one"
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0)
+    integers = [name for name, spec in inputs.items() if spec.dtype.kind in "iu"]
+    for name, spec in inputs.items():
+        array = arrays[name]
+        _check_type(part, name, spec)
+        are_ids = name in integers and ("ids" in name.lower() or len(integers) == 1)
+        count = max(1, _CHUNK_BYTES * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), count):
+            _check_values(part, name, spec, start, array[start : start + count], are_ids=are_ids)
+
+
+def _no_arrays(path: Path, code: ErrorCode) -> InputError:
+    text = (
+        f"{path}: no arrays; the rows of a graph without a tokenizer are a {ARRAYS} file with an array per input, a"
+        f" folder of them, or a folder with a {_SINGLE} file per input"
+    )
+    return InputError(text, code=code, path=path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
+        text = f"{path}: cannot be read ({error.strerror or one_line(error)}); check the path"
+        raise InputError(text, code=code, path=path) from error
+    except _DAMAGED as error:
+        reason = one_line(error)
+        text = f"{path}: is damaged, or no file of numpy ({reason}); save it again"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, reason=reason) from error
+
+
+def _read_archive(path: Path) -> RowArrays:
+    with _reading(path):
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(_SINGLE) for name in archive.namelist() if name.endswith(_SINGLE)]
+            for name in names:
+                with archive.open(f"{name}{_SINGLE}") as member:
+                    _require_numbers(path, name, member)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in names}
+    if not arrays:
+        raise _no_arrays(path, ErrorCode.FILE_UNREADABLE)
+    return RowArrays(path, arrays)
+
+
+def _require_numbers(path: Path, name: str, file: IO[bytes]) -> tuple[int, ...]:
+    """The shape that the header of an array declares; raise InputError unless it holds numbers, ValueError if damaged.
+
+    Nothing of an array of objects is unpickled.
+    """
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.kind not in "biuf":
+        kind = "objects" if dtype.hasobject else dtype
+        text = f"{path}: the array {name!r} holds {kind}, not numbers; save it with a type of integers or floats"
+        raise InputError(text, code=ErrorCode.INVALID_ROWS, path=path, array=name, dtype=str(dtype))
+    return tuple(shape)
+
+
+def _mismatch(part: RowArrays, name: str, problem: str, needed: str, **details: Any) -> InputError:
+    text = f"{part.path}: the array {name!r} {problem}; the graph reads {needed}"
+    return InputError(text, code=ErrorCode.TENSOR_MISMATCH, path=part.path, array=name, **details)
+
+
+def _check_type(part: RowArrays, name: str, spec: InputSpec) -> None:
+    """Raise InputError unless an array has the axes of its input, and integers for integers or floats for floats."""
+    array = part.arrays[name]
+    if (array.dtype.kind == "f") != (spec.dtype.kind == "f"):
+        raise _mismatch(part, name, f"is {array.dtype}", str(spec.dtype), dtype=array.dtype, expected=spec.dtype)
+    fits = array.ndim == len(spec.shape) and all(
+        size > 0 and wanted in (None, size) for size, wanted in zip(array.shape[1:], spec.shape[1:], strict=True)
+    )
+    if not fits:
+        details = {"shape": array.shape, "expected": spec.shape}
+        raise _mismatch(part, name, f"is {_axes(array.shape)}", _axes(spec.shape), **details)
+
+
+def _axes(shape: Sequence[int | None]) -> str:
+    """The axes of an input or an output, e.g. `[row, 3, any]`; `[]`: a single number, or no tensor."""
+    return f"[{', '.join(['row', *('any' if size is None else str(size) for size in shape[1:])])}]" if shape else "[]"
+
+
+def _check_values(part: RowArrays, name: str, spec: InputSpec, start: int, rows: np.ndarray, *, are_ids: bool) -> None:
+    """Raise RowError for the first of these consecutive rows with a number that the graph cannot read."""
+    if spec.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            wrong, problem = ~np.isfinite(rows.astype(spec.dtype, copy=False)), f"is not finite as {spec.dtype}"
+        code = ErrorCode.NOT_FINITE
+    else:
+        info = None if spec.dtype.kind == "b" else np.iinfo(spec.dtype)
+        lowest, highest = (0, 1) if info is None else (int(info.min), int(info.max))
+        lowest = max(0, lowest) if are_ids or spec.ids is not None else lowest
+        highest = highest if spec.ids is None else spec.ids - 1
+        wrong, problem = (rows < lowest) | (rows > highest), f"is no number from {lowest} to {highest}"
+        code = ErrorCode.INVALID_ROWS if spec.ids is None else ErrorCode.ID_OUTSIDE_TABLE
+    flat = wrong.reshape(len(rows), -1)
+    if flat.any():
+        row = int(flat.any(1).argmax())
+        value = rows[row].reshape(-1)[int(flat[row].argmax())].item()
+        text = f"{value} in {name!r} {problem}; correct it or remove the row"
+        raise RowError.of(str(part.path), start + row + 1, text, code=code, file=part.path, array=name, value=value)
+    if name == MASK and rows.ndim > 1 and not (kept := rows.reshape(len(rows), -1).any(1)).all():
+        row = int(kept.argmin())
+        text = f"every number in {name!r} is zero; give the row a token or remove it"
+        raise RowError.of(str(part.path), start + row + 1, text, file=part.path, array=name, value=0)
+
+
+_LABEL_NAMES = (LABELS, "label")  # names of arrays of labels, if they are no inputs of the graph
 _LABELLED: tuple[Form, ...] = (Classes(), TokenClasses(), Numbers())
 """The forms that labels may have, in the order in which they are tried."""
 _OF_DECODER = "decoder_"
@@ -66,15 +271,17 @@ class Arrays(Task):
         self._request = request
         self._parts: list[RowArrays] = []
         self._ends = np.zeros(0, np.int64)
-        self._padded = self._possibly_padded()
+        mask = self._inputs.get(MASK)
+        self._padded: set[str] = set()  # the inputs whose second axis may be that of a mask of any length
+        if mask is not None and len(mask.shape) == 2 and mask.shape[1] is None:
+            free = (name for name, spec in self._inputs.items() if len(spec.shape) > 1 and spec.shape[1] is None)
+            self._padded = {name for name in free if not name.startswith(_OF_DECODER)}
         self._vectors = Vectors()
         self._read_notes: tuple[Note, ...] = ()
-        output, form = self._default(folder)
-        self._score_by(output, form)
+        self._score_by(*self._default(folder))
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model is a bare graph."""
         return isinstance(folder.model, HasSignature)
 
     @classmethod
@@ -83,7 +290,6 @@ class Arrays(Task):
 
     @property
     def compares_answers(self) -> bool:
-        """Whether answers are classes."""
         return self._form.compares_answers
 
     @property
@@ -97,7 +303,7 @@ class Arrays(Task):
         declare_vector(config, is_vector=self._form.is_vector)
 
     def read(self, source: str) -> SplitRows:
-        """The rows of a .npz file, or of a folder of .npz or .npy files; see `array_files.read_arrays`."""
+        """The rows of a .npz file, or of a folder of .npz or .npy files; see `read_arrays`."""
         rows, origins = {}, {}
         labels = _LABEL_NAMES if self._request.label_column is None else (*_LABEL_NAMES, self._request.label_column)
         casts: dict[str, None] = {}
@@ -105,7 +311,8 @@ class Arrays(Task):
             first = len(self._parts)
             for part in parts:
                 check_arrays(part, self._inputs, labels)
-                casts |= dict.fromkeys(needed_casts(part, self._inputs))
+                types = {name: (part.arrays[name].dtype, spec.dtype) for name, spec in self._inputs.items()}
+                casts |= {f"{name} ({old} to {new})": None for name, (old, new) in types.items() if old != new}
                 self._add(part, parts[0])
             start = int(self._ends[first] - self._parts[first].rows)
             rows[split] = Dataset(
@@ -133,34 +340,34 @@ class Arrays(Task):
         labels = self._part(rows).arrays[name]
         choice = self._choice(requested, labels)
         if choice is None:
-            kinds = ", ".join(f"{output} {_axes(spec)}" for output, spec in self._outputs.items())
             problem = (
-                f"{'no metric' if requested is None else requested} compares them with an output ({kinds}); give"
-                " integers [row] or [row, position] for classes, or numbers [row] for an output [row] or [row, 1]"
+                f"{'no metric' if requested is None else requested} compares them with an output ({self._listed()});"
+                " give integers [row] or [row, position] for classes, or numbers [row] for an output [row] or [row, 1]"
             )
             raise _wrong_kind(name, labels, source, problem)
         self._score_by(*choice)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """The examples of rows, with their labels."""
         part = self._part(rows)
         name = self._label_name(part, source)
-        labels = self._labels(name, np.asarray(rows["index"][:]))
+        indices = np.asarray(rows["index"][:])
+        widths = {len(row) for row in self._rows_of(name, indices) if row.ndim == 1}
+        # Labels of tokens are padded to the longest row of all files.
+        padded = (with_positions(row[None], max(widths), IGNORED) for row in self._rows_of(name, indices))
+        labels = self._gather(name, indices) if len(widths) < 2 else np.concatenate(list(padded))
         if not self._form.takes(labels):
             raise _wrong_kind(name, labels, source, "other rows have labels of another kind; give all rows the same")
         output = self._outputs[self.outputs[0]]
         if (row := self._form.first_wrong(labels, output)) is not None:
             problem = (
-                f"{labels[row]} in {name!r} is none of the output {self.outputs[0]} {_axes(output)}; correct it or"
-                " remove the row"
+                f"{labels[row]} in {name!r} is none of the output {self.outputs[0]} {_axes(output.shape)}; correct it"
+                " or remove the row"
             )
-            raise RowError.of(
-                source, row + 1, problem, code=ErrorCode.LABEL_MISMATCH, array=name, value=labels[row].tolist()
-            )
+            details = {"array": name, "value": labels[row].tolist()}
+            raise RowError.of(source, row + 1, problem, code=ErrorCode.LABEL_MISMATCH, **details)
         return self._examples(rows, self._form.column(labels))
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """The examples of rows, whose labels are placeholders."""
         placeholder = self._form.placeholder
         values = [list(placeholder) if isinstance(placeholder, tuple) else placeholder] * len(rows)
         return self._examples(rows, pa.array(values, pa.list_(pa.int64()) if isinstance(placeholder, tuple) else None))
@@ -173,16 +380,21 @@ class Arrays(Task):
         """
         indices = np.array([example["index"] for example in examples], np.int64)
         longest = max(int(example["positions"]) for example in examples)
-        batch = {name: torch.from_numpy(self._input(name, indices, longest)) for name in self._inputs}
+        batch: dict[str, Tensor] = {}
+        for name, spec in self._inputs.items():
+            values = self._gather(name, indices, longest if name in self._padded else None)
+            batch[name] = torch.from_numpy(values.astype(spec.dtype, copy=False))
+        # The mask of a decoder is that of the positions of its output.
+        mask = DECODER_MASK if any(name.startswith(_OF_DECODER) for name in self._inputs) else MASK
+        has_positions = mask in batch and self._outputs[self.outputs[0]].shape[1:-1] == self._inputs[mask].shape[1:]
         labels = [example[LABELS] for example in examples]
-        return {**batch, LABELS: self._form.batch(labels, self._mask_of(batch))}
+        return {**batch, LABELS: self._form.batch(labels, batch[mask] if has_positions else None)}
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
         """One input a row, and the positions of the longest."""
         return 1, max(examples["positions"][:], default=1)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """See `Form.per_example`."""
         return self._form.per_example(logits, labels)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
@@ -190,7 +402,6 @@ class Arrays(Task):
         return self._form.ids(logits, self._scored(logits, batch))
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The classes, numbers or vectors that a model with these outputs answers."""
         batch = self.model_inputs(self.collate(examples))
         batch.pop(LABELS)
         return self._form.answers(logits, self._scored(logits, batch))
@@ -204,7 +415,6 @@ class Arrays(Task):
         return self._form.constant(statistics, self._metric)
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
-        """Why labels seem to number the classes in another order than the graph."""
         classes = self._outputs[self.outputs[0]].shape[-1]
         if not isinstance(self._form, Classes) or classes is None:
             return None
@@ -219,10 +429,9 @@ class Arrays(Task):
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The class or the number of each row; none for other outputs."""
-        return self._form.texts(logits)
+        return list(map(self._form.reference, self._form.answers(logits, None))) if self._form.has_texts else ()
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The class or the number that is right."""
         return self._form.reference(example[LABELS])
 
     def _default(self, folder: ModelFolder) -> tuple[str, Form]:
@@ -234,15 +443,17 @@ class Arrays(Task):
         usual = ((name, form) for name in self._outputs if (form := self._usual(name)) is not None)
         choice = next(usual, None) if requested is None else self._choice(requested)
         if choice is None:
-            listed = ", ".join(f"{name} {_axes(output)}" for name, output in self._outputs.items()) or "none"
             fit = "no metric fits" if requested is None else f"the metric {requested} does not fit"
             text = (
-                f"{folder.source}: {fit} the outputs of floats of the graph ({listed}); use a graph that"
+                f"{folder.source}: {fit} the outputs of floats of the graph ({self._listed()}); use a graph that"
                 " returns logits, numbers or vectors of each row, or another metric"
             )
             details = {"path": folder.source, "outputs": tuple(self._outputs), "metric": requested}
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, **details)
         return choice
+
+    def _listed(self) -> str:
+        return ", ".join(f"{name} {_axes(output.shape)}" for name, output in self._outputs.items()) or "none"
 
     def _usual(self, name: str) -> Form | None:
         """The form that the name and the axes of an output suggest; None: no form has its axes."""
@@ -268,7 +479,6 @@ class Arrays(Task):
         return None
 
     def _score_by(self, output: str, form: Form) -> None:
-        """Score an output in a form."""
         self.outputs, self._form = (output,), form
         self._metric = next((known for known in form.metrics if known.name == self._request.metric), form.metrics[0])
         self.declare_answers(self._config)
@@ -278,7 +488,7 @@ class Arrays(Task):
         (output,) = self.outputs
         others = [name for name in self._outputs if name not in (output, *self.loss_outputs)]
         text = (
-            f"the output {output} {_axes(self._outputs[output])} is scored as {self._form.description}"
+            f"the output {output} {_axes(self._outputs[output].shape)} is scored as {self._form.description}"
             f" ({self._metric.name}; the task has {', '.join(metric.name for metric in self.metrics)})"
         )
         text += f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not compared" if others else ""
@@ -303,14 +513,6 @@ class Arrays(Task):
     def _axes_differ(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> InputError:
         text = f"{name!r} has the axes {list(shape)} and {list(expected)} in several files; pad rows to equal axes"
         return InputError(text, code=ErrorCode.TENSOR_MISMATCH, array=name, shape=shape, expected=expected)
-
-    def _possibly_padded(self) -> set[str]:
-        """The inputs whose second axis may be that of the attention mask; none without a mask of any length."""
-        mask = self._inputs.get(MASK)
-        if mask is None or len(mask.shape) != 2 or mask.shape[1] is not None:
-            return set()
-        free = (name for name, spec in self._inputs.items() if len(spec.shape) > 1 and spec.shape[1] is None)
-        return {name for name in free if not name.startswith(_OF_DECODER)}
 
     def _part(self, rows: Dataset) -> RowArrays:
         """The arrays of the first row."""
@@ -345,20 +547,7 @@ class Arrays(Task):
                 raise self._axes_differ(name, row.shape, rows[0].shape)
         return np.stack(rows)
 
-    def _labels(self, name: str, indices: np.ndarray) -> np.ndarray:
-        """Labels of rows; those of tokens are padded to the longest row of all files."""
-        widths = {len(row) for row in self._rows_of(name, indices) if row.ndim == 1}
-        if len(widths) < 2:
-            return self._gather(name, indices)
-        return np.concatenate([with_positions(row[None], max(widths), IGNORED) for row in self._rows_of(name, indices)])
-
-    def _input(self, name: str, indices: np.ndarray, positions: int) -> np.ndarray:
-        """An input of the graph for some rows, with so many positions if its rows are padded."""
-        values = self._gather(name, indices, positions if name in self._padded else None)
-        return values.astype(self._inputs[name].dtype, copy=False)
-
     def _examples(self, rows: Dataset, labels: pa.Array) -> Dataset:
-        """The examples of rows, with a column of labels."""
         indices = np.asarray(rows["index"][:], np.int64)
         lengths, positions = self._lengths(indices)
         columns = {
@@ -395,26 +584,11 @@ class Arrays(Task):
                 digest.update(values.tobytes())
         return [digest.hexdigest() for digest in hashes]
 
-    def _mask_of(self, batch: Mapping[str, Tensor]) -> Tensor | None:
-        """The attention mask of a batch, if the positions of the scored output are those of the mask."""
-        output = self._outputs[self.outputs[0]]
-        name = DECODER_MASK if any(name.startswith(_OF_DECODER) for name in self._inputs) else MASK
-        mask = self._inputs.get(name)
-        return batch[name] if mask is not None and output.shape[1:-1] == mask.shape[1:] else None
-
     def _scored(self, outputs: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
         """The scored positions of an output `[batch, position, ...]`; None for an output of other axes."""
         return scored_mask(batch, *outputs.shape[:2]).numpy() if outputs.ndim > 2 else None
 
 
-def _axes(output: OutputSpec) -> str:
-    """The axes of an output, e.g. `[row, 3]`; `[]`: a single number, or no tensor."""
-    if not output.shape:
-        return "[]"
-    return f"[{', '.join(['row', *('any' if size is None else str(size) for size in output.shape[1:])])}]"
-
-
 def _wrong_kind(name: str, labels: np.ndarray, source: str, problem: str) -> InputError:
-    """The error of labels whose type or axes do not suit."""
     text = f"{source}: {name!r} is {labels.dtype} of shape {list(labels.shape)}, and {problem}"
     return InputError(text, code=ErrorCode.LABEL_MISMATCH, array=name, dtype=str(labels.dtype), shape=labels.shape)

@@ -18,15 +18,11 @@ _JOINED_SHARE = 0.5
 def augmented(rows: Dataset, pattern: Dataset, share: float, seed: int, special_ids: Collection[int]) -> Dataset:
     """Replace a share of examples by a part of their texts, or by a part of them and a part of another example's.
 
-    The texts get as many tokens as those of an example of the pattern, which is drawn. Special tokens stay where they
-    are. The result for an example depends only on the examples, the seed and its position.
+    The texts get as many tokens as those of an example of `pattern`, which is drawn. Special tokens, which separate
+    texts, stay where they are. The result for an example depends only on the examples, the seed and its position.
 
     Args:
         rows: examples with columns `input_ids`, `attention_mask`, `labels`, `length` and, possibly, `token_type_ids`.
-        pattern: examples of the wanted lengths.
-        share: share of the examples that are replaced.
-        seed: seed of the draws.
-        special_ids: ids of the special tokens, which separate texts.
 
     Returns:
         As many examples, with the label zero.
@@ -69,30 +65,26 @@ def _part(
     text: Sequence[int], partner: Sequence[int], count: int, rng: np.random.Generator, *, is_joined: bool
 ) -> list[int]:
     """`count` consecutive tokens of a text, or a part of it and a part of its partner; fewer if both are short."""
+
+    def cut(text: Sequence[int], count: int) -> Sequence[int]:
+        start = int(rng.integers(len(text) - count + 1))
+        return text[start : start + count]
+
     if len(text) >= count and not (is_joined and count > 1):
-        return list(_cut(text, count, rng))
+        return list(cut(text, count))
     first = min(len(text), int(rng.integers(1, count)) if count > 1 else 1)
     if len(partner) < count - first:
         first = min(len(text), count - len(partner))
-    return [*_cut(text, first, rng), *_cut(partner, min(len(partner), count - first), rng)]
-
-
-def _cut(text: Sequence[int], count: int, rng: np.random.Generator) -> Sequence[int]:
-    """Consecutive tokens of a text."""
-    start = int(rng.integers(len(text) - count + 1))
-    return text[start : start + count]
+    return [*cut(text, first), *cut(partner, min(len(partner), count - first))]
 
 
 def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_ids: Collection[int]) -> dict[str, Any]:
-    """An example with other texts between its special tokens."""
     types = example.get("token_type_ids", [0] * len(example["input_ids"]))
     remaining = iter(parts)
-    ids: list[int] = []
-    token_types: list[int] = []
+    pairs: list[tuple[int, int]] = []
     for is_special, run in groupby(zip(example["input_ids"], types, strict=True), lambda pair: pair[0] in special_ids):
         frame = list(run)
-        tokens = [token for token, _ in frame] if is_special else list(next(remaining))
-        ids += tokens
-        token_types += [kind for _, kind in frame] if is_special else [frame[0][1]] * len(tokens)
+        pairs += frame if is_special else [(token, frame[0][1]) for token in next(remaining)]
+    ids = [token for token, _ in pairs]
     row = {**example, "input_ids": ids, "attention_mask": [1] * len(ids), "length": len(ids)}
-    return row | ({"token_type_ids": token_types} if "token_type_ids" in example else {})
+    return row | ({"token_type_ids": [kind for _, kind in pairs]} if "token_type_ids" in example else {})

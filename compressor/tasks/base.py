@@ -1,4 +1,4 @@
-"""The interface of a task: it converts rows to batches, and outputs of the model to statistics of a metric."""
+"""The interface of a task: it converts rows to batches, and outputs to statistics of a metric; the task of a folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.config.sections import RowsConfig
+from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.graph.program import HasSignature
 from compressor.model_folder import ModelFolder, require_processor
 from compressor.results import MetricUnit, Note, NoteCode
+from compressor.silence_libraries import one_line
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
-from compressor.tasks.row_origin import RowOrigin, SplitRows
+from compressor.tasks.row_store import RowOrigin, SplitRows
 from compressor.tasks.splits import named_splits
 
 Forward = Callable[[dict[str, Tensor]], np.ndarray]
@@ -40,7 +44,7 @@ class Task(ABC):
         metrics: the metrics of the task, the default first.
         in_order: whether examples follow each other in a text and must not be shuffled.
         reads_streams: whether the model keeps a memory of earlier examples, so that scoring and training read a text in
-            parallel streams (`segment_streams`).
+            parallel streams (`causal_lm.Streams`).
         embeds: whether the scored output is an embedding of each text.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
@@ -150,32 +154,21 @@ class Task(ABC):
         return named_splits(source)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
-        """Learn from rows how labels map to numbers in every split; called once, before any `encode`.
-
-        Args:
-            rows: the rows of the first split.
-            source: name of the rows in error messages.
+        """Learn from the rows of the first split how labels map to numbers in every split; called before any `encode`.
 
         Raises:
             InputError: the model does not have a label, or all labels are equal.
         """
 
     def declare_answers(self, config: PretrainedConfig) -> None:  # noqa: B027 - few tasks know more than the model
-        """Write into the configuration of a model what its answers are, if the task knows it and the model does not.
+        """Write into the configuration of a model, or of its teacher, what its answers are, if the model does not know.
 
         The loss without labels depends on it (`classifiers.several_answers`).
-
-        Args:
-            config: the configuration of the model, or of its teacher.
         """
 
     @abstractmethod
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode rows as examples with columns that `collate` reads, among them `length` (in tokens).
-
-        Args:
-            rows: rows as read from a file or a data set.
-            source: name of the rows in error messages.
 
         Raises:
             InputError: a column is missing, a value is not what the task reads, or no token remains.
@@ -186,12 +179,7 @@ class Task(ABC):
         return ()
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows whose labels are not used; labels of the examples may be placeholders.
-
-        Args:
-            rows: rows with any labels, or without labels where the task permits it.
-            source: name of the rows in error messages.
-        """
+        """Encode rows whose labels are not used or, where the task permits it, missing; examples have placeholders."""
         return self.encode(rows, source)
 
     def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
@@ -221,12 +209,7 @@ class Task(ABC):
         return {name: value for name, value in batch.items() if name == LABELS or name != self.label_name}
 
     def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Average values `[inputs]` over the texts or windows of each example of a batch, `[examples]`.
-
-        Args:
-            values: a value for each text or window that the model reads.
-            batch: the collated batch with its labels.
-        """
+        """Average values `[inputs]` over the texts or windows of each example of a batch with labels, `[examples]`."""
         return values
 
     def input_counts(self, rows: Dataset) -> tuple[int, int]:
@@ -234,19 +217,15 @@ class Task(ABC):
         return len(rows), sum(rows["length"][:])
 
     def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Outputs of an engine, with outputs that the task scores and computes from them.
-
-        Args:
-            outputs: arrays by name.
-            batch: the inputs of the engine.
-        """
+        """Outputs of an engine on a batch, with outputs that the task scores and computes from them."""
         return outputs
 
-    def use_outputs(self, names: Sequence[str]) -> None:
-        """Score an output of a graph under another name than that of the task.
+    def note(self, text: str, code: NoteCode) -> None:
+        """Add a note on how rows are read and scored."""
+        self.notes = (*self.notes, Note(text=text, code=code))
 
-        Args:
-            names: the outputs of the graph that have floats, in order. A single one stands for that of the task.
+    def use_outputs(self, names: Sequence[str]) -> None:
+        """Score an output of a graph under another name than the task's; `names` are the outputs of floats in order.
 
         Raises:
             InputError: none has the name of the task's output, and there are several.
@@ -255,18 +234,15 @@ class Task(ABC):
         if not missing:
             return
         if len(self.outputs) > 1 or len(names) > 1:
-            listed, wanted = ", ".join(names), " and ".join(self.outputs)
-            raise InputError(
-                f"the graph has the outputs {listed}, and {self.name} scores {wanted}; name its outputs so, or give"
-                " rows as arrays (.npz)",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                output=missing[0],
-                outputs=tuple(names),
-                task=self.name,
+            text = (
+                f"the graph has the outputs {', '.join(names)}, and {self.name} scores {' and '.join(self.outputs)};"
+                " name its outputs so, or give rows as arrays (.npz)"
             )
+            details = {"output": missing[0], "outputs": tuple(names), "task": self.name}
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, **details)
         text = f"the output {names[0]} of the graph is scored as {self.outputs[0]}, because no other output has floats"
         self.outputs = (names[0],)
-        self.notes = (*self.notes, Note(text=text, code=NoteCode.OUTPUT_CHOSEN))
+        self.note(text, NoteCode.OUTPUT_CHOSEN)
 
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
         """The logits among the outputs of a model or an engine; several are stacked on a last axis.
@@ -286,33 +262,30 @@ class Task(ABC):
         """Sufficient statistics of examples, `[examples, k]` float64, from which `score` computes the metric.
 
         A single forward computes them, unless the task overrides this method.
-
-        Args:
-            forward: runs the model.
-            examples: the examples.
         """
-        batch = self.collate(examples)
-        labels = self.pop_labels(batch, len(examples))
-        statistics = self.per_example(forward(batch), labels)
+        statistics = self.per_example(*self.logits_and_labels(forward, examples))
         if getattr(statistics, "ndim", 0) != 2 or len(statistics) != len(examples):
             raise self.returns_wrong("per_example", f"an array [examples, k] for {len(examples)} examples")
         return statistics
 
+    def logits_and_labels(
+        self, forward: Forward, examples: Sequence[Mapping[str, Any]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The logits of examples, `[batch, ...]`, and their labels, `[examples, ...]`."""
+        batch = self.collate(examples)
+        labels = self.pop_labels(batch, len(examples))
+        return forward(batch), labels
+
     def pop_labels(self, batch: dict[str, Tensor], count: int) -> np.ndarray:
         """Remove the labels from a collated batch, and return them.
 
-        Args:
-            batch: the batch.
-            count: number of its examples.
-
         Raises:
-            UsageError: it has no labels, or not an element for each example.
+            UsageError: it has no labels, or not an element for each of `count` examples.
         """
         labels = batch.pop(self.label_name, None) if isinstance(batch, MutableMapping) else None
         if labels is None or not labels.ndim or len(labels) != count:
-            raise self.returns_wrong(
-                "collate", f"tensors, {self.label_name!r} with an element for each of {count} rows"
-            )
+            expected = f"tensors, {self.label_name!r} with an element for each of {count} rows"
+            raise self.returns_wrong("collate", expected)
         return labels.numpy()
 
     def returns_wrong(self, method: str, expected: str) -> UsageError:
@@ -322,45 +295,27 @@ class Task(ABC):
         return UsageError(text, code=ErrorCode.TASK_FAILED, field="task", value=path)
 
     def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
-        """The answers to a batch as integers, by which engines are compared; None: answers are not compared.
-
-        Args:
-            logits: the logits of the batch.
-            batch: its inputs, without labels.
-        """
+        """The answers to a batch without labels as integers, by which engines are compared; None: they are not."""
         return None
 
     def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]] | None:
         """The columns of examples for which a model answers every example rightly; None: the task has none.
 
-        Args:
-            forward: runs the model.
-            examples: encoded rows, whose labels are placeholders.
+        The labels of the examples are placeholders.
         """
-        batch = self.collate(examples)
-        self.pop_labels(batch, len(examples))
-        labels = self.labels_of(forward(batch), examples)
+        labels = self.labels_of(self.logits_and_labels(forward, examples)[0], examples)
         return None if labels is None else {LABELS: labels}
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
-        """The labels for which a model with these logits answers every example rightly; None: the task has none.
-
-        Args:
-            logits: the logits of a batch.
-            examples: its encoded rows, whose labels are placeholders.
-        """
+        """The labels for which a model with these logits answers every example rightly; None: the task has none."""
         return None
 
     def targets_by(
         self, model: PreTrainedModel, examples: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Sequence[Any]] | None:
-        """The columns of examples without targets that a decoder reads, as the model generates them.
+        """The columns of training examples without targets that a decoder reads, as the whole model generates them.
 
         None if examples have targets, or the model reads none.
-
-        Args:
-            model: the whole model.
-            examples: encoded training rows.
         """
         return None
 
@@ -373,20 +328,11 @@ class Task(ABC):
         return None
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The best score of the same answer to every example; None if the task has no such answer.
-
-        Args:
-            statistics: statistics of the scored examples, `[examples, k]`.
-        """
+        """The best score of the same answer to every example, from statistics `[examples, k]`; None: there is none."""
         return None
 
     def order_text(self, statistics: np.ndarray, split: str) -> str | None:
-        """Why labels seem to number classes in another order than the model, and what to do; None: they do not.
-
-        Args:
-            statistics: statistics of the dense model, `[examples, k]`.
-            split: name of the scored rows.
-        """
+        """Why labels seem to number classes in another order than the model, by its metric sums; None: they do not."""
         return None
 
     @abstractmethod
@@ -397,14 +343,8 @@ class Task(ABC):
         """The model's answers to examples, as text for a reader of the report.
 
         A single forward computes them, unless the task overrides this method.
-
-        Args:
-            forward: runs the model.
-            examples: the examples.
         """
-        batch = self.collate(examples)
-        labels = self.pop_labels(batch, len(examples))
-        return self.answer_texts(forward(batch), labels)
+        return self.answer_texts(*self.logits_and_labels(forward, examples))
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         """The answer to each example as text, from the logits of a collated batch and its labels.
@@ -428,3 +368,53 @@ class Task(ABC):
     def score(self, statistics: np.ndarray) -> float:
         """The metric from statistics `[examples, k]`, e.g. of examples that a bootstrap resampled."""
         return self._metric.value(statistics)
+
+
+def task_classes() -> tuple[type[Task], ...]:
+    """The class of every entry of `compressor.config.tasks.TASKS`, in order."""
+    return tuple(entry.load() for entry in TASKS)
+
+
+def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
+    """The task of a folder, with the columns, maximum length and metric of a recipe.
+
+    Raises:
+        InputError: rows cannot be read for the task, or the folder has no tokenizer or image processor.
+        UsageError: the task does not have the metric.
+    """
+    unsupported: dict[str, Any] = {"code": ErrorCode.UNSUPPORTED_MODEL, "path": folder.source}
+    if folder.own_task is not None:
+        task_class = folder.own_task.task_class
+        if not task_class.accepts(folder):
+            text = f"{folder.source}: {task_class.name} does not accept this model; name another task (--task)"
+            raise InputError(text, task=task_class.name, **unsupported)
+    elif folder.task in TASK_NAMES:
+        classes = (entry.load() for entry in TASKS if entry.name == folder.task)
+        task_class = next(task for task in classes if task.accepts(folder))
+    else:
+        text = (
+            f"{folder.source}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
+            " one of these or a custom task (--task), or run without data and with a plan"
+        )
+        raise InputError(text, task=folder.task, **unsupported)
+    task_class.check_processor(folder)
+    metrics = {metric.name: metric for metric in task_class.metrics}
+    name = request.metric or task_class.metrics[0].name
+    if name not in metrics:
+        text = f"--metric {name}: {task_class.name} has the metrics {', '.join(metrics)}; name one of these"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="metric", value=name, known=tuple(metrics))
+    try:
+        task: Task = task_class(folder, request, metrics[name])
+    except TypeError as error:
+        if folder.own_task is None:
+            raise
+        path = folder.own_task.path
+        text = (
+            f"--task {path}: cannot be created ({one_line(error)}); take the arguments of compressor.tasks.Task:"
+            " folder, request and metric"
+        )
+        raise UsageError(text, code=ErrorCode.TASK_FAILED, field="task", value=path) from error
+    if isinstance(folder.model, HasSignature) and folder.sentence is None:
+        outputs = folder.model.output_specs
+        task.use_outputs([name for name, output in outputs.items() if output.dtype.kind == "f"])
+    return task

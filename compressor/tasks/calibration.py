@@ -13,15 +13,10 @@ from compressor.tasks.scoring import BATCH_SIZE
 
 
 def draw_rows(data: Data, count: int, seed: int) -> list[int]:
-    """Indices of training rows with the lengths of the evaluation rows.
+    """At most `count` indices of training rows with the lengths of the evaluation rows.
 
     For each row a length is drawn from the evaluation rows, and a training row of the nearest length is drawn, so that
     statistics are taken on inputs such as those that the engine will get.
-
-    Args:
-        data: the rows.
-        count: maximum number of rows.
-        seed: seed of the draw.
     """
     train, rng = data.train, np.random.default_rng(seed)
     order = rng.permutation(len(train))
@@ -39,37 +34,21 @@ def draw_rows(data: Data, count: int, seed: int) -> list[int]:
 
 
 def within_tokens(data: Data, rows: list[int], tokens: int) -> list[int]:
-    """The first rows that have at most a number of tokens together, but at least one row.
-
-    Args:
-        data: the rows.
-        rows: indices of training rows, in the order in which they were drawn.
-        tokens: the number of tokens.
-    """
+    """The first of drawn training rows that have at most a number of tokens together, but at least one row."""
     totals = np.cumsum(np.asarray(data.train["length"][:])[rows])
     return rows[: max(1, int(np.searchsorted(totals, tokens, side="right")))]
 
 
 def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
     """Training rows with the lengths of the evaluation rows, each as a batch of one; see `draw_rows`."""
-    feeds: list[Feeds] = []
-    for row in draw_rows(data, count, seed):
-        batch = data.task.collate([data.train[row]])
-        feeds.append({name: tensor.numpy() for name, tensor in batch.items() if name != data.task.label_name})
-    return feeds
+    batches = (data.task.collate([data.train[row]]) for row in draw_rows(data, count, seed))
+    label = data.task.label_name
+    return [{name: tensor.numpy() for name, tensor in batch.items() if name != label} for batch in batches]
 
 
 def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor]]:
-    """Batches of training rows of similar lengths, so that little is padded. Labels of a task's own kind are left out.
-
-    Args:
-        data: the rows.
-        rows: indices of training rows.
-    """
-    lengths = data.train["length"][:]
+    """Batches of training rows of similar lengths, so that little is padded, without labels of a task's own kind."""
+    task, lengths = data.task, data.train["length"][:]
     ordered = sorted(rows, key=lambda row: int(lengths[row]))
-    batches: list[Mapping[str, Tensor]] = []
-    for start in range(0, len(ordered), BATCH_SIZE):
-        batch = data.task.collate([data.train[row] for row in ordered[start : start + BATCH_SIZE]])
-        batches.append(data.task.model_inputs(batch))
-    return batches
+    parts = (ordered[start : start + BATCH_SIZE] for start in range(0, len(ordered), BATCH_SIZE))
+    return [task.model_inputs(task.collate([data.train[row] for row in part])) for part in parts]

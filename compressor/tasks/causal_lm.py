@@ -1,9 +1,11 @@
-"""Language modelling: predict the next token of plain text."""
+"""Language modelling: predict the next token of plain text, in segments or, with a memory, in streams."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -11,19 +13,21 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 
 from compressor.config.sections import RowsConfig
 from compressor.config.values import PLAIN_TEXT
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import token_limit
+from compressor.models.segments import Memories
+from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.metrics import Metric, perplexity
+from compressor.tasks.metrics import Metric, bits_per_token, perplexity
 
-_TEXTS_PER_CALL = 64
-"""Number of texts per call of the tokenizer."""
+_TEXTS_PER_CALL = 64  # number of texts per call of the tokenizer
 
 PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 
@@ -45,6 +49,7 @@ class CausalLM(Task):
     shortest: ClassVar[int] = 2
     """Minimum tokens of a segment in which a token can be predicted."""
     joined_rows: ClassVar[int] = 1000
+    _overlap: ClassVar[int] = 0
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
@@ -53,13 +58,9 @@ class CausalLM(Task):
         limit = token_limit(folder.model)
         self._segment_length = min(request.max_length, limit) if limit else request.max_length
         if self._segment_length < self.shortest:
-            raise InputError(
-                f"{folder.path}: no token can be predicted in segments of {self._segment_length}; raise --max-length",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_length",
-                value=self._segment_length,
-                minimum=self.shortest,
-            )
+            text = f"{folder.path}: no token can be predicted in segments of {self._segment_length}; raise --max-length"
+            details = {"field": "max_length", "value": self._segment_length, "minimum": self.shortest}
+            raise InputError(text, code=ErrorCode.OUT_OF_RANGE, **details)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode the text as segments: columns `input_ids` and `length`.
@@ -71,11 +72,16 @@ class CausalLM(Task):
         texts = rows[name][:]
         ids = self.token_stream(texts, lines=rows.info.builder_name == PLAIN_TEXT)
         self._check_vocabulary(texts, ids, source)
-        starts, ends = self._segment_bounds(len(ids))
+        starts = np.arange(0, max(0, len(ids) - 1), self._segment_length)
+        ends = np.minimum(starts + self._segment_length + self._overlap, len(ids))
         if not len(starts):
             text = f"{source}: no token can be predicted in {len(ids)} token(s); give more text"
             raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, tokens=len(ids))
-        return _slice_rows(ids, starts, ends)
+        # Examples are slices of the ids, built without Python lists.
+        offsets = pa.array(np.concatenate([[0], np.cumsum(ends - starts)]), pa.int32())
+        flat = pa.array(np.concatenate([ids[start:end] for start, end in zip(starts, ends, strict=True)]))
+        slices = pa.ListArray.from_arrays(offsets, flat)
+        return Dataset(pa.table({"input_ids": slices, "length": pa.array(ends - starts)}))
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Segments `[batch, segment]` with their mask; `labels` are the ids, which the model shifts.
@@ -96,15 +102,12 @@ class CausalLM(Task):
         return tokens[batch["attention_mask"].numpy() != 0] if "attention_mask" in batch else tokens
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The metric of each segment."""
         return [f"{self.metric} {self.score(row[None]):.4g}" for row in self.per_example(logits, labels)]
 
     def token_stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
-        """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes per token, where a Python list needs 36.
+        """Tokenize texts, or lines of a text, as one sequence of ids `[tokens]`; the end token separates texts.
 
-        Args:
-            texts: lines of a text, or texts that are separated by the end token.
-            lines: whether the texts are lines.
+        It is int32: 4 bytes per token, where a Python list needs 36.
         """
         end = None if lines else self._tokenizer.eos_token_id
         if end is None:
@@ -118,40 +121,224 @@ class CausalLM(Task):
     def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
         """Raise InputError if the tokenizer does not know the text; this class accepts any text."""
 
-    def _segment_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of each segment of a text in which a token can be predicted."""
-        starts = np.arange(0, max(0, tokens - 1), self._segment_length)
-        return starts, np.minimum(starts + self._segment_length, tokens)
-
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
-        """Concatenate the ids of consecutive chunks."""
         return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens."""
         with quiet_transformers():
-            ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-
-
-def _slice_rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Dataset:
-    """Examples from slices of `ids` between `starts` and `ends`, built without Python lists."""
-    lengths = ends - starts
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    flat = np.concatenate([ids[start:end] for start, end in zip(starts, ends, strict=True)])
-    slices = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat))
-    return Dataset(pa.table({"input_ids": slices, "length": pa.array(lengths)}))
+            return list(self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
 
-    Args:
-        logits: `[batch, position, vocabulary]`.
-        targets: the token that each position predicts, `[batch, position]`; -100 is ignored.
+    Logits are `[batch, position, vocabulary]`; targets `[batch, position]` are the tokens that positions predict, or
+    -100.
     """
     sums = [
         torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
         for scores, row in zip(logits, targets, strict=True)  # a float32 copy of the batch may not fit
     ]
     return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)
+
+
+SegmentForward = Callable[[Tensor], Tensor]
+"""Computes logits from ids of the next segment of every stream, `[streams, segment]`; keeps memories between calls."""
+
+FILLER = -1
+"""Number of a missing segment, whose targets are ignored."""
+
+_MAX_UNKNOWN = 0.5  # maximum share of unknown tokens in a text
+
+
+class Streams(CausalLM):
+    """Perplexity of a text that is read from the first segment to the last, with a memory of earlier segments.
+
+    An example has `max_length` + 1 tokens: the inputs of a segment, and the token after it, which is also the first
+    input of the next segment. Every token of a text except the first is predicted once.
+
+    Raises:
+        InputError: tokenizer and model differ in their numbers of tokens, or the memory leaves no room for a segment.
+    """
+
+    in_order = True
+    reads_streams = True
+    label_name = "shift_labels"
+    shortest = 1
+    _overlap = 1
+    _unit: ClassVar[str] = "tokens"
+    _remedy: ClassVar[str] = ", or train a model with a larger vocabulary (--vocabulary)"
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        config = folder.config
+        if len(self._tokenizer) != config.vocab_size:
+            text = (
+                f"{folder.path}: the tokenizer has {len(self._tokenizer)} tokens, the model {config.vocab_size}; save"
+                " the tokenizer with which the model was trained in the folder"
+            )
+            details = {"path": folder.path, "tokens": len(self._tokenizer), "vocab_size": config.vocab_size}
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, **details)
+        room = config.max_position_embeddings - config.memory_length
+        if room < 1:
+            text = (
+                f"{folder.path}: a memory of {config.memory_length} leaves no room for a segment in"
+                f" {config.max_position_embeddings} positions; raise max_position_embeddings in config.json"
+            )
+            details = {"value": config.max_position_embeddings, "minimum": config.memory_length + 1}
+            details |= {"path": folder.path, "field": "max_position_embeddings"}
+            raise InputError(text, code=ErrorCode.OUT_OF_RANGE, **details)
+        self._independent = IndependentSegments(folder, request, metric)
+        self._path, self._segment_length = folder.path, min(self._segment_length, room)
+        if self._segment_length < request.max_length:
+            text = (
+                f"segments have {self._segment_length} tokens instead of the {request.max_length} of --max-length: a"
+                f" memory of {config.memory_length} leaves no more room in {config.max_position_embeddings} positions"
+            )
+            self.notes = (Note(text=text, code=NoteCode.SEGMENT_SHORTENED),)
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        return hasattr(folder.config, "memory_length")
+
+    @property
+    def chooser(self) -> Task:
+        """Independent segments without memory, because a search evaluates them in any order."""
+        return self._independent
+
+    def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
+        """`input_ids` and `shift_labels`, `[streams, segment]`, of the segment of each stream; None or empty if
+        missing.
+
+        -100 pads the targets of short and missing segments.
+        """
+        rows = [list(example["input_ids"]) if example else [] for example in examples]
+        length = max(2, *map(len, rows)) - 1
+        parts = {"input_ids": (0, [row[:-1] for row in rows]), "shift_labels": (-100, [row[1:] for row in rows])}
+        return {
+            name: torch.tensor([[*row, *[fill] * (length - len(row))] for row in padded], dtype=torch.int64)
+            for name, (fill, padded) in parts.items()
+        }
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Summed loss in nats and predicted tokens of each segment, from logits `[streams, segment, vocabulary]`."""
+        return summed_loss(torch.from_numpy(logits), torch.from_numpy(labels)).numpy()
+
+    def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
+        share = self._unknown_share(texts, ids)
+        if share > _MAX_UNKNOWN:
+            text = (
+                f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give text"
+                f" like that from which the tokenizer was built{self._remedy}"
+            )
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self._path, share=share, unit=self._unit)
+
+    def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
+        unknown = self._tokenizer.unk_token_id
+        return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
+
+
+class CharacterStreams(Streams):
+    """Streams whose tokens are characters: bits per character, or perplexity."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        # 1% of a perplexity.
+        Metric("bits-per-character", bits_per_token, higher_is_better=False, point=math.log2(1.01)),
+        PERPLEXITY,
+    )
+    _unit = "characters"
+    _remedy = ""
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        """Whether the model has segment memory, and all tokens except special ones are single characters."""
+        if not super().accepts(folder):
+            return False
+        tokenizer = folder.processor
+        return all(len(token) == 1 for token in set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
+
+    def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
+        # A tokenizer of letters may encode an unknown character as a space instead of an unknown token.
+        characters = sum(len(word) for text in texts for word in text.split())
+        unknown = self._tokenizer.unk_token_id
+        blank = [*self._ids([" "])[0], *([] if unknown is None else [unknown])]
+        known = len(ids) - int(np.isin(ids, blank).sum())
+        return max(0.0, 1 - known / characters) if characters else 0.0
+
+    def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
+        """Concatenate chunks, and merge spaces at their border if the tokenizer merges two spaces."""
+        (space,) = self._ids(["  "])
+        repeated = [left[-1:].tolist() == right[:1].tolist() == space for left, right in itertools.pairwise(chunks)]
+        skips = [False, *repeated]
+        return super()._join_chunks([chunk[int(skip) :] for chunk, skip in zip(chunks, skips, strict=False)])
+
+
+class IndependentSegments(CausalLM):
+    """The segments of `Streams` without memory, as `CausalLM` reads them; the targets are the same."""
+
+    shortest = 1
+
+
+def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
+    """Numbers of segments `[segments, streams]`; the segments of each stream are a consecutive part of the text.
+
+    Args:
+        rows: number of segments of the text.
+        streams: number of parallel streams.
+        whole: cover the whole text, and pad streams that end early with `FILLER`; otherwise drop the last segments,
+            which do not fill all streams.
+
+    Raises:
+        InputError: there are fewer segments than streams to fill.
+    """
+    if not whole and rows < streams:
+        text = (
+            f"{streams} parallel streams need as many segments, the text has {rows}; lower --batch-size, shorten"
+            " the segments, or give more text"
+        )
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, rows=rows, minimum=streams)
+    length = -(-rows // streams) if whole else rows // streams
+    numbers = np.arange(length * streams)
+    return np.where(numbers < rows, numbers, FILLER).reshape(streams, length).T
+
+
+def reader(model: PreTrainedModel) -> SegmentForward:
+    """A `SegmentForward` of a PyTorch model in evaluation mode; its memory is empty at the start."""
+    memories: Memories | None = None
+
+    def forward(ids: Tensor) -> Tensor:
+        nonlocal memories
+        with torch.no_grad():
+            outputs = model(input_ids=ids.to(model.device), memories=memories)
+        memories = outputs.memories
+        return cast(Tensor, outputs.logits)
+
+    return forward
+
+
+def read(
+    task: Task,
+    examples: Dataset,
+    forward: SegmentForward,
+    streams: int = 32,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Statistics of every segment, `[examples, 2]`; the text is read in order, with a memory of earlier segments.
+
+    Args:
+        task: a task that reads streams, which collates segments.
+        examples: segments in the order of the text.
+        forward: runs the model on a segment of every stream; its memory is empty at the start.
+        streams: number of parallel streams; more are faster, but each starts without memory.
+        progress: called after each batch with its number of segments.
+    """
+    losses = np.zeros((len(examples), 2))
+    for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
+        present = rows != FILLER
+        batch = task.collate([examples[int(row)] if row != FILLER else {} for row in rows])
+        logits = forward(batch["input_ids"])
+        losses[rows[present]] = summed_loss(logits, batch["shift_labels"].to(logits.device)).cpu().numpy()[present]
+        if progress is not None:
+            progress(int(present.sum()))
+    return losses

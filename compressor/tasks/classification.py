@@ -6,34 +6,20 @@ from typing import ClassVar
 
 import torch
 
-from compressor.results import MetricUnit
 from compressor.tasks.encoding import LabelledTexts
-from compressor.tasks.labelled_rows import ClassLabels
-from compressor.tasks.metrics import Metric, accuracy, f1, matthews
-from compressor.tasks.several_classes import SeveralClasses
+from compressor.tasks.labelled_rows import ClassLabels, SeveralClasses
+from compressor.tasks.metrics import ACCURACY, Metric, f1, matthews, share
 
 
 class TextClassification(ClassLabels, LabelledTexts):
-    """Classification of texts by the largest logit, scored by accuracy, F1 or Matthews correlation.
-
-    Raises:
-        InputError: the model assigns several classes to a row, or the maximum length leaves no room for text.
-    """
+    """Classification of texts by the largest logit, scored by accuracy, F1 or Matthews correlation."""
 
     name = "text-classification"
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
-        Metric("f1", f1, MetricUnit.POINTS, maximum=1.0),
-        Metric("matthews", matthews, maximum=1.0),
-    )
+    metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, share("f1", f1), Metric("matthews", matthews, maximum=1.0))
     label_type = torch.int64
 
 
 class MultiLabelClassification(SeveralClasses, LabelledTexts):
-    """Classification of texts by a logit for each class, scored by micro or macro F1, or mean average precision.
-
-    Raises:
-        InputError: there is not a threshold for each class, or the maximum length leaves no room for text.
-    """
+    """Classification of texts by a logit for each class, scored by micro or macro F1, or mean average precision."""
 
     name = "multi-label-classification"

@@ -25,14 +25,10 @@ _PAIRS = (
     ("query", "document"),
 )
 _SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
-_CHUNK_ROWS = 10_000
-"""Rows whose texts are checked at once."""
-_LISTED = 12
-"""Maximum number of columns that an error message lists."""
-_SENTENCE = 4
-"""Minimum words of a column's name that may be a text."""
-_SAMPLED = 100
-"""Number of rows whose texts are compared in length."""
+_CHUNK_ROWS = 10_000  # rows whose texts are checked at once
+_LISTED = 12  # maximum number of columns that an error message lists
+_SENTENCE = 4  # minimum words of a column's name that may be a text
+_SAMPLED = 100  # number of rows whose texts are compared in length
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,7 @@ class TextColumns:
     allows_empty: bool = True
 
     def find(self, rows: Dataset, requested: Sequence[str], source: str) -> tuple[str, ...]:
-        """The columns in the order in which the model reads them.
-
-        Args:
-            rows: the rows.
-            requested: names from the recipe; empty: the usual names.
-            source: name of the rows in error messages.
+        """The columns that are `requested`, or else have usual names, in the order in which the model reads them.
 
         Raises:
             InputError: a named column is missing, no usual name is present, the task reads another number of columns,
@@ -68,7 +59,13 @@ class TextColumns:
         names = tuple(requested) or self.find_usual(rows)
         self._check_count(rows, names, requested, source)
         for name in names:
-            self._check_text(rows, name, source)
+            check_present(rows, name, source, "text_columns")
+            if not is_text(rows, name):
+                text = f"{source}: column {name!r} does not hold text; name one that does (--text-columns)"
+                raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name)
+            row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
+            if row is not None:
+                raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
         return names
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
@@ -83,44 +80,30 @@ class TextColumns:
         expected = " or ".join(map(str, self.counts))
         details = {"field": "text_columns", "columns": tuple(rows.column_names)}
         if requested:
-            raise InputError(
+            text = (
                 f"{source}: --text-columns {','.join(requested)}: this task reads {expected} columns of text; name"
-                f" them, e.g. --text-columns {self.example}",
-                code=ErrorCode.INVALID_VALUE,
-                value=tuple(requested),
-                **details,
+                f" them, e.g. --text-columns {self.example}"
             )
+            raise InputError(text, code=ErrorCode.INVALID_VALUE, value=tuple(requested), **details)
         if names:
-            raise InputError(
+            text = (
                 f"{source}: this task reads {expected} column of text, the rows have {len(names)}"
-                f" ({', '.join(names)}); name it (--text-columns {names[0]})",
-                code=ErrorCode.MISSING_VALUE,
-                value=tuple(names),
-                **details,
+                f" ({', '.join(names)}); name it (--text-columns {names[0]})"
             )
-        longest = _longest_texts(rows, min(self.counts))
+            raise InputError(text, code=ErrorCode.MISSING_VALUE, value=tuple(names), **details)
+        # Labels are shorter than texts.
+        sample = rows[:_SAMPLED]
+        texts = [name for name in rows.column_names if is_text(rows, name)]
+        lengths = {name: sum(map(len, filter(None, sample[name]))) for name in texts}
+        wanted = sorted(lengths, key=lambda name: lengths[name], reverse=True)[: min(self.counts)]
+        longest = [name for name in texts if name in wanted]
         example = shlex.quote(" ".join((",".join(longest) or self.example).split()))
         remedy = f"name it (--text-columns {example})"
-        if _is_table(rows) and any(len(name.split()) >= _SENTENCE for name in longest):
+        if rows.info.builder_name in TABLES and any(len(name.split()) >= _SENTENCE for name in longest):
             remedy += "; if the first line is a row, add a line with names before it instead"
-        raise InputError(
-            f"{source}: no {self.description} among the columns {list_columns(rows)}; {_header_doubt(rows) or remedy}",
-            code=ErrorCode.COLUMN_MISSING,
-            **details,
-        )
-
-    def _check_text(self, rows: Dataset, name: str, source: str) -> None:
-        """Raise InputError unless a column exists and every row holds a text that the task can read."""
-        check_present(rows, name, source, "text_columns")
-        if not is_text(rows, name):
-            raise InputError(
-                f"{source}: column {name!r} does not hold text; name one that does (--text-columns)",
-                code=ErrorCode.INVALID_ROWS,
-                column=name,
-            )
-        row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
-        if row is not None:
-            raise RowError.of(source, row, f"{name!r} is empty; fill it or remove the row", column=name)
+        remedy = _header_doubt(rows) or remedy
+        text = f"{source}: no {self.description} among the columns {list_columns(rows)}; {remedy}"
+        raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
 
 
 def empty_text_notes(rows: Dataset, names: Sequence[str], source: str) -> tuple[Note, ...]:
@@ -144,12 +127,7 @@ class LabelColumn:
     description: str = "label"
 
     def find(self, rows: Dataset, requested: str | None, source: str) -> str:
-        """The name of the column.
-
-        Args:
-            rows: the rows.
-            requested: name from the recipe; None: the usual names.
-            source: name of the rows in error messages.
+        """The name of the column that the recipe names, or else the first usual name.
 
         Raises:
             InputError: the requested column is missing, or no usual name is present.
@@ -160,35 +138,21 @@ class LabelColumn:
             if (doubt := _header_doubt(rows)) and requested in rows[:_SAMPLED][requested]:
                 raise InputError(f"{source}: {doubt}", code=ErrorCode.COLUMN_MISSING, value=requested, **details)
             return requested
-        for name in self.usual:
-            if name in rows.column_names:
-                return name
+        if (usual := next((name for name in self.usual if name in rows.column_names), None)) is not None:
+            return usual
         remedy = f"add {self.usual[0]!r}, or name the column (--label-column)"
         text = f"{source}: no column of {self.description}s among {list_columns(rows)}; {_header_doubt(rows) or remedy}"
         raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
 
 
-def _is_table(rows: Dataset) -> bool:
-    """Whether rows come from a file whose first line names the columns."""
-    return rows.info.builder_name in TABLES
-
-
 def _header_doubt(rows: Dataset) -> str:
     """Why the first line of a table seems to be a row, and what to do (see `read_rows`); empty if it names columns."""
-    return str(rows.info.description) if _is_table(rows) else ""
+    return str(rows.info.description) if rows.info.builder_name in TABLES else ""
 
 
 def is_text(rows: Dataset, name: str) -> bool:
     """Whether a column holds strings."""
     return rows.features[name] in (Value("string"), Value("large_string"))
-
-
-def _longest_texts(rows: Dataset, count: int) -> list[str]:
-    """The `count` columns with the longest texts, in their order; labels are shorter than texts."""
-    sample = rows[:_SAMPLED]
-    lengths = {name: sum(map(len, filter(None, sample[name]))) for name in rows.column_names if is_text(rows, name)}
-    longest = sorted(lengths, key=lambda name: lengths[name], reverse=True)[:count]
-    return [name for name in lengths if name in longest]
 
 
 def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:

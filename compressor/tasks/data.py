@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.program import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import LABELS, Task
+from compressor.silence_libraries import quiet_hub
+from compressor.tasks.base import LABELS, Task, make_task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.id_tables import IdTables
 from compressor.tasks.labels import are_withheld
-from compressor.tasks.registry import make_task
-from compressor.tasks.row_origin import RowOrigin, SplitRows
-from compressor.tasks.scoring import draw_indices, draw_rows, with_answers, with_targets
+from compressor.tasks.row_store import RowOrigin, SplitRows
+from compressor.tasks.scoring import BATCH_SIZE, draw_indices, draw_rows, forward_of, indices_by_length
 from compressor.tasks.splits import Split, named_splits, pick
 
 logger = logging.getLogger(__name__)
@@ -35,14 +36,11 @@ _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
 """Training rows that are encoded at most: the larger of this number, and of so many for each row that a run draws."""
 _REPEATED = 10
-_REPEATED_SHARE = 0.1
-"""Minimum number and share of scored rows that another split repeats, for a note."""
+_REPEATED_SHARE = 0.1  # minimum number and share of scored rows that another split repeats, for a note
 PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
 """Adjectives of the splits in messages."""
-_EVAL_SHARE = 0.1
-"""Share of the training rows that become evaluation rows if the recipe names none."""
-_TEST_SHARE = 0.5
-"""Share of the evaluation rows that become test rows if the recipe names none."""
+_SHARES: dict[Split, float] = {"eval": 0.1, "test": 0.5}
+"""Shares of the training and of the evaluation rows that become rows of a split if the recipe names none."""
 
 
 class Labels(Enum):
@@ -123,168 +121,270 @@ def open_data(
         drawn_rows: maximum number of training rows that the run draws. It does not read their labels, which these rows
             and further splits of the same data may lack; only some of many rows are encoded, and the caller checks
             files that rows refer to (`Task.check_files`). None: the run reads all training rows, with labels.
-        scores_answers: whether evaluation and test rows without labels get those that the model of the folder answers,
-            see `scoring.with_answers`; those of an ONNX file always do.
+        scores_answers: whether evaluation and test rows without labels get those that the model of the folder answers
+            (`Task.labels_by`); those of an ONNX file always do.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
         UsageError: the task does not have the metric, or labels are read and there is `unlabelled_data`.
     """
-    task = make_task(folder, request)
-    splits, notes = read_splits(request, task.read)
-    if drawn_rows is not None and "train" in splits:
-        splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
-        notes += drawn_notes
     scores_answers |= isinstance(folder.model, HasSignature)  # rows of a file often have no labels
-    labels = _learn_labels(task, splits, request, allows_none=drawn_rows is not None, scores_answers=scores_answers)
-    tables = IdTables.of(folder.model, folder.processor)
-    encoded = {
-        name: encode_rows(task, split, tables, is_labelled=labels[name] is Labels.ROWS)
-        for name, split in splits.items()
-        if name != "test" or labels[name] is not Labels.NONE  # nothing but the metric is computed on test rows
-    }
-    further = None
-    if request.unlabelled_data is not None:
-        further, further_notes = _open_further(request, splits.get("train"), drawn_rows, seed, task, tables)
-        notes += further_notes
-    notes += task.notes
-    if unlabelled := [split.source for name, split in splits.items() if labels[name] is not Labels.ROWS]:
-        text = (
-            f"{', '.join(unlabelled)}: the rows have no labels, and none are needed to choose units, to refit weights,"
-            " to learn a teacher's outputs or to quantize"
-        )
-        notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
-    notes += _fill_splits(encoded, splits, labels, seed, task)
-    notes += _answer(encoded, labels, folder, task)
-    if drawn_rows is not None and "train" in encoded:
-        encoded["train"] = _with_targets(encoded["train"], drawn_rows, seed, folder, task)
-    if further is not None and drawn_rows is not None:
-        further = _with_targets(further, drawn_rows, seed, folder, task)
-        encoded["train"] = join_rows(encoded["train"], further, str(request.unlabelled_data))
-    tasks = {
-        split: task.agreement_on(rows) if labels[split] is Labels.ANSWERS else task for split, rows in encoded.items()
-    }
-    scored = [split for split in encoded if split != "train" and labels[split] is not Labels.NONE]
-    for name in scored:
-        _require_metric(tasks[name], {name: encoded[name]})
-    for split, rows in encoded.items():
-        if split != "train" or drawn_rows is None:
-            task.check_files(rows)
-    contents = {split: _contents(rows) for split, rows in encoded.items()}
-    if not task.in_order:  # windows of running text repeat each other without being the same rows
-        pairs: list[tuple[Split, Split]] = [("test", "train"), ("test", "eval")]
-        notes += _repeated_rows(contents, pairs if further is None else [*pairs, ("eval", "train")])
-    empty = next(iter(encoded.values())).select([])
-    train, evaluation, test = (encoded.get(split, empty) for split in PURPOSES)
-    sizes = tuple(map(len, (train, evaluation, test)))
-    logger.debug("%s: %d training, %d evaluation and %d test rows, scored by %s", task.name, *sizes, task.metric)
-    train_hash, eval_hash = (contents[name][0] if name in contents else None for name in ("train", "eval"))
-    return Data(
-        *(train, evaluation, test, tasks.get("test", task), tuple(notes)),
-        *(train_hash, eval_hash, folder.processor, "eval" in scored, tasks.get("eval")),
-    )
+    return _Reading(request, folder, seed, drawn_rows, scores_answers=scores_answers).data()
 
 
-def _answer(
-    encoded: dict[Split, Dataset], labels: dict[Split, Labels], folder: ModelFolder, task: Task
-) -> Iterator[Note]:
-    """Label the examples whose labels are to be the model's answers, with notes; drop test examples that cannot be.
+class _Reading:
+    """The rows of a run while they are read, and the notes on them; see `open_data`."""
 
-    `labels` gets `NONE` for splits that cannot be labelled.
-    """
-    for name in [name for name in encoded if labels[name] is Labels.ANSWERS]:
-        labelled = with_answers(task, encoded[name], folder.model)
-        if labelled is not None:
-            encoded[name] = labelled
-            metric = task.agreement_on(labelled).metric
+    def __init__(
+        self, request: RowsConfig, folder: ModelFolder, seed: int, drawn_rows: int | None, *, scores_answers: bool
+    ) -> None:
+        self._request, self._folder, self._seed, self._drawn_rows = request, folder, seed, drawn_rows
+        self._scores_answers = scores_answers
+        self._task = make_task(folder, request)
+        self._tables = IdTables.of(folder.model, folder.processor)
+        self._splits, self._notes = read_splits(request, self._task.read)
+        if drawn_rows is not None and "train" in self._splits:
+            self._splits["train"] = self._draw_candidates(self._splits["train"], drawn_rows)
+        self._labels = self._learn_labels()
+        self._encoded = {
+            name: encode_rows(self._task, split, self._tables, is_labelled=self._labels[name] is Labels.ROWS)
+            for name, split in self._splits.items()
+            if name != "test" or self._labels[name] is not Labels.NONE  # only the metric is computed on test rows
+        }
+
+    def data(self) -> Data:
+        """The examples of all splits, complete and checked."""
+        task, labels, encoded = self._task, self._labels, self._encoded
+        further = self._open_further()
+        self._notes += task.notes
+        if unlabelled := [split.source for name, split in self._splits.items() if labels[name] is not Labels.ROWS]:
             text = (
-                f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
-                f" right, and the metric is the {metric}; if a column holds labels, name it (--label-column)"
+                f"{', '.join(unlabelled)}: the rows have no labels, and none are needed to choose units, to refit"
+                " weights, to learn a teacher's outputs or to quantize"
             )
-            yield Note(text=text, code=NoteCode.ANSWERS_AS_LABELS)
-            continue
-        labels[name] = Labels.NONE
-        if name == "test":
-            del encoded[name]
-
-
-def _with_targets(examples: Dataset, drawn_rows: int, seed: int, folder: ModelFolder, task: Task) -> Dataset:
-    """Training examples with the targets that the model generates, of as many as the run draws, if they need any."""
-    drawn = with_targets(task, draw_rows(examples, drawn_rows, seed), folder.model)
-    return examples if drawn is None else drawn
-
-
-def _open_further(
-    request: RowsConfig, train: SourceRows | None, drawn_rows: int | None, seed: int, task: Task, tables: IdTables
-) -> tuple[Dataset, list[Note]]:
-    """The examples of `unlabelled_data`, with notes; raise UsageError if training labels are read, or without rows."""
-    if drawn_rows is None or train is None:
-        problem = "there are no training rows" if train is None else "labels of training rows are read"
-        raise UsageError(
-            f"--unlabelled-data {request.unlabelled_data}: {problem}, so that these rows cannot be used; omit it",
-            code=ErrorCode.CONTRADICTION,
-            field="unlabelled_data",
-            value=request.unlabelled_data,
+            self._note(text, NoteCode.ROWS_UNLABELLED)
+        if "eval" not in encoded and "train" in encoded:
+            # Half of the examples become test examples, unless there are some or none are needed.
+            self._set_aside("eval", "train", 1 if "test" in encoded or labels["eval"] is Labels.NONE else 2)
+        if "test" not in encoded and labels["eval"] is not Labels.NONE:
+            self._set_aside("test", "eval")
+        self._answer()
+        if self._drawn_rows is not None and "train" in encoded:
+            encoded["train"] = self._with_targets(encoded["train"], self._drawn_rows)
+            if further is not None:
+                further = self._with_targets(further, self._drawn_rows)
+                encoded["train"] = join_rows(encoded["train"], further, str(self._request.unlabelled_data))
+        tasks = {
+            name: task.agreement_on(rows) if labels[name] is Labels.ANSWERS else task for name, rows in encoded.items()
+        }
+        scored = [name for name in encoded if name != "train" and labels[name] is not Labels.NONE]
+        for name in scored:
+            _require_metric(tasks[name], {name: encoded[name]})
+        for split, rows in encoded.items():
+            if split != "train" or self._drawn_rows is None:
+                task.check_files(rows)
+        contents = {name: _contents(rows) for name, rows in encoded.items()}
+        if not task.in_order:  # windows of running text repeat each other without being the same rows
+            pairs: list[tuple[Split, Split]] = [("test", "train"), ("test", "eval")]
+            self._note_repeated(contents, pairs if further is None else [*pairs, ("eval", "train")])
+        empty = next(iter(encoded.values())).select([])
+        train, evaluation, test = (encoded.get(name, empty) for name in PURPOSES)
+        sizes = tuple(map(len, (train, evaluation, test)))
+        logger.debug("%s: %d training, %d evaluation and %d test rows, scored by %s", task.name, *sizes, task.metric)
+        train_hash, eval_hash = (contents[name][0] if name in contents else None for name in ("train", "eval"))
+        return Data(
+            *(train, evaluation, test, tasks.get("test", task), tuple(self._notes)),
+            *(train_hash, eval_hash, self._folder.processor, "eval" in scored, tasks.get("eval")),
         )
-    source, split_notes = _read_unlabelled(request, task.read)
-    source, drawn_notes = _draw_candidates(source, drawn_rows, seed, task)
-    encoded = _encode_unlabelled(task, request, source, train, tables)
-    text = f"{len(encoded)} rows of {source.source} are added to the training rows, without labels"
-    return encoded, [*split_notes, *drawn_notes, Note(text=text, code=NoteCode.ROWS_UNLABELLED)]
 
+    def _note(self, text: str, code: NoteCode) -> None:
+        self._notes.append(Note(text=text, code=code))
 
-def _draw_candidates(train: SourceRows, drawn_rows: int, seed: int, task: Task) -> tuple[SourceRows, list[Note]]:
-    """The training rows that are encoded: all, or enough of many to draw lengths that are served from."""
-    count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
-    if len(train.rows) <= count or task.in_order or task.set_aside_by:  # running texts and queries stay whole
-        return train, []
-    indices = draw_indices(len(train.rows), count, seed, task.joined_rows)
-    text = (
-        f"{train.source}: {len(indices)} of its {len(train.rows)} rows, drawn with seed {seed}, are used; the run needs"
-        " no more"
-    )
-    origin = train.origin.select(lambda: indices)
-    return SourceRows(train.rows.select(indices), train.source, origin), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
+    def _note_repeated(
+        self, contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
+    ) -> None:
+        """Note scored rows of which another split repeats many, as in a file that is named twice."""
+        for scored, split in (pair for pair in pairs if contents.keys() >= set(pair)):
+            rows, known = contents[scored][1], set(contents[split][1])
+            repeated = sum(content in known for content in rows)
+            if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
+                text = (
+                    f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so"
+                    f" that they do not show what is lost on new rows; name other rows (--{scored}-data)"
+                )
+                self._note(text, NoteCode.ROWS_REPEATED)
 
+    def _draw_candidates(self, train: SourceRows, drawn_rows: int) -> SourceRows:
+        """The training rows that are encoded: all, or enough of many to draw lengths that are served from."""
+        task, count = self._task, max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
+        if len(train.rows) <= count or task.in_order or task.set_aside_by:  # running texts and queries stay whole
+            return train
+        indices = draw_indices(len(train.rows), count, self._seed, task.joined_rows)
+        text = (
+            f"{train.source}: {len(indices)} of its {len(train.rows)} rows, drawn with seed {self._seed}, are used; the"
+            " run needs no more"
+        )
+        self._note(text, NoteCode.ROWS_DRAWN)
+        return SourceRows(train.rows.select(indices), train.source, train.origin.select(lambda: indices))
 
-def _learn_labels(
-    task: Task,
-    splits: Mapping[Split, SourceRows],
-    request: RowsConfig,
-    *,
-    allows_none: bool,
-    scores_answers: bool,
-) -> dict[Split, Labels]:
-    """Learn the labels of the first split that has some; those before it have none of their own.
+    def _learn_labels(self) -> dict[Split, Labels]:
+        """Learn the labels of the first split that has some; those before it have none of their own.
 
-    A split that is set aside from another has labels as that has. Evaluation and test rows without labels of their own
-    have the answers of the model if `scores_answers`.
+        A split that is set aside from another has labels as that has. Evaluation and test rows without labels of their
+        own have the answers of the model if `scores_answers`.
 
-    Raises:
-        InputError: labels are missing in training rows that need them, in rows that the recipe names for scores, or in
-            all rows although the recipe names their column.
-    """
-    named = {"eval": request.eval_data, "test": request.test_data}
-    unlabelled: list[Split] = []
-    for name, split in splits.items():
+        Raises:
+            InputError: labels are missing in training rows that need them, in rows that the recipe names for scores,
+                or in all rows although the recipe names their column.
+        """
+        named = {"eval": self._request.eval_data, "test": self._request.test_data}
+        unlabelled: list[Split] = []
+        for name, split in self._splits.items():
+            try:
+                with split.origin.located():
+                    self._task.learn_labels(split.rows, split.source)
+                break
+            except InputError as error:
+                is_last = len(unlabelled) == len(self._splits) - 1
+                is_scored = named.get(name) is not None and not self._scores_answers
+                needs_labels = self._drawn_rows is None or is_scored
+                needs_labels |= is_last and self._request.label_column is not None
+                if error.code is not ErrorCode.COLUMN_MISSING or needs_labels:
+                    raise
+                unlabelled.append(name)
+        labels: dict[Split, Labels] = {}
+        lacks_labels = False
+        for purpose in PURPOSES:
+            lacks_labels = purpose in unlabelled if purpose in self._splits else lacks_labels
+            without = Labels.ANSWERS if self._scores_answers and purpose != "train" else Labels.NONE
+            labels[purpose] = without if lacks_labels else Labels.ROWS
+        return labels
+
+    def _open_further(self) -> Dataset | None:
+        """The examples of `unlabelled_data`; a single column, such as lines of text, is the column of texts.
+
+        Raises:
+            InputError: its rows have another number of texts than training rows, or the task needs labels.
+            UsageError: labels of training rows are read, or there are none.
+        """
+        request, train, named = self._request, self._splits.get("train"), self._request.unlabelled_data
+        if named is None:
+            return None
+        if self._drawn_rows is None or train is None:
+            problem = "there are no training rows" if train is None else "labels of training rows are read"
+            text = f"--unlabelled-data {named}: {problem}, so that these rows cannot be used; omit it"
+            raise UsageError(text, code=ErrorCode.CONTRADICTION, field="unlabelled_data", value=named)
+        splits = self._task.read(named)
+        name, chosen = _select_split("train", splits, named)
+        rows, columns = chosen.rows, request.text_columns
+        if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
+            if rows.info.builder_name in TABLES:
+                text = f"the column {rows.column_names[0]!r:.60} of {named} is read as {columns[0]!r}"
+                self._note(text, NoteCode.TEXT_COLUMNS)
+            rows = rows.rename_column(rows.column_names[0], columns[0])
+        if unused := [split for split in splits if split != name]:
+            text = f"of {named}, the split {name!r} is used, and not {', '.join(map(repr, unused))}"
+            self._note(text, NoteCode.SPLIT_UNUSED)
+        further = self._draw_candidates(replace(chosen, rows=rows), self._drawn_rows)
+        texts, of_train = (self._task.usual_texts(part.rows) for part in (further, train))
+        if not columns and texts and len(texts) != len(of_train):  # the recipe's columns are those of both
+            text = (
+                f"{further.source}: a row has {len(texts)} text(s) ({', '.join(texts)}), and a training row has"
+                f" {len(of_train)}; give rows of one form, or name the columns of text (--text-columns)"
+            )
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, field="text_columns", columns=texts)
         try:
-            with split.origin.located():
-                task.learn_labels(split.rows, split.source)
-            break
+            encoded = encode_rows(self._task, further, self._tables, is_labelled=False)
         except InputError as error:
-            is_last = len(unlabelled) == len(splits) - 1
-            is_scored = named.get(name) is not None and not scores_answers
-            needs_labels = not allows_none or is_scored
-            if error.code is not ErrorCode.COLUMN_MISSING or needs_labels or (is_last and request.label_column):
+            if error.details.get("field") != "label_column":
                 raise
-            unlabelled.append(name)
-    labels: dict[Split, Labels] = {}
-    lacks_labels = False
-    for name in PURPOSES:
-        lacks_labels = name in unlabelled if name in splits else lacks_labels
-        without = Labels.ANSWERS if scores_answers and name != "train" else Labels.NONE
-        labels[name] = without if lacks_labels else Labels.ROWS
-    return labels
+            text = (
+                f"{further.source}: {self._task.name} encodes rows together with their labels, and there are none; add"
+                " labels, or omit these rows (--unlabelled-data)"
+            )
+            raise InputError(text, code=error.code, field="unlabelled_data", source=further.source) from error
+        text = f"{len(encoded)} rows of {further.source} are added to the training rows, without labels"
+        self._note(text, NoteCode.ROWS_UNLABELLED)
+        return encoded
+
+    def _set_aside(self, split: Split, origin: Split, least: int = 1) -> None:
+        """Divide the examples of `origin` into those that remain, and a share, at least `least`, for `split`.
+
+        The share is drawn at random, or is the last part if the task reads examples in order. Both parts keep the
+        order. Examples that belong together (`Task.set_aside_by`) are drawn together. Raise InputError if none would
+        remain.
+        """
+        task, examples = self._task, self._encoded[origin]
+        together = np.arange(len(examples))
+        if task.set_aside_by is not None:
+            together = np.unique(np.asarray(examples[task.set_aside_by]), return_inverse=True)[1]
+        groups = int(together.max(initial=-1)) + 1
+        count = max(least, round(_SHARES[split] * groups))
+        if count >= groups:
+            source = self._splits[origin if origin in self._splits else "train"].source
+            kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"
+            text = (
+                f"{source}: {groups} {PURPOSES[origin]} {kind} are too few to set {least} aside; give more rows, or"
+                f" --{split}-data"
+            )
+            details = {"source": source, "rows": groups, "minimum": least + 1, "field": f"{split}_data"}
+            raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, **details)
+        order = np.arange(groups)[::-1] if task.in_order else np.random.default_rng(self._seed).permutation(groups)
+        is_aside = np.isin(together, order[:count])
+        for name, indices in ((origin, np.flatnonzero(~is_aside)), (split, np.flatnonzero(is_aside))):
+            self._encoded[name] = examples.select(indices)
+        choice = "the last ones" if task.in_order else f"drawn with seed {self._seed}"
+        text = (
+            f"no {PURPOSES[split]} data was named: {len(self._encoded[split])} of the {PURPOSES[origin]} rows,"
+            f" {choice}, were set aside for it"
+        )
+        if origin == "train":
+            text += "; a model that was trained on these rows scores higher on them than on new ones"
+        self._note(text, NoteCode.ROWS_SET_ASIDE)
+
+    def _answer(self) -> None:
+        """Label the examples whose labels are to be the model's answers; drop test examples that cannot be labelled."""
+        task, encoded, labels = self._task, self._encoded, self._labels
+        for name in [name for name in encoded if labels[name] is Labels.ANSWERS]:
+            labelled = _with_columns(encoded[name], partial(task.labels_by, forward_of(task, self._folder.model)))
+            if labelled is not None:
+                encoded[name] = labelled
+                metric = task.agreement_on(labelled).metric
+                text = (
+                    f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
+                    f" right, and the metric is the {metric}; if a column holds labels, name it (--label-column)"
+                )
+                self._note(text, NoteCode.ANSWERS_AS_LABELS)
+                continue
+            labels[name] = Labels.NONE
+            if name == "test":
+                del encoded[name]
+
+    def _with_targets(self, examples: Dataset, drawn_rows: int) -> Dataset:
+        """Training examples, as many as the run draws, with the targets that the model generates, if they need any."""
+        model = self._folder.model.eval()
+        drawn = _with_columns(draw_rows(examples, drawn_rows, self._seed), partial(self._task.targets_by, model))
+        return examples if drawn is None else drawn
+
+
+def _with_columns(
+    examples: Dataset, columns_of: Callable[[list[dict[str, Any]]], Mapping[str, Sequence[Any]] | None]
+) -> Dataset | None:
+    """Examples with columns that are computed from batches of them; None where these have none."""
+    columns: dict[str, list[Any]] = {}
+    for indices in indices_by_length(examples, BATCH_SIZE):
+        computed = columns_of([examples[index] for index in indices])
+        if computed is None:
+            return None
+        for name, values in computed.items():
+            column = columns.setdefault(name, [None] * len(examples))
+            for index, value in zip(indices, values, strict=True):
+                column[index] = value
+    with quiet_hub():  # columns are added to a copy, with a progress bar
+        examples = examples.remove_columns([name for name in columns if name in examples.column_names])
+        for name, column in columns.items():
+            examples = examples.add_column(name, column)
+    return examples
 
 
 def training_texts(request: RowsConfig) -> list[str]:
@@ -298,53 +398,6 @@ def training_texts(request: RowsConfig) -> list[str]:
     with train.origin.located():
         (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
     return train.rows[name][:]
-
-
-def _read_unlabelled(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[SourceRows, list[Note]]:
-    """The rows of `unlabelled_data`, with notes; a single column, such as lines of text, is the column of texts."""
-    source = request.unlabelled_data
-    assert source is not None
-    named = read(source)
-    name, chosen = _select_split("train", named, source)
-    rows, columns = chosen.rows, request.text_columns
-    notes = []
-    if len(columns) == len(rows.column_names) == 1 and columns[0] not in rows.column_names:
-        if rows.info.builder_name in TABLES:
-            text = f"the column {rows.column_names[0]!r:.60} of {source} is read as {columns[0]!r}"
-            notes.append(Note(text=text, code=NoteCode.TEXT_COLUMNS))
-        rows = rows.rename_column(rows.column_names[0], columns[0])
-    if unused := [split for split in named if split != name]:
-        text = f"of {source}, the split {name!r} is used, and not {', '.join(map(repr, unused))}"
-        notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
-    return SourceRows(rows, chosen.source, chosen.origin), notes
-
-
-def _encode_unlabelled(
-    task: Task, request: RowsConfig, rows: SourceRows, train: SourceRows, tables: IdTables
-) -> Dataset:
-    """Encode rows without labels; raise InputError if they have another number of texts, or the task needs labels."""
-    if not request.text_columns:  # the recipe's columns are those of both
-        texts, of_train = (task.usual_texts(part.rows) for part in (rows, train))
-        if texts and len(texts) != len(of_train):
-            raise InputError(
-                f"{rows.source}: a row has {len(texts)} text(s) ({', '.join(texts)}), and a training row has"
-                f" {len(of_train)}; give rows of one form, or name the columns of text (--text-columns)",
-                code=ErrorCode.FILE_MISMATCH,
-                field="text_columns",
-                columns=texts,
-            )
-    try:
-        return encode_rows(task, rows, tables, is_labelled=False)
-    except InputError as error:
-        if error.details.get("field") != "label_column":
-            raise
-        raise InputError(
-            f"{rows.source}: {task.name} encodes rows together with their labels, and there are none; add labels, or"
-            " omit these rows (--unlabelled-data)",
-            code=error.code,
-            field="unlabelled_data",
-            source=rows.source,
-        ) from error
 
 
 def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
@@ -363,17 +416,17 @@ def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
             columns = columns.set_column(columns.schema.get_field_index(LABELS), LABELS, labels)
         table = columns.select(train.column_names).cast(schema)
     except (KeyError, pa.ArrowException) as error:
+        types = [
+            ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
+            for rows in (further, train)
+        ]
         text = (
-            f"{source}: the task encodes these rows as {_types(further)}, the training rows as {_types(train)}; let"
-            " encode and encode_unlabelled of the task return equal columns"
+            f"{source}: the task encodes these rows as {types[0]}, the training rows as {types[1]}; let encode and"
+            " encode_unlabelled of the task return equal columns"
         )
         raise InputError(text, code=ErrorCode.FILE_MISMATCH, field="unlabelled_data", source=source) from error
     # The fingerprint of the content, which is the default, would take it into memory.
     return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
-
-
-def _types(rows: Dataset) -> str:
-    return ", ".join(f"{column.name} ({column.type})" for column in rows.features.arrow_schema)
 
 
 def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
@@ -403,44 +456,19 @@ def _contents(examples: Dataset) -> tuple[str | None, Sequence[int]]:
     digest, rows = hashlib.sha256(), list[int]()
     names = [name for name in ("input_ids", "digest", "labels", "reference") if name in examples.column_names]
     has_inputs = not {"input_ids", "digest"}.isdisjoint(names)  # they are the first
-    if not has_inputs:
-        return _hash_of_columns(examples), ()
+    if not has_inputs:  # all columns count as they are stored, before `datasets` decodes them
+        columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
+        for table in columns.iter(batch_size=64):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+            digest.update(sink.getvalue())
+        return f"sha256:{digest.hexdigest()}", ()
     for batch in examples.select_columns(names).iter(batch_size=1000):
         for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())
             rows.append(hash(repr(row[0])))
     return f"sha256:{digest.hexdigest()}", rows
-
-
-def _hash_of_columns(examples: Dataset) -> str:
-    """`sha256:...` of all columns as they are stored, before `datasets` decodes them."""
-    digest = hashlib.sha256()
-    columns = examples.select_columns(sorted(examples.column_names)).with_format("arrow")
-    for table in columns.iter(batch_size=64):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table.combine_chunks())
-        digest.update(sink.getvalue())
-    return f"sha256:{digest.hexdigest()}"
-
-
-def _repeated_rows(
-    contents: Mapping[Split, tuple[str | None, Sequence[int]]], pairs: Iterable[tuple[Split, Split]]
-) -> list[Note]:
-    """Notes on scored rows of which another split repeats many, as in a file that is named twice."""
-    notes = []
-    for scored, split in pairs:
-        if split not in contents or scored not in contents:
-            continue
-        rows, known = contents[scored][1], set(contents[split][1])
-        repeated = sum(content in known for content in rows)
-        if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
-            text = (
-                f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so that"
-                f" they do not show what is lost on new rows; name other rows (--{scored}-data)"
-            )
-            notes.append(Note(text=text, code=NoteCode.ROWS_REPEATED))
-    return notes
 
 
 @dataclass(frozen=True)
@@ -457,11 +485,8 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
     sources = {source: read(source) for source in dict.fromkeys(requested.values()) if source is not None}
     if not sources:
-        raise InputError(
-            "no rows were named, so nothing can be learned or scored; name them with --data",
-            code=ErrorCode.MISSING_VALUE,
-            field="data",
-        )
+        text = "no rows were named, so nothing can be learned or scored; name them with --data"
+        raise InputError(text, code=ErrorCode.MISSING_VALUE, field="data")
     splits: dict[Split, SourceRows] = {}
     notes = []
     training, used = None, set[tuple[str, str]]()
@@ -492,7 +517,6 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
 
 
 def _source_rows(splits: SplitRows, name: str, source: str) -> SourceRows:
-    """The rows of a split by its name."""
     return SourceRows(splits[name], f"{source} [{name}]" if name else source, splits.origins[name])
 
 
@@ -532,67 +556,3 @@ def encode_rows(task: Task, split: SourceRows, tables: IdTables, *, is_labelled:
             raise task.returns_wrong(encode.__name__, "a datasets.Dataset of at least one row with a column 'length'")
         tables.check(task, encoded, split.rows, split.source)
     return task.locate(encoded, split.origin)
-
-
-def _fill_splits(
-    encoded: dict[Split, Dataset],
-    splits: Mapping[Split, SourceRows],
-    labels: Mapping[Split, Labels],
-    seed: int,
-    task: Task,
-) -> list[Note]:
-    """Set evaluation examples aside from training examples, and test examples from those, where the recipe names none.
-
-    `encoded` gets the missing splits; without labels no test examples are needed.
-    """
-    notes = []
-    if "eval" not in encoded and "train" in encoded:
-        least = 1 if "test" in encoded or labels["eval"] is Labels.NONE else 2  # half of them become test examples
-        source = splits["train"].source
-        encoded["train"], encoded["eval"] = _set_aside(
-            encoded["train"], source, _EVAL_SHARE, seed, "train", task, least
-        )
-        notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
-    if "test" not in encoded and labels["eval"] is not Labels.NONE:
-        source = splits["eval" if "eval" in splits else "train"].source
-        encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], source, _TEST_SHARE, seed, "eval", task)
-        notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
-    return notes
-
-
-def _set_aside(
-    examples: Dataset, source: str, share: float, seed: int, split: Split, task: Task, least: int = 1
-) -> tuple[Dataset, Dataset]:
-    """Divide examples into those that remain, and a share, at least `least`, for another split.
-
-    The share is drawn at random, or is the last part if the task reads examples in order. Both parts keep the order.
-    Examples that belong together (`Task.set_aside_by`) are drawn together. Raise InputError if none would remain.
-    """
-    together = np.arange(len(examples))
-    if task.set_aside_by is not None:
-        together = np.unique(np.asarray(examples[task.set_aside_by]), return_inverse=True)[1]
-    groups = int(together.max(initial=-1)) + 1
-    count = max(least, round(share * groups))
-    if count >= groups:
-        field = "eval_data" if split == "train" else "test_data"
-        kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"
-        text = (
-            f"{source}: {groups} {PURPOSES[split]} {kind} are too few to set {least} aside; give more rows, or"
-            f" --{field.replace('_', '-')}"
-        )
-        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, source=source, rows=groups, minimum=least + 1, field=field)
-    order = np.arange(groups)[::-1] if task.in_order else np.random.default_rng(seed).permutation(groups)
-    is_aside = np.isin(together, order[:count])
-    return examples.select(np.flatnonzero(~is_aside)), examples.select(np.flatnonzero(is_aside))
-
-
-def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
-    """The note on rows of the split `origin` that were set aside for `split`."""
-    choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
-    text = (
-        f"no {PURPOSES[split]} data was named: {len(rows)} of the {PURPOSES[origin]} rows, {choice}, were set aside"
-        " for it"
-    )
-    if origin == "train":
-        text += "; a model that was trained on these rows scores higher on them than on new ones"
-    return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)

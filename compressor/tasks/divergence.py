@@ -16,8 +16,7 @@ from compressor.models.pooled_encoder import EMBEDDING, RANKING
 from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
 
 """Name of the output of classifiers."""
-_WITHOUT_KIND = (*SPAN_ENDS, RANKING)
-"""Outputs that are distributions whatever the answers of the model are."""
+_WITHOUT_KIND = (*SPAN_ENDS, RANKING)  # outputs that are distributions whatever the answers of the model are
 _SMALLEST_VARIANCE = 1e-12
 
 
@@ -109,7 +108,6 @@ def fisher_outputs(
 
     Args:
         outputs: outputs of a forward, `[batch, ...]`.
-        names: the scored outputs.
         generator: draws the signs; on the device of the outputs.
         deviations: see `number_deviations`.
         kind: the kind of the answers (`several_answers`).
@@ -134,11 +132,6 @@ def number_deviations(model: PreTrainedModel, batches: Sequence[Mapping[str, Ten
     """The standard deviation over batches of each of several numbers, `[numbers]`, of a model in evaluation mode.
 
     None for models other than a regression of several numbers.
-
-    Args:
-        model: the model.
-        batches: its inputs.
-        name: the scored output.
     """
     if several_answers(model.config) is not AnswerKind.NUMBERS:
         return None
@@ -172,13 +165,7 @@ def variances(outputs: Tensor) -> Tensor:
 
 
 def distributions(outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor]) -> list[Tensor]:
-    """Scored outputs as float32 logits; padded positions of span ends have the lowest finite number.
-
-    Args:
-        outputs: the scored outputs.
-        names: their names.
-        batch: the inputs, whose masks mark padded positions.
-    """
+    """Scored outputs as float32 logits; padded positions of span ends have the lowest finite number."""
     return [
         _without_padding(output.float(), batch) if name in SPAN_ENDS else output.float()
         for name, output in zip(names, outputs, strict=True)

@@ -24,10 +24,8 @@ from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
 
-_CHUNK_ROWS = 2000
-"""Rows that are encoded at once."""
-_TEXTS = 2
-"""Maximum number of texts of an example that are shown."""
+_CHUNK_ROWS = 2000  # rows that are encoded at once
+_TEXTS = 2  # maximum number of texts of an example that are shown
 _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
 """Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
 
@@ -57,14 +55,12 @@ class TextTokenizer:
         special = self._tokenizer.num_special_tokens_to_add(pair=texts == 2)
         self.room = self.longest - special
         if self.room < (least or texts):
-            raise InputError(
+            text = (
                 f"{folder.path}: {self.longest} tokens leave no room for text beside {special} special tokens; raise"
-                " --max-length",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_length",
-                value=self.longest,
-                minimum=special + (least or texts),
+                " --max-length"
             )
+            details = {"field": "max_length", "value": self.longest, "minimum": special + (least or texts)}
+            raise InputError(text, code=ErrorCode.OUT_OF_RANGE, **details)
         self.takes_types = takes_token_types(folder.model, self._tokenizer)
         ids = (folder.config.get_text_config().pad_token_id, self._tokenizer.pad_token_id)
         self._padding = next((number for number in ids if isinstance(number, int) and number >= 0), 0)  # it is masked
@@ -75,12 +71,7 @@ class TextTokenizer:
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
     def __call__(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
-        """Tokenize examples, each of one or two texts.
-
-        Args:
-            texts: the first texts of all examples, and the second ones.
-            options: arguments of the tokenizer, which replace the usual ones.
-        """
+        """Tokenize the first texts of all examples, and the second ones; `options` are for the tokenizer."""
         if texts and not texts[0]:
             return BatchEncoding({"input_ids": []})
         usual = {"truncation": True, "max_length": self.longest, "return_token_type_ids": self.takes_types}
@@ -93,10 +84,7 @@ class TextTokenizer:
     ) -> dict[str, Tensor]:
         """Token ids, attention mask and, where the model reads them, token types, each `[examples, longest]`.
 
-        Args:
-            ids: the token ids of each example.
-            types: the token types of each example; None: all zero.
-            left: whether padding comes first instead of last.
+        Without `types`, all are zero. Padding comes last, or first with `left`.
         """
         padded = pad(ids, self._padding, left=left)
         batch = {"input_ids": padded, "attention_mask": pad([[1] * len(row) for row in ids], 0, left=left)}
@@ -148,10 +136,13 @@ def require_fast_tokenizer(folder: ModelFolder, purpose: str) -> None:
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path, tokenizer=type(tokenizer).__name__)
 
 
-def _pads_left(folder: ModelFolder) -> bool:
-    """Whether padding comes first: the tokenizer puts it there, and the model reads the last position (XLNet)."""
-    reads_last = getattr(folder.config, "summary_type", None) == "last"
-    return reads_last and folder.processor.padding_side == "left"
+def require_tokens(ids: Sequence[Sequence[int]], names: Sequence[str], start: int, source: str) -> list[int]:
+    """The number of tokens of rows after the first `start`; raise RowError for a row without tokens in its columns."""
+    lengths = list(map(len, ids))
+    if 0 in lengths:
+        problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
+        raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
+    return lengths
 
 
 def pad(rows: Sequence[Any], fill: int, *, left: bool = False) -> Tensor:
@@ -172,15 +163,15 @@ class LabelledTexts(LabelledRows):
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)
         self._texts = TextTokenizer(folder, request, texts=2)
-        self._pads_left = _pads_left(folder)
+        # The tokenizer puts padding first, and the model reads the last position (XLNet).
+        reads_last = getattr(folder.config, "summary_type", None) == "last"
+        self._pads_left = reads_last and folder.processor.padding_side == "left"
 
     @property
     def special_ids(self) -> frozenset[int] | None:
-        """Ids of the special tokens, without that of unknown words."""
         return self._texts.special_ids
 
     def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of text that have usual names."""
         return self.text_columns.find_usual(rows)
 
     def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
@@ -190,10 +181,7 @@ class LabelledTexts(LabelledRows):
 
         def encode(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             columns, cut = self._tokenize([list(chunk[name]) for name in names])
-            lengths = [len(ids) for ids in columns["input_ids"]]
-            if 0 in lengths:
-                problem = f"no text in {' and '.join(map(repr, names))}; fill it or remove the row"
-                raise RowError.of(source, start + lengths.index(0) + 1, problem, column=",".join(names))
+            lengths = require_tokens(columns["input_ids"], names, start, source)
             return {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(chunk)))}, cut
 
         encoded, cut = encode_chunks(rows, encode)
@@ -212,7 +200,6 @@ class LabelledTexts(LabelledRows):
         return {**self._texts.collate(ids, types, left=self._pads_left), "labels": labels}
 
     def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
-        """The tokens of rows of one or two texts, and the number of rows that are cut."""
         encoded = self._texts(*texts, return_attention_mask=True)
         return encoded, count_cut(encoded)
 
@@ -220,9 +207,7 @@ class LabelledTexts(LabelledRows):
 def row_texts(example: Mapping[str, Any], tokenizer: Any) -> tuple[str, ...]:
     """The first texts of an example, e.g. question and context, or its file; empty without either.
 
-    Args:
-        example: has `file`, or `input_ids`, which may be lists of texts or windows.
-        tokenizer: its `decode` converts ids to text; may be None.
+    `input_ids` may be lists of texts or windows; the tokenizer, which may be None, decodes them.
     """
     if file := example.get("file"):
         return (shorten(file),)

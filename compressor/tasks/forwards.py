@@ -22,11 +22,7 @@ DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Keyword arguments of a forward without a cache and without a loss, on the device of the model.
 
-    Labels are removed, unless an encoder-decoder derives its decoder's inputs from them.
-
-    Args:
-        model: a transformers model.
-        batch: its inputs `[batch, ...]`, with or without `labels`.
+    Labels are removed from the batch, unless an encoder-decoder derives its decoder's inputs from them.
     """
     keeps_labels = model.config.is_encoder_decoder and DECODER_IDS not in batch
     names = [name for name in batch if name != LABELS or keeps_labels]

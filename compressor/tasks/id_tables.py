@@ -23,8 +23,7 @@ from compressor.tasks.forwards import IGNORED, LABELS
 _TOKENS, _TARGET_TOKENS, _TYPES = "input_ids", "decoder_input_ids", "token_type_ids"
 _POSITION_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 """Names of modules with embeddings of positions."""
-_CHUNK_ROWS = 10_000
-"""Number of examples whose ids are checked at once."""
+_CHUNK_ROWS = 10_000  # number of examples whose ids are checked at once
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,7 @@ class IdTables:
         return cls({name: size for name, size in sizes.items() if size is not None}, positions, tokenizer)
 
     def check(self, task: Task, encoded: Dataset, rows: Dataset, source: str) -> None:
-        """Compare the ids and lengths of examples, and of their padding, with the tables.
-
-        Args:
-            task: the task that encoded the rows.
-            encoded: the examples.
-            rows: the rows.
-            source: name of the rows in error messages.
+        """Compare the ids and lengths of the examples of rows, and of their padding, with the tables.
 
         Raises:
             InputError: a table does not contain an id or a position; the message names the row and the token.
@@ -85,9 +78,14 @@ class IdTables:
         self._check_batch(task, encoded, source)
 
     def _check_batch(self, task: Task, encoded: Dataset, source: str) -> None:
-        """Check padding and positions in a batch of the longest and the shortest example."""
-        extremes = _extreme_rows(encoded)
-        batch = task.collate([encoded[index] for index in extremes])
+        """Check padding and positions of the longest example, the shortest, and that of most labels."""
+        lengths = np.asarray(encoded["length"][:])
+        extremes = [int(lengths.argmax()), int(lengths.argmin())]
+        if LABELS in encoded.column_names:
+            labels = encoded.select_columns(LABELS).with_format("arrow")[:].column(0)
+            if pa.types.is_list(labels.type):
+                extremes.append(int(np.argmax(pc.list_value_length(labels).to_numpy())))
+        batch = task.collate([encoded[index] for index in dict.fromkeys(extremes)])
         if not isinstance(batch, Mapping):
             raise task.returns_wrong("collate", "a dict of tensors")
         for name, array in batch.items():
@@ -99,17 +97,14 @@ class IdTables:
                 raise RowError.of(source, extremes[0] + 1, problem, code=ErrorCode.TOO_LONG, **details)
             if size is not None and array.numel() and (int(array.max()) >= size or int(array.min()) < 0):
                 number = int(array.max()) if int(array.max()) >= size else int(array.min())
-                text = (
-                    f"{source}: {self._named(name, number)} pads or begins {name}, {self._bounds(name)};"
-                    f" {self._remedy(name)}"
-                )
+                text = f"{source}: {self._problem(name, number, 'pads or begins')}"
                 raise InputError(text, code=ErrorCode.ID_OUTSIDE_TABLE, input=name, id=number, size=size)
 
     def _id_error(
         self, task: Task, name: str, index: int, number: int, encoded: Dataset, rows: Dataset, source: str
     ) -> InputError:
         """The error of an id; if the task joins or drops rows, its row is found by its text."""
-        problem = f"{self._named(name, number)} is in {name}, {self._bounds(name)}; {self._remedy(name)}"
+        problem = self._problem(name, number, "is in")
         code, size = ErrorCode.ID_OUTSIDE_TABLE, self.sizes[name]
         details: dict[str, Any] = {"code": code, "input": name, "id": number, "size": size}
         if task.joined_rows == 1 and len(encoded) == len(rows):
@@ -121,53 +116,39 @@ class IdTables:
     def _find_row(self, rows: Dataset, number: int) -> int | None:
         """Number of the first row whose text has a token; None if the tokenizer adds it."""
         for row, example in enumerate(rows, 1):
-            for value in example.values():
-                texts = value if isinstance(value, list) else [value]
-                with quiet_transformers():
-                    if any(
-                        number in self.tokenizer(text, add_special_tokens=False)["input_ids"]
-                        for text in texts
-                        if isinstance(text, str)
-                    ):
-                        return row
+            cells = (cell for value in example.values() for cell in (value if isinstance(value, list) else [value]))
+            texts = [cell for cell in cells if isinstance(cell, str)]
+            with quiet_transformers():
+                if any(number in self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts):
+                    return row
         return None
 
-    def _named(self, name: str, number: int) -> str:
-        """The name of an id in error messages."""
+    def _problem(self, name: str, number: int, relation: str) -> str:
+        size, count = self.sizes[name], len(self.tokenizer) if hasattr(self.tokenizer, "__len__") else 0
         if name == _TYPES:
-            return f"the token type {number}"
+            remedy = "save the tokenizer that the model was trained with"
+            return f"the token type {number} {relation} {name}, outside of the model's table of {size} types; {remedy}"
         convert = getattr(self.tokenizer, "convert_ids_to_tokens", None)
         try:
             token = None if convert is None else convert(number)
         except (IndexError, OverflowError, ValueError):  # not even an id of the tokenizer
             token = None
-        return f"the id {number}" if token is None else f"the token {token!r:.40} (id {number})"
-
-    def _bounds(self, name: str) -> str:
-        table = "token types" if name == _TYPES else "tokens"
-        return f"outside of the model's table of {self.sizes[name]} {table}"
-
-    def _remedy(self, name: str) -> str:
-        """How to correct an id outside of its table."""
-        count = len(self.tokenizer) if hasattr(self.tokenizer, "__len__") else 0
-        if name == _TYPES:
-            return "save the tokenizer that the model was trained with"
-        if count <= self.sizes[name]:
-            return "give ids of the model's own tokenizer"
-        return (
+        named = f"the id {number}" if token is None else f"the token {token!r:.40} (id {number})"
+        remedy = (
             f"the tokenizer has {count} tokens: save the one that the model was trained with, or resize the table"
             " (model.resize_token_embeddings(len(tokenizer))), fine-tune and save the model"
         )
+        remedy = remedy if count > size else "give ids of the model's own tokenizer"
+        return f"{named} {relation} {name}, outside of the model's table of {size} tokens; {remedy}"
 
 
 def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
     """Number of token embeddings of a model, or of a part of it; None if it has or shows none."""
     try:
         owner: Any = model if part is None else getattr(model, part)()
-        table = owner.get_input_embeddings()
+        return _table_length(owner.get_input_embeddings())
     except (AttributeError, NotImplementedError, TypeError):
         return None
-    return _table_length(table)
 
 
 def _table_length(module: Any) -> int | None:
@@ -211,16 +192,4 @@ def _first_outside(encoded: Dataset, name: str, size: int) -> tuple[int, int] | 
 
 
 def _depth(kind: pa.DataType) -> int:
-    """The depth of nested lists in a column."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else 0
-
-
-def _extreme_rows(encoded: Dataset) -> list[int]:
-    """Indices of the longest and the shortest example, and of the example with the most labels."""
-    lengths = np.asarray(encoded["length"][:])
-    indices = [int(lengths.argmax()), int(lengths.argmin())]
-    if LABELS in encoded.column_names:
-        labels = encoded.select_columns(LABELS).with_format("arrow")[:].column(0)
-        if pa.types.is_list(labels.type):
-            indices.append(int(np.argmax(pc.list_value_length(labels).to_numpy())))
-    return list(dict.fromkeys(indices))

@@ -1,31 +1,39 @@
-"""Read images of rows, from folders of image files, and from columns of images or of paths."""
+"""Image classification, and the images of rows: from folders of image files, and from columns of images or of paths."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import itertools
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Dataset
+from datasets.fingerprint import generate_random_fingerprint
 from torch import Tensor
 
-from compressor.errors import ErrorCode, InputError, RowError
-from compressor.model_folder import load_processor, require_processor
-from compressor.model_folder.processor import pixels_of
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError, RowError, TargetMissingError, UsageError
+from compressor.model_folder import ModelFolder, load_processor, require_processor
+from compressor.model_folder.processor import IMAGE_CLASSIFICATION, image_settings, pixels_of
+from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.columns import check_present, is_text, list_columns
+from compressor.tasks.labelled_rows import ClassLabels, LabelledRows, SeveralClasses
 from compressor.tasks.labels import listed_names
+from compressor.tasks.metrics import ACCURACY, Metric, column_mean, share
 from compressor.tasks.row_files import has_tables
-from compressor.tasks.row_origin import SplitRows
+from compressor.tasks.row_store import RowOrigin, RowStore, SplitRows
 from compressor.tasks.splits import is_saved, named_splits, pick, pick_any
 
 Result = TypeVar("Result")
@@ -33,8 +41,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".t
 IMAGE, LABEL = "image", "label"
 """Columns of the rows of a folder of images."""
 _USUAL_COLUMNS = (IMAGE, "images", "img", "picture", "image_path", "file_name", "filename", "path", "file")
-_CHUNK_ROWS = 256
-"""Number of rows whose images are in memory at once."""
+_CHUNK_ROWS = 256  # number of rows whose images are in memory at once
 _SOURCE_COLUMNS = (
     ("content", pa.large_binary()),
     ("path", pa.string()),
@@ -47,12 +54,7 @@ _SOURCE_COLUMNS = (
 
 
 def image_column(rows: Dataset, requested: str | None, source: str) -> str:
-    """The name of the column of images, or of paths of image files.
-
-    Args:
-        rows: the rows.
-        requested: name from the recipe; None: the first usual name.
-        source: name of the rows in error messages.
+    """The name of the column of images, or of paths of image files: `requested`, or else the first usual name.
 
     Raises:
         InputError: the named column is missing, no usual name is present, or the column holds something else.
@@ -61,18 +63,15 @@ def image_column(rows: Dataset, requested: str | None, source: str) -> str:
         check_present(rows, requested, source, "image_column")
     name = requested or next((name for name in _USUAL_COLUMNS if name in rows.column_names), None)
     if name is None:
-        raise InputError(
-            f"{source}: no column of images among {list_columns(rows)}; name it (--image-column)",
-            code=ErrorCode.COLUMN_MISSING,
-            field="image_column",
-            columns=tuple(rows.column_names),
-        )
-    if not is_text(rows, name) and not _holds_images(rows, name):
-        raise InputError(
-            f"{source}: column {name!r} holds neither images nor paths; name one that does (--image-column)",
-            code=ErrorCode.INVALID_ROWS,
-            column=name,
-        )
+        text = f"{source}: no column of images among {list_columns(rows)}; name it (--image-column)"
+        details = {"field": "image_column", "columns": tuple(rows.column_names)}
+        raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)
+    # Images are the bytes of files, with or without paths, as `datasets.Image` stores them.
+    stored = rows.features.arrow_schema.field(name).type
+    is_file = pa.types.is_struct(stored) and {"bytes", "path"} <= {field.name for field in stored.fields}
+    if not (is_file or is_text(rows, name) or pa.types.is_binary(stored) or pa.types.is_large_binary(stored)):
+        text = f"{source}: column {name!r} holds neither images nor paths; name one that does (--image-column)"
+        raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name)
     return name
 
 
@@ -80,12 +79,8 @@ def image_splits(source: str, requested: str | None) -> SplitRows:
     """The rows of a folder of images, of files of rows, or of a data set, by the name of their split.
 
     The subfolders of a folder of images are its classes, or its splits, by their names. Columns are `image`, the path
-    of a file, and `label`; a folder without subfolders has no labels. Paths in files of rows are relative to the folder
-    of the file.
-
-    Args:
-        source: path of a folder or file, or the name of a data set.
-        requested: the column of images in files of rows, from the recipe; None: the usual names.
+    of a file, and `label`; a folder without subfolders has no labels. Paths in files of rows, in the column `requested`
+    or one with a usual name, are relative to the folder of the file.
 
     Raises:
         InputError: the rows cannot be read, or an image is not in the folder of a class.
@@ -95,17 +90,27 @@ def image_splits(source: str, requested: str | None) -> SplitRows:
         if next(_image_files(path), None) is None:
             text = f"{path}: has neither images ({', '.join(SUFFIXES)}) nor files of rows; name the folder of either"
             raise InputError(text, code=ErrorCode.FILE_MISSING, path=path)
-        return SplitRows(
-            {split: _folder_rows(folder) for split, folder in (_split_folders(path) or {"": path}).items()}
-        )
+        # The subfolders are splits if all are named after splits and hold images.
+        folders = {folder.name: folder for folder in _subfolders(path)}
+        are_splits = all(any(pick([name], split) for split in ("train", "eval", "test")) for name in folders)
+        if not folders or not are_splits or _class_folders(path) != list(folders.values()):
+            folders = {"": path}
+        return SplitRows({split: _folder_rows(folder) for split, folder in folders.items()})
     splits = named_splits(source)
     if not path.exists():
         return splits
     folder = path if path.is_dir() else path.parent
-    return SplitRows(
-        {split: _with_paths(rows, image_column(rows, requested, source), folder) for split, rows in splits.items()},
-        splits.origins,
-    )
+
+    def with_paths(rows: Dataset) -> Dataset:
+        """Rows whose paths are relative to the current folder; rows with images are not changed."""
+        column = image_column(rows, requested, source)
+        if not is_text(rows, column):
+            return rows
+        table: pa.Table = rows.with_format("arrow")[:]
+        paths = [str(folder / path) if path else "" for path in table.column(column).to_pylist()]
+        return Dataset(table.set_column(table.column_names.index(column), column, pa.array(paths, pa.string())))
+
+    return SplitRows({split: with_paths(rows) for split, rows in splits.items()}, splits.origins)
 
 
 def skipped_files(source: str) -> tuple[Note, ...]:
@@ -126,15 +131,7 @@ def _is_image_folder(path: Path) -> bool:
     return path.is_dir() and not is_saved(path) and (not has_tables(path) or len(_class_folders(path)) > 1)
 
 
-def _split_folders(folder: Path) -> dict[str, Path]:
-    """The subfolders by name, if all are named after splits and hold images; else empty."""
-    subfolders = _subfolders(folder)
-    are_splits = all(any(pick([path.name], split) for split in ("train", "eval", "test")) for path in subfolders)
-    return {path.name: path for path in subfolders} if are_splits and _class_folders(folder) == subfolders else {}
-
-
 def _folder_rows(folder: Path) -> Dataset:
-    """A row for each image of a folder."""
     classes = _class_folders(folder)
     images = sorted(path for path in folder.iterdir() if _is_image(path))
     if classes and images:
@@ -165,23 +162,6 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def _with_paths(rows: Dataset, column: str, folder: Path) -> Dataset:
-    """Rows whose paths are relative to the current folder instead of `folder`; rows with images are not changed."""
-    if not is_text(rows, column):
-        return rows
-    table: pa.Table = rows.with_format("arrow")[:]
-    paths = [str(folder / path) if path else "" for path in table.column(column).to_pylist()]
-    return Dataset(table.set_column(table.column_names.index(column), column, pa.array(paths, pa.string())))
-
-
-def _holds_images(rows: Dataset, name: str) -> bool:
-    """Whether a column holds the bytes of files, with or without paths, as `datasets.Image` stores them."""
-    stored = rows.features.arrow_schema.field(name).type
-    if pa.types.is_struct(stored):
-        return {"bytes", "path"} <= {stored.field(index).name for index in range(stored.num_fields)}
-    return bool(pa.types.is_binary(stored) or pa.types.is_large_binary(stored))
-
-
 @dataclass(frozen=True)
 class ImageSource:
     """An image of a row: its bytes, or its file.
@@ -199,16 +179,6 @@ class ImageSource:
     source: str
     row: int
     column: str
-
-    def read(self) -> bytes:
-        """The bytes of the image file; raise InputError if it cannot be read."""
-        if self.content is not None:
-            return self.content
-        try:
-            return Path(self.path).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise self.unusable(f"cannot be read ({reason})") from error
 
     def digest(self, settings: str) -> str:
         """The hash of an image that can be opened, and of the settings of its processor.
@@ -250,7 +220,13 @@ class ImageSource:
 
     def _use(self, problem: str, use: Callable[[bytes], Result]) -> Result:
         """The result of a function of the bytes; errors, which have any type for damaged images, name the row."""
-        content = self.read()
+        content = self.content
+        if content is None:
+            try:
+                content = Path(self.path).read_bytes()
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise self.unusable(f"cannot be read ({reason})") from error
         try:
             return use(content)
         except Exception as error:
@@ -261,34 +237,20 @@ class ImageSource:
 def image_sources(rows: Dataset, column: str, source: str) -> Iterator[ImageSource]:
     """The images of rows; few are in memory at once.
 
-    Args:
-        rows: the rows.
-        column: the column of images or of paths.
-        source: name of the rows in error messages.
-
     Raises:
         InputError: a row has no image.
     """
-    number = 0
-    for chunk in rows.select_columns(column).with_format("arrow").iter(batch_size=_CHUNK_ROWS):
-        for value in chunk.column(0).to_pylist():
-            number += 1
-            if isinstance(value, dict):
-                content, path = value["bytes"], value["path"]
-            else:
-                content, path = (value, "") if isinstance(value, bytes) else (None, value)
-            image = ImageSource(content or None, path or "", source, number, column)
-            if not content and not path:
-                raise image.unusable("is empty")
-            yield image
-
-
-def source_table(sources: Sequence[ImageSource], settings: str) -> pa.Table:
-    """Columns of examples: the fields of `ImageSource`, the file that reports show, and `ImageSource.digest`."""
-    columns = {name: [getattr(source, name) for source in sources] for name, _ in _SOURCE_COLUMNS[:5]}
-    columns["file"] = ["/".join(Path(source.path).parts[-2:]) for source in sources]
-    columns["digest"] = [source.digest(settings) for source in sources]
-    return pa.table(columns, pa.schema(_SOURCE_COLUMNS))
+    chunks = rows.select_columns(column).with_format("arrow").iter(batch_size=_CHUNK_ROWS)
+    cells = itertools.chain.from_iterable(chunk.column(0).to_pylist() for chunk in chunks)
+    for row, cell in enumerate(cells, 1):
+        if isinstance(cell, dict):
+            content, path = cell["bytes"], cell["path"]
+        else:
+            content, path = (cell, "") if isinstance(cell, bytes) else (None, cell)
+        image = ImageSource(content or None, path or "", source, row, column)
+        if not content and not path:
+            raise image.unusable("is empty")
+        yield image
 
 
 def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | None = None) -> np.ndarray:
@@ -314,3 +276,134 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     images = image_sources(splits[split], image_column(splits[split], requested, source), source)
     with splits.origins[split].located():
         return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()
+
+
+_TOP = 5
+
+
+class ImageRows(LabelledRows):
+    """The base class of tasks whose rows hold an image, or the path of its file, and a label.
+
+    Images are decoded and processed when a batch is collated, so that the pixels of few images are in memory.
+    """
+
+    name = IMAGE_CLASSIFICATION
+    label_type: ClassVar[torch.dtype] = torch.int64
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        self._processor = folder.processor
+        self._size = folder.image_size
+
+    @classmethod
+    def check_processor(cls, folder: ModelFolder) -> None:
+        """Raise InputError unless the folder has an image processor, or TargetMissingError without its libraries."""
+        if find_spec("PIL") is None:
+            raise TargetMissingError.of_package("pillow", "images", "Pillow is not installed, which reads images")
+        require_processor(folder.processor, folder.path, images=True)
+
+    def read(self, source: str) -> SplitRows:
+        """The rows of a folder of images, of files of rows, or of a data set; see `images.image_splits`."""
+        self.notes = (*self.notes, *skipped_files(source))
+        return image_splits(source, self._request.image_column)
+
+    def _find_labels(self, rows: Dataset, source: str) -> str:
+        if self._request.label_column is None and rows.column_names == [IMAGE]:
+            text = f"{source}: its images have no labels; sort them into a subfolder for each class"
+            raise InputError(text, code=ErrorCode.COLUMN_MISSING, field="label_column", columns=(IMAGE,))
+        return super()._find_labels(rows, source)
+
+    def encode_with(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """Encode labels; images are opened, but stay files or bytes until they are collated.
+
+        Columns: the fields of `ImageSource`; `file`, which reports show; `ImageSource.digest`; `labels`; and `length`,
+        which is 1.
+
+        Raises:
+            InputError: a column is missing, or a row has no image that can be opened.
+        """
+        column = image_column(rows, self._request.image_column, source)
+        remaining, images = iter(labels), image_sources(rows, column, source)
+        settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
+        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
+        schema = pa.schema([*_SOURCE_COLUMNS, ("labels", kind), ("length", pa.int64())])
+        store = RowStore()
+        for _ in range(0, max(1, len(rows)), _CHUNK_ROWS):
+            chunk = list(itertools.islice(images, _CHUNK_ROWS))
+            columns = {field.name: [getattr(image, field.name) for image in chunk] for field in fields(ImageSource)}
+            columns["file"] = ["/".join(Path(image.path).parts[-2:]) for image in chunk]
+            columns["digest"] = [image.digest(settings) for image in chunk]
+            columns["labels"] = list(itertools.islice(remaining, len(chunk)))
+            store.add(pa.table({**columns, "length": [1] * len(chunk)}, schema))
+        return store.finish()
+
+    def locate(self, encoded: Dataset, origin: RowOrigin) -> Dataset:
+        """Replace `source` and `row` of examples by the file of each row, if it has one, and its number there."""
+        table: pa.Table = encoded.data.table
+        files, numbers = origin.locate(np.arange(len(encoded)))
+        sources = [source if file is None else str(file) for file, source in zip(files, encoded["source"], strict=True)]
+        for name, values in (("source", pa.array(sources, pa.string())), ("row", pa.array(numbers, pa.int64()))):
+            table = table.set_column(table.column_names.index(name), name, values)
+        return Dataset(table, fingerprint=generate_random_fingerprint())
+
+    def check_files(self, examples: Dataset) -> None:
+        """Raise InputError for an image that cannot be decoded, e.g. because its file is truncated."""
+        for example in examples:
+            _source_of(example).decode()
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch, ...]`.
+
+        Raises:
+            InputError: an image cannot be decoded, or the processor refuses it.
+        """
+        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
+        pixels = []
+        for image in map(_source_of, examples):
+            pixels.append(image.pixels(self._processor))
+            if (shape := tuple(pixels[-1].shape)) != self._size:
+                raise image.unusable(f"becomes {list(shape)}, other images {list(self._size or ())}")
+        return {"pixel_values": torch.stack(pixels), "labels": labels}
+
+
+class ImageClassification(ClassLabels, ImageRows):
+    """Classification of images by the largest logit, scored by accuracy or top-5 accuracy; see `ImageRows`.
+
+    Raises:
+        UsageError: the metric is top-5 accuracy, and the model has at most five classes.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, share("top5", partial(column_mean, 0)))
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(folder, request, metric)
+        classes = int(folder.config.num_labels or 0)
+        if metric.name == "top5" and classes <= _TOP:
+            text = f"--metric top5: the model has {classes} classes, so that every answer would count; use accuracy"
+            raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="metric", value="top5", classes=classes)
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Predicted and true class of each example, `[batch, 2]`, from logits `[batch, classes]`.
+
+        For top-5 accuracy, 1 if the true class is among the five with the largest logits, else 0, `[batch, 1]`.
+        """
+        if self._metric.name != "top5":
+            return super().per_example(logits, labels)
+        largest = np.argsort(-logits, axis=-1, kind="stable")[:, :_TOP]
+        return (largest == labels[:, None]).any(1, keepdims=True).astype(np.float64)
+
+    def constant_score(self, statistics: np.ndarray) -> float | None:
+        """The best score of the same class for every example; None for top-5 accuracy."""
+        return None if self._metric.name == "top5" else super().constant_score(statistics)
+
+
+class MultiLabelImages(SeveralClasses, ImageRows):
+    """Classification of images by a logit for each class; see `ImageRows`."""
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        return answer_kind(folder.config) is AnswerKind.CLASSES
+
+
+def _source_of(example: Mapping[str, Any]) -> ImageSource:
+    return ImageSource(**{field.name: example[field.name] for field in fields(ImageSource)})

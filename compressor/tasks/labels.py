@@ -19,15 +19,12 @@ from compressor.tasks.columns import check_present, is_text, list_columns
 from graph_passes.errors import listed
 
 _NUMBER = re.compile(r"[+-]?\d+(?:,(\d+))?")
-_THOUSANDS = 3
-"""Digits after a comma that may separate thousands."""
+_THOUSANDS = 3  # digits after a comma that may separate thousands
 _NUMBER_COLUMNS = ("label", "labels", "score", "similarity", "similarity_score")
 """Usual names of columns whose labels are numbers."""
 _LABEL_TYPES = ("int", "float", "string", "large_string")
-_LISTED = 6
-"""Maximum number of labels that an error message lists."""
-_SEPARATORS = ("|", ";", ",")
-"""Separators of the labels in a text."""
+_LISTED = 6  # maximum number of labels that an error message lists
+_SEPARATORS = ("|", ";", ",")  # separators of the labels in a text
 
 
 def with_points(texts: Sequence[str]) -> list[str]:
@@ -57,25 +54,22 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
 
 def _label_texts(rows: Dataset, column: str, source: str) -> list[str]:
     """Every label as `label_text`; raise InputError for a label that is missing, withheld, a list or an object."""
-    feature = rows.features[column]
-    texts = []
-    for row, value in enumerate(rows[column][:], 1):
-        text = label_text(value)
-        if text is None:
-            problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
-            raise RowError.of(source, row, problem, column=column, value=value)
-        texts.append(text)
-    if isinstance(feature, ClassLabel) and "-1" in texts:
+    texts = [_usable(value, column, value, row, source) for row, value in enumerate(rows[column][:], 1)]
+    if isinstance(rows.features[column], ClassLabel) and "-1" in texts:
         if set(texts) != {"-1"}:
             problem = f"{column!r} is -1, which stands for no label; remove the row"
             raise RowError.of(source, texts.index("-1") + 1, problem, column=column, value=-1)
-        raise InputError(
-            f"{source}: the labels are withheld (-1); use a split that has labels",
-            code=ErrorCode.INVALID_ROWS,
-            column=column,
-            value=-1,
-        )
+        text = f"{source}: the labels are withheld (-1); use a split that has labels"
+        raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column, value=-1)
     return texts
+
+
+def _usable(label: Any, column: str, cell: Any, row: int, source: str) -> str:
+    """A label of the cell of a row as `label_text`; raise RowError where it has none."""
+    if (text := label_text(label)) is None:
+        problem = f"no usable {column!r} ({cell!r:.40}); correct it or remove the row"
+        raise RowError.of(source, row, problem, column=column, value=cell)
+    return text
 
 
 def are_withheld(rows: Dataset) -> bool:
@@ -83,28 +77,24 @@ def are_withheld(rows: Dataset) -> bool:
 
     Columns of labels are those of the type `ClassLabel`, and those of numbers or texts with a usual name.
     """
-    columns = [
-        name
-        for name, feature in rows.features.items()
-        if isinstance(feature, ClassLabel)
-        or (name in _NUMBER_COLUMNS and isinstance(feature, Value) and feature.dtype.startswith(_LABEL_TYPES))
-    ]
-    return any(len(rows) > 0 and all(label_text(value) == "-1" for value in rows[name][:]) for name in columns)
+
+    def holds_labels(name: str, feature: Any) -> bool:
+        is_usual = name in _NUMBER_COLUMNS and isinstance(feature, Value) and feature.dtype.startswith(_LABEL_TYPES)
+        return is_usual or isinstance(feature, ClassLabel)
+
+    columns = [rows[name][:] for name, feature in rows.features.items() if holds_labels(name, feature)]
+    return any(len(rows) > 0 and all(label_text(value) == "-1" for value in column) for column in columns)
 
 
 def label_text(value: Any) -> str | None:
     """A label as text, the same for `1`, `"1"` and `1.0`; None if it is empty, or neither a number nor text."""
     if isinstance(value, bool):
         return str(int(value))
-    if isinstance(value, float) and math.isnan(value):
+    text = str(value).strip() if isinstance(value, (int, float, str)) else ""
+    if not text or (isinstance(value, float) and math.isnan(value)):
         return None
-    if isinstance(value, (int, float)):
-        whole = whole_number(str(value))
-        return str(value if whole is None else whole)
-    if isinstance(value, str) and value.strip():
-        whole = whole_number(value.strip())
-        return value.strip() if whole is None else str(whole)
-    return None
+    whole = whole_number(text)
+    return text if whole is None else str(whole)
 
 
 def whole_number(text: str) -> int | None:
@@ -144,42 +134,47 @@ class RowLabels:
         return cls([text for labels in lists for text in labels], rows, column, source)
 
     def ids(self, config: PretrainedConfig, known: Sequence[str] | None = None) -> dict[str, int]:
-        """Map labels to classes by the rules of `class_ids`.
-
-        Args:
-            config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
-            known: all names of the column, which rule 1 compares with the model's; None: the labels of the rows.
+        """Map labels to classes by the rules of `class_ids`; rule 1 compares all `known` names with the model's.
 
         Raises:
             InputError: a label is outside the model's classes, or only some labels are names of the model's classes.
         """
         classes, names = int(config.num_labels or 0), sorted(set(self.texts))
-        if model_names := _model_ids(known or names, config):
-            ids = model_names
+        if not _names_unknown_to(config, known or names):
+            ids = {_class_name(name): int(index) for index, name in (config.id2label or {}).items()}
+            lower_case = {name.lower(): index for name, index in ids.items()}
+            spelled = {name: _class_name(name) for name in known or names}
+            ids |= {name: ids.get(text, lower_case[text.lower()]) for name, text in spelled.items()}
         elif all(whole_number(name) is not None for name in names):
             ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
         else:
             self._check_new_names(names, config)
             ids = {name: index for index, name in enumerate(names)}
             config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
-        outside = next((name for name in names if not 0 <= ids[name] < classes), None)
-        if outside is not None:
+        for name in (name for name in names if not 0 <= ids[name] < classes):
             problem = (
-                f"{outside}, outside the model's range 0 to {classes - 1}; number the labels from 0, or use a model"
-                " with more classes"
+                f"{name}, outside the model's range 0 to {classes - 1}; number the labels from 0, or use a model with"
+                " more classes"
             )
-            raise self._error(outside, problem, classes=classes)
+            raise self._error(name, problem, classes=classes)
         return ids
 
     def classes(self, ids: Mapping[str, int]) -> list[int]:
-        """The class of every label by `ids`; raise InputError for a label that `ids` lacks."""
-        classes = []
+        """The class of every label by `ids`, ignoring case if a single class is spelled so.
+
+        Raises:
+            InputError: `ids` lacks a label.
+        """
+        spelled: dict[str, set[int]] = {}
+        for name, number in ids.items():
+            spelled.setdefault(name.lower(), set()).add(number)
+        classes: list[int] = []
         for text in self.texts:
-            number = _class_of(text, ids)
-            if number is None:
+            numbers = {ids[text]} if text in ids else spelled.get(text.lower(), set())
+            if len(numbers) != 1:
                 problem = f"{text!r}, which is not one of {listed_names(ids)}; correct it, or remove rows with it"
                 raise self._error(text, problem, labels=tuple(ids))
-            classes.append(number)
+            classes += numbers
         return classes
 
     def _check_new_names(self, names: Sequence[str], config: PretrainedConfig) -> None:
@@ -203,16 +198,13 @@ class RowLabels:
             )
             raise self._error(rarest, problem, count=count, **details)
         if len(names) < classes:
-            raise InputError(
+            text = (
                 f"{self.source}: {self.column!r} has {len(names)} different labels ({listed_names(names)}), the model"
-                f" has {classes} classes without these names; put id2label into its config.json, or number the labels",
-                code=ErrorCode.LABEL_MISMATCH,
-                column=self.column,
-                **details,
+                f" has {classes} classes without these names; put id2label into its config.json, or number the labels"
             )
+            raise InputError(text, code=ErrorCode.LABEL_MISMATCH, column=self.column, **details)
 
     def _error(self, text: str, problem: str, **details: Any) -> RowError:
-        """The error of the first row with a label."""
         row, details = self.rows[self.texts.index(text)], {"column": self.column, "value": text, **details}
         return RowError.of(self.source, row, f"{self.column!r} is {problem}", code=ErrorCode.LABEL_MISMATCH, **details)
 
@@ -225,13 +217,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     1. Labels that are names in `config.id2label`, ignoring case, are those classes, even if names are numbers (`1` to
        `5` stars); a `ClassLabel` column is mapped by the names of its numbers.
     2. Other whole numbers are class indices.
-    3. Other names are numbered in sorted order and written into the configuration.
-
-    Args:
-        rows: the rows of a split.
-        column: the column of labels.
-        config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
-        source: name of the rows in error messages.
+    3. Other names are numbered in sorted order, and written into the configuration of the model.
 
     Raises:
         InputError: a label is empty or outside the model's classes, only some labels are names of the model's classes,
@@ -252,14 +238,6 @@ def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], config: Pretr
     return _labels_of(rows, column, config, source).classes(ids)
 
 
-def _class_of(text: str, ids: Mapping[str, int]) -> int | None:
-    """The class of a label, ignoring case if a single class is spelled so, else None."""
-    if text in ids:
-        return ids[text]
-    same = {number for name, number in ids.items() if name.lower() == text.lower()}
-    return same.pop() if len(same) == 1 else None
-
-
 def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> RowLabels:
     """The label of every row; the names of numbers if a `ClassLabel` column has names of the model's classes."""
     texts, feature = _label_texts(rows, column, source), rows.features[column]
@@ -271,16 +249,6 @@ def _labels_of(rows: Dataset, column: str, config: PretrainedConfig, source: str
 def has_model_names(feature: Any, config: PretrainedConfig) -> bool:
     """Whether a column is a `ClassLabel` whose names are all classes of the model."""
     return isinstance(feature, ClassLabel) and not _names_unknown_to(config, feature.names)
-
-
-def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
-    """Names to classes by `config.id2label`, also in the spelling of `names`; empty if it lacks a name."""
-    exact = {_class_name(name): int(index) for index, name in (config.id2label or {}).items()}
-    lower_case = {name.lower(): index for name, index in exact.items()}
-    if _names_unknown_to(config, names):
-        return {}
-    spelled = {name: _class_name(name) for name in names}
-    return exact | {name: exact.get(text, lower_case[text.lower()]) for name, text in spelled.items()}
 
 
 def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[str]:
@@ -308,16 +276,9 @@ def columns_of_classes(
        them.
     2. The recipe names no column, and there are columns with the names of all classes, ignoring case.
 
-    Args:
-        rows: the rows of a split.
-        requested: the value of `--label-column`.
-        config: configuration of the model, with the number of its outputs and their names.
-        source: name of the rows in error messages.
-
     Raises:
         InputError: a named column is missing, or there is not a column for each class.
     """
-    classes = int(config.num_labels or 0)
     names = class_names(config)
     if requested is None:
         return None if has_default_names(config) else _columns_by_name(names, rows.column_names)
@@ -327,20 +288,17 @@ def columns_of_classes(
     for column in columns:
         check_present(rows, column, source, "label_column")
     ordered = tuple(columns) if has_default_names(config) else _columns_by_name(names, columns)
-    if ordered is None or len(set(columns)) != classes or len(columns) != classes:
-        raise InputError(
-            f"{source}: --label-column {requested}: the model has the {classes} outputs {', '.join(names)}; name one"
-            " column for each, by these names",
-            code=ErrorCode.LABEL_MISMATCH,
-            field="label_column",
-            columns=tuple(columns),
-            classes=classes,
+    if ordered is None or not len(set(columns)) == len(columns) == len(names):
+        text = (
+            f"{source}: --label-column {requested}: the model has the {len(names)} outputs {', '.join(names)}; name one"
+            " column for each, by these names"
         )
+        details = {"field": "label_column", "columns": tuple(columns), "classes": len(names)}
+        raise InputError(text, code=ErrorCode.LABEL_MISMATCH, **details)
     return ordered
 
 
 def _columns_by_name(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...] | None:
-    """The columns with these names, ignoring case; None if a name has no column."""
     spelled = {column.lower(): column for column in columns}
     return tuple(spelled[name.lower()] for name in names) if all(name.lower() in spelled for name in names) else None
 
@@ -368,42 +326,35 @@ def label_lists(rows: Dataset, column: str, config: PretrainedConfig, source: st
         names = {str(name).strip().lower() for name in (config.id2label or {}).values()}
         return _split_texts(["" if text is None else text.strip() for text in values], names)
     inner = getattr(feature, "feature", feature)
-    lists = []
-    for row, value in enumerate(values, 1):
-        texts = [label_text(item) for item in (value if isinstance(value, list) else [value])]
-        if None in texts:
-            problem = f"no usable {column!r} ({value!r:.40}); correct it or remove the row"
-            raise RowError.of(source, row, problem, column=column, value=value)
-        lists.append([text for text in texts if text is not None])
+    lists = [
+        [_usable(item, column, value, row, source) for item in (value if isinstance(value, list) else [value])]
+        for row, value in enumerate(values, 1)
+    ]
     if has_model_names(inner, config):  # data sets number the same names in different orders
         return [[inner.names[int(text)] for text in texts] for texts in lists]
     return lists
 
 
 def _split_texts(texts: Sequence[str], names: set[str]) -> list[list[str]]:
-    """The labels in each text."""
     inside = [text.removeprefix("[").removesuffix("]") if _is_bracketed(text) else text for text in texts]
 
     def is_known(text: str) -> bool:
         return text.lower() in names or not math.isnan(number_of(text))
 
+    def labels(parts: Sequence[Any]) -> list[str]:
+        return [text for part in parts if (text := label_text(part)) is not None]
+
     splits: list[Callable[[str], list[str]]] = [lambda text: [text]]
     splits += [lambda text, mark=mark: text.split(mark) for mark in _SEPARATORS]  # type: ignore[misc]
-    splits.append(str.split)
     parsed = [_literal(text) for text in texts]
     if all(items is not None for items in parsed):
-        return [[text for item in items or () if (text := label_text(item)) is not None] for items in parsed]
-    for split in splits:
-        lists = [_labels(split(text)) for text in inside]
-        if all(is_known(text) for labels in lists for text in labels):
+        return [labels(items or ()) for items in parsed]
+    for split in (*splits, str.split):
+        lists = [labels(split(text)) for text in inside]
+        if all(is_known(text) for of_row in lists for text in of_row):
             return lists
     mark = next((mark for mark in _SEPARATORS if any(mark in text for text in inside)), None)
-    return [_labels(text.split(mark) if mark else [text]) for text in inside]
-
-
-def _labels(parts: Sequence[str]) -> list[str]:
-    """The labels among the parts of a text, without white space around them."""
-    return [text for part in parts if (text := label_text(part)) is not None]
+    return [labels(text.split(mark) if mark else [text]) for text in inside]
 
 
 def _is_bracketed(text: str) -> bool:
@@ -443,11 +394,9 @@ def number_lists(rows: Dataset, column: str, config: PretrainedConfig, source: s
 
 def no_columns(rows: Dataset, config: PretrainedConfig, source: str) -> InputError:
     """The error of rows without columns of several labels."""
-    names = ", ".join(class_names(config))
-    return InputError(
+    text = (
         f"{source}: no column of labels among {list_columns(rows)}; add 'labels' with a list for each row, or a column"
-        f" for each output ({names:.120}), or name the columns (--label-column)",
-        code=ErrorCode.COLUMN_MISSING,
-        field="label_column",
-        columns=tuple(rows.column_names),
+        f" for each output ({', '.join(class_names(config)):.120}), or name the columns (--label-column)"
     )
+    details = {"field": "label_column", "columns": tuple(rows.column_names)}
+    return InputError(text, code=ErrorCode.COLUMN_MISSING, **details)

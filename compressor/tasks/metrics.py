@@ -47,8 +47,7 @@ class Metric:
     def point_of(self, whole: Callable[[], float]) -> float:
         """The loss that is allowed where none is set, such as a point of accuracy, 1 BLEU, or 1% of a perplexity.
 
-        Args:
-            whole: computes the value of the whole model; it is called only if the loss depends on it.
+        `whole` computes the value of the whole model; it is called only if the loss depends on it.
         """
         if self.point is not None:
             return self.point
@@ -184,5 +183,13 @@ def bleu(statistics: np.ndarray) -> float:
 
 
 def _has_constant(statistics: np.ndarray) -> bool:
-    """Whether a column is the same for all examples."""
     return not len(statistics) or bool((statistics == statistics[:1]).all(0).any())
+
+
+def share(name: str, compute: Callable[[np.ndarray], float]) -> Metric:
+    """A metric from 0 to 1 that is shown in points."""
+    return Metric(name, compute, MetricUnit.POINTS, maximum=1.0)
+
+
+ACCURACY, TOKEN_ACCURACY = share("accuracy", accuracy), share("accuracy", token_accuracy)
+SPEARMAN, PEARSON = Metric("spearman", spearman, maximum=1.0), Metric("pearson", pearson, maximum=1.0)

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.program import OutputSpec
-from compressor.results import MetricUnit
 from compressor.tasks.forwards import IGNORED, SPAN_ENDS
-from compressor.tasks.metrics import Metric, accuracy, column_mean, pearson, spearman, token_accuracy
+from compressor.tasks.metrics import ACCURACY, PEARSON, SPEARMAN, TOKEN_ACCURACY, Metric, column_mean
 
 _OF_VECTORS = re.compile(r"embed|hidden|state|pool|feature", re.IGNORECASE)
 """Names of outputs that are vectors, whatever their size."""
@@ -39,6 +38,8 @@ class Form(ABC):
         metrics: the metrics, the default first.
         compares_answers: whether answers are integers, by which engines are compared.
         is_vector: whether all numbers of a row are a vector, whose difference is the loss without labels.
+        label_type: type of a label in the column of examples.
+        has_texts: whether an answer is short enough to be shown.
         placeholder: the label of a row without labels.
     """
 
@@ -46,6 +47,8 @@ class Form(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     compares_answers: ClassVar[bool] = True
     is_vector: ClassVar[bool] = False
+    has_texts: ClassVar[bool] = True
+    label_type: ClassVar[np.dtype[Any]] = np.dtype(np.int64)
     placeholder: ClassVar[Any] = 0
 
     @abstractmethod
@@ -60,22 +63,17 @@ class Form(ABC):
         """The index of the first row whose label no answer can equal, or None."""
         return None
 
-    @abstractmethod
     def column(self, labels: np.ndarray) -> pa.Array:
         """Labels of rows as a column of examples."""
+        return pa.array(labels.reshape(len(labels)).astype(self.label_type))
 
-    @abstractmethod
     def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        """The labels of a batch, `[batch, ...]`, from cells of their column.
+        """The labels of a batch, `[batch, ...]`, from cells of their column and the mask of the output's positions."""
+        return torch.tensor(labels, dtype=torch.int64 if self.label_type.kind == "i" else torch.float32)
 
-        Args:
-            labels: the cells.
-            mask: the attention mask of the batch, if positions of the output are those of the mask.
-        """
-
-    @abstractmethod
     def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[batch, k]` of the metrics."""
+        return np.stack([np.array(self.answers(outputs, None)), labels], axis=-1).astype(np.float64)
 
     @abstractmethod
     def answers(self, outputs: np.ndarray, mask: np.ndarray | None) -> list[Any]:
@@ -93,12 +91,8 @@ class Form(ABC):
         """See `Task.constant_score`."""
         return None
 
-    def texts(self, outputs: np.ndarray) -> list[str]:
-        """The answers as text; none if they are too long."""
-        return []
-
     def reference(self, label: Any) -> str:
-        """A label as text."""
+        """A label, or an answer, as text."""
         return ""
 
 
@@ -106,7 +100,7 @@ class Classes(Form):
     """A logit for each class, `[row, class]`; the answer is the largest. Labels are integers `[row]`."""
 
     description = "a class of each row"
-    metrics = (Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),)
+    metrics = (ACCURACY,)
 
     def fits(self, name: str, output: OutputSpec) -> bool:
         return len(output.shape) == 2 and output.shape[1] != 1
@@ -117,15 +111,6 @@ class Classes(Form):
     def first_wrong(self, labels: np.ndarray, output: OutputSpec) -> int | None:
         return _first((labels < 0) | (False if output.shape[-1] is None else labels >= output.shape[-1]))
 
-    def column(self, labels: np.ndarray) -> pa.Array:
-        return pa.array(labels.astype(np.int64))
-
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        return torch.tensor(labels, dtype=torch.int64)
-
-    def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.stack([outputs.argmax(-1), labels], axis=-1).astype(np.float64)
-
     def answers(self, outputs: np.ndarray, mask: np.ndarray | None) -> list[Any]:
         return list(map(int, outputs.argmax(-1)))
 
@@ -135,9 +120,6 @@ class Classes(Form):
     def constant(self, statistics: np.ndarray, metric: Metric) -> float | None:
         counts = np.unique(statistics[:, 1], return_counts=True)[1]
         return float(counts.max(initial=0) / max(1, len(statistics)))
-
-    def texts(self, outputs: np.ndarray) -> list[str]:
-        return [f"class {index}" for index in outputs.argmax(-1).tolist()]
 
     def reference(self, label: Any) -> str:
         return f"class {label}"
@@ -150,7 +132,8 @@ class TokenClasses(Form):
     """
 
     description = "a class of each token"
-    metrics = (Metric("accuracy", token_accuracy, MetricUnit.POINTS, maximum=1.0),)
+    metrics = (TOKEN_ACCURACY,)
+    has_texts = False
     placeholder = ()
 
     def fits(self, name: str, output: OutputSpec) -> bool:
@@ -197,8 +180,9 @@ class Numbers(Form):
     """A number for each row, `[row]` or `[row, 1]`, and so are labels."""
 
     description = "a number of each row"
-    metrics = (Metric("spearman", spearman, maximum=1.0), Metric("pearson", pearson, maximum=1.0))
+    metrics = (SPEARMAN, PEARSON)
     compares_answers = False
+    label_type = np.dtype(np.float64)
     placeholder = 0.0
 
     def fits(self, name: str, output: OutputSpec) -> bool:
@@ -210,15 +194,6 @@ class Numbers(Form):
     def first_wrong(self, labels: np.ndarray, output: OutputSpec) -> int | None:
         return _first(~np.isfinite(labels.reshape(len(labels))))
 
-    def column(self, labels: np.ndarray) -> pa.Array:
-        return pa.array(labels.reshape(len(labels)).astype(np.float64))
-
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
-        return torch.tensor(labels, dtype=torch.float32)
-
-    def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        return np.stack([outputs.reshape(len(labels)), labels], axis=-1).astype(np.float64)
-
     def answers(self, outputs: np.ndarray, mask: np.ndarray | None) -> list[Any]:
         return list(map(float, outputs.reshape(len(outputs))))
 
@@ -227,9 +202,6 @@ class Numbers(Form):
 
     def constant(self, statistics: np.ndarray, metric: Metric) -> float | None:
         return metric.value(statistics * [0, 1])
-
-    def texts(self, outputs: np.ndarray) -> list[str]:
-        return [self.reference(number) for number in outputs.reshape(len(outputs)).tolist()]
 
     def reference(self, label: Any) -> str:
         return f"{label:.4g}"
@@ -246,6 +218,7 @@ class Vectors(Form):
     metrics = (Metric("cosine", partial(column_mean, 0), maximum=1.0),)
     compares_answers = False
     is_vector = True
+    has_texts = False
     placeholder = -1
 
     def __init__(self) -> None:
@@ -265,7 +238,11 @@ class Vectors(Form):
     def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
         if self.placeholder in labels:
             return torch.zeros(len(labels))
-        vectors = [self._vector(number) for number in labels]
+        vectors = []
+        for start, shape in (self._spans[number] for number in labels):
+            self._file.seek(start)
+            stored = np.frombuffer(self._file.read(2 * int(np.prod(shape))), np.float16)
+            vectors.append(stored.reshape(shape).astype(np.float32))  # NaN at positions that are not scored
         longest = max(map(len, vectors))
         return torch.from_numpy(np.concatenate([with_positions(vector[None], longest, np.nan) for vector in vectors]))
 
@@ -297,13 +274,6 @@ class Vectors(Form):
             self._spans.append((self._file.seek(0, 2), vector.shape))
             self._file.write(vector.tobytes())
         return list(range(first, len(self._spans)))
-
-    def _vector(self, number: int) -> np.ndarray:
-        """A vector that `answers` kept, float32; NaN at positions that are not scored."""
-        start, shape = self._spans[number]
-        self._file.seek(start)
-        stored = np.frombuffer(self._file.read(2 * int(np.prod(shape))), np.float16)
-        return stored.reshape(shape).astype(np.float32)
 
 
 def _first(is_wrong: np.ndarray) -> int | None:

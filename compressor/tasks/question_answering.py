@@ -22,21 +22,17 @@ from torch import Tensor
 from compressor.config.sections import RowsConfig
 from compressor.errors import RowError
 from compressor.model_folder import ModelFolder
-from compressor.results import MetricUnit, Note, NoteCode
+from compressor.results import Note, NoteCode
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import TextTokenizer, encode_chunks, pad, require_fast_tokenizer
 from compressor.tasks.forwards import LABELS, SPAN_ENDS
-from compressor.tasks.metrics import Metric, column_mean
+from compressor.tasks.metrics import Metric, column_mean, share
 
-_LEAST_TOKENS = 4
-"""Minimum room of a window for the tokens of question and context."""
-_LONGEST_QUESTION = 64
-"""Maximum tokens of a question, as in BERT (Devlin et al. 2019)."""
-_NO_WINDOW = -100
-"""Padding of `spans` of questions with fewer windows than others in the batch."""
-_NO_SPAN = (0, 0)
-"""Label of a window that does not contain the whole answer."""
+_LEAST_TOKENS = 4  # minimum room of a window for the tokens of question and context
+_LONGEST_QUESTION = 64  # maximum tokens of a question, as in BERT (Devlin et al. 2019)
+_NO_WINDOW = -100  # padding of `spans` of questions with fewer windows than others in the batch
+_NO_SPAN = (0, 0)  # label of a window that does not contain the whole answer
 LONGEST_ANSWER = 30
 """Maximum tokens of a predicted answer, as is usual for SQuAD."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -57,8 +53,8 @@ class QuestionAnswering(Task):
 
     name = "question-answering"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("f1", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0),
-        Metric("exact-match", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0),
+        share("f1", partial(column_mean, 0)),
+        share("exact-match", partial(column_mean, 1)),
     )
     outputs = SPAN_ENDS
     label_name = "spans"  # transformers' Trainer would divide the loss by the number of `labels`
@@ -109,7 +105,7 @@ class QuestionAnswering(Task):
                 f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so that no model can"
                 " give them; raise --max-length or --stride"
             )
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.ANSWERS_CUT))
+            self.note(text, NoteCode.ANSWERS_CUT)
         return encoded
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
@@ -119,42 +115,46 @@ class QuestionAnswering(Task):
     def _encode(self, rows: Dataset, answers: Sequence[Sequence[Answer]], source: str) -> tuple[Dataset, int]:
         """The encoded questions, and the number of them whose answers lie in no window."""
         question, context = self.text_columns.find(rows, self._columns, source)
+        names = ("input_ids", *(("token_type_ids",) if self._texts.takes_types else ()))
 
         def encode_chunk(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             contexts, accepted = chunk[context][:], answers[start : start + len(chunk)]
-            encoding = self._tokenize(chunk[question][:], contexts)
+            questions = chunk[question][:]
+            offsets = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
+            pairs, longest = zip(questions, offsets["offset_mapping"], strict=True), self._longest_question
+            encoding: Any = self._texts(
+                [text[: tokens[longest - 1][1]] if len(tokens) > longest else text for text, tokens in pairs],
+                contexts,
+                truncation="only_second",
+                stride=self._stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
             windows: list[list[Window]] = [[] for _ in contexts]
-            for row, window in zip(encoding["overflow_to_sample_mapping"], _windows_of(encoding), strict=True):
-                windows[row].append(window)
+            columns: dict[str, list[Any]] = {name: [[] for _ in contexts] for name in names}
+            for number, row in enumerate(encoding["overflow_to_sample_mapping"]):
+                windows[row].append(Window.of(encoding, number))
+                for name in names:
+                    columns[name][row].append(encoding[name][number])
             for row, of_row in enumerate(windows, start + 1):
                 if not all(len(window.characters) for window in of_row):
                     raise RowError.of(source, row, f"no token in its {context!r}; remove the row", column=context)
-            columns = self._columns_of(encoding, windows, accepted)
-            self.questions += map(Question, contexts, map(tuple, columns["reference"]), map(tuple, windows))
-            return columns, sum(not any(map(any, spans)) for spans in columns["labels"])
+            first = len(self.questions)
+            labels = [
+                [window.token_span(of_answers[0]) if of_answers else _NO_SPAN for window in of_row]
+                for of_row, of_answers in zip(windows, accepted, strict=True)
+            ]
+            reference = [[answer.text for answer in of_answers] for of_answers in accepted]
+            self.questions += map(Question, contexts, map(tuple, reference), map(tuple, windows))
+            return {
+                **columns,
+                "length": [sum(map(len, ids)) for ids in columns["input_ids"]],
+                "labels": labels,
+                "reference": reference,
+                "number": list(range(first, len(self.questions))),
+            }, sum(not any(map(any, spans)) for spans in labels)
 
         return encode_chunks(rows, encode_chunk)
-
-    def _columns_of(
-        self, encoding: Any, windows: Sequence[Sequence[Window]], answers: Sequence[Sequence[Answer]]
-    ) -> dict[str, list[Any]]:
-        """The columns of encoded questions, from their windows and accepted answers."""
-        names = ("input_ids", *(("token_type_ids",) if self._texts.takes_types else ()))
-        columns: dict[str, list[Any]] = {name: [[] for _ in windows] for name in names}
-        for number, row in enumerate(encoding["overflow_to_sample_mapping"]):
-            for name in names:
-                columns[name][row].append(encoding[name][number])
-        first = len(self.questions)
-        return {
-            **columns,
-            "length": [sum(map(len, ids)) for ids in columns["input_ids"]],
-            "labels": [
-                [window.token_span(accepted[0]) if accepted else _NO_SPAN for window in of_row]
-                for of_row, accepted in zip(windows, answers, strict=True)
-            ],
-            "reference": [[answer.text for answer in accepted] for accepted in answers],
-            "number": list(range(first, first + len(windows))),
-        }
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
         """The most windows of a question, and the most tokens of a window."""
@@ -192,54 +192,27 @@ class QuestionAnswering(Task):
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """F1 and exact match of each question, `[questions, 2]`, from logits `[windows, tokens, 2]`."""
-        return np.array(
-            [
-                (f1(prediction.text, question.answers), exact_match(prediction.text, question.answers))
-                for question, prediction in self._predictions(logits, labels)
-            ]
-        )
+        pairs = ((prediction.text, question.answers) for question, prediction in self._predictions(logits, labels))
+        return np.array([(f1(*pair), exact_match(*pair)) for pair in pairs])
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The predicted answer to each question."""
         return [prediction.text for _, prediction in self._predictions(logits, labels)]
 
     def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
         """The predicted span of each question, which becomes its only accepted answer."""
-        batch = self.collate(examples)
-        labels = self.pop_labels(batch, len(examples))
         columns: dict[str, list[Any]] = {LABELS: [], "reference": []}
-        for example, (question, answer) in zip(examples, self._predictions(forward(batch), labels), strict=True):
+        predictions = self._predictions(*self.logits_and_labels(forward, examples))
+        for example, (question, answer) in zip(examples, predictions, strict=True):
             self.questions[example["number"]] = replace(question, answers=(answer.text,))
             columns[LABELS].append([window.token_span(answer) for window in question.windows])
             columns["reference"].append([answer.text])
         return columns
 
     def _predictions(self, logits: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Question, Answer]]:
-        """Each question of a batch with its predicted answer."""
         counts = _window_counts(labels)
         for number, windows in zip(labels[:, 0, 2], np.split(logits, np.cumsum(counts)[:-1]), strict=True):
             question = self.questions[int(number)]
             yield question, question.predict(windows.astype(np.float64))
-
-    def _tokenize(self, questions: list[str], contexts: list[str]) -> Any:
-        """The windows of each pair of question and context, with the characters of each token."""
-        return self._texts(
-            self._truncate(questions),
-            contexts,
-            truncation="only_second",
-            stride=self._stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-
-    def _truncate(self, questions: list[str]) -> list[str]:
-        """Questions truncated to their maximum number of tokens."""
-        offsets = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        maximum = self._longest_question
-        return [
-            text if len(tokens) <= maximum else text[: tokens[maximum - 1][1]]
-            for text, tokens in zip(questions, offsets, strict=True)
-        ]
 
 
 def _window_counts(spans: Any) -> Any:
@@ -258,6 +231,14 @@ class Window:
 
     first: int
     characters: np.ndarray
+
+    @classmethod
+    def of(cls, encoding: Any, number: int) -> Window:
+        """The window with a number in an encoding, with offsets, of questions and contexts."""
+        inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
+        first = int(inside[0]) if len(inside) else 0
+        characters = encoding["offset_mapping"][number][first : first + len(inside)]
+        return cls(first, np.array(characters, np.int32).reshape(-1, 2))
 
     def token_span(self, answer: Answer) -> tuple[int, int]:
         """Positions of the first and the last token of an answer; (0, 0) unless the window contains all of it."""
@@ -295,14 +276,6 @@ def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER)
     scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)
     first, offset = np.unravel_index(scores.argmax(), scores.shape)
     return float(scores[first, offset]), int(first), int(first + offset)
-
-
-def _windows_of(encoding: Any) -> Iterator[Window]:
-    """The windows in an encoding, with offsets, of questions and contexts."""
-    for number, characters in enumerate(encoding["offset_mapping"]):
-        inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
-        first = int(inside[0]) if len(inside) else 0
-        yield Window(first, np.array(characters[first : first + len(inside)], np.int32).reshape(-1, 2))
 
 
 class Answer(NamedTuple):
@@ -364,7 +337,6 @@ def _words(text: str) -> list[str]:
 
 
 def _read_cell(cell: Any) -> Iterable[Answer]:
-    """The answers in a cell, see `_answers_of`."""
     if isinstance(cell, str):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from transformers import BatchEncoding
 
 from compressor.model_folder import load_processor
@@ -15,7 +14,7 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 from compressor.tasks.splits import named_splits, pick_any
-from compressor.tasks.token_classification import word_column, words_of
+from compressor.tasks.token_labels import word_column, words_of
 
 
 def read_texts(
@@ -38,26 +37,18 @@ def read_texts(
     splits = named_splits(source)
     split = pick_any(splits, "test", "eval")
     texts = TextColumns() if sentence is None else SentenceSimilarity.text_columns
+    rows = splits[split].select(range(min(maximum, len(splits[split]))))
     with splits.origins[split].located():
-        return _texts_of(splits[split].select(range(min(maximum, len(splits[split])))), texts, columns, source)
-
-
-def _texts_of(rows: Dataset, texts: TextColumns, columns: Sequence[str], source: str) -> list[tuple[str, ...]]:
-    """The texts of every row, or its words, joined."""
-    words = word_column(rows, columns)
-    if words is not None and (columns or not texts.find_usual(rows)):
-        return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]
-    return list(zip(*(rows[name][:] for name in texts.find(rows, columns, source)), strict=True))
+        words = word_column(rows, columns)
+        if words is not None and (columns or not texts.find_usual(rows)):
+            return [(" ".join(sentence),) for sentence in words_of(rows, words, source)]
+        return list(zip(*(rows[name][:] for name in texts.find(rows, columns, source)), strict=True))
 
 
 def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None) -> list[tuple[str, ...]]:
-    """The examples that a model reads, from the texts of rows.
+    """The examples that a model reads, from one or two texts for each row.
 
-    For a sentence encoder, every text with the default prompt is an example.
-
-    Args:
-        rows: one or two texts for each row.
-        sentence: how the texts of a sentence encoder are prepared; None for other models, which read rows as they are.
+    For a sentence encoder, every text with the default prompt is an example; other models read rows as they are.
     """
     if sentence is None:
         return list(rows)
@@ -67,14 +58,10 @@ def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None)
 def tokenize(
     tokenizer: Any, rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None, *, shortest: int, longest: int
 ) -> BatchEncoding:
-    """Ids, masks and token types of examples.
+    """Ids, masks and token types of examples with equal numbers of texts, see `model_texts`.
 
-    Args:
-        tokenizer: the tokenizer.
-        rows: examples with equal numbers of texts, see `model_texts`.
-        sentence: how the texts of a sentence encoder are prepared, with their maximum length; None for other models.
-        shortest: minimum tokens of an example; shorter examples are padded.
-        longest: maximum tokens of an example; longer examples are truncated.
+    Examples with fewer tokens than `shortest` are padded; those with more than `longest`, or than a sentence encoder
+    reads, are truncated.
     """
     if sentence is not None:
         longest = min(longest, tokenizer.model_max_length, sentence.max_tokens or longest)

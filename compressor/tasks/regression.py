@@ -16,23 +16,22 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.models.pooled_encoder import Answers, CausalReranker
-from compressor.results import MetricUnit, Note, NoteCode
+from compressor.results import NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import LabelledTexts
-from compressor.tasks.labels import columns_of_classes, number_lists, numbers_by_column, numbers_of
-from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
+from compressor.tasks.labels import number_lists, numbers_by_column, numbers_of
+from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
 
-_NDCG = Metric("ndcg@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
-_MRR = Metric("mrr@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
+_NDCG = share("ndcg@10", partial(column_mean, 0))
+_MRR = share("mrr@10", partial(column_mean, 1))
 _QUERY_COLUMNS = ("query_id", "query-id", "qid", "group", "group_id")
 """Usual names of columns that identify the query of a row; without them, equal first texts do."""
 _GROUPED_SHARE = 0.5
 """Minimum share of rows whose query has documents of different relevance, for a metric of each query."""
-_FILLERS = ("0", "1 2 3 4")
-"""Texts that differ in their last token; see `_PairTemplate.suffix`."""
+_FILLERS = ("0", "1 2 3 4")  # texts that differ in their last token; see `_PairTemplate.suffix`
 
 
 class Regression(LabelledTexts):
@@ -40,44 +39,31 @@ class Regression(LabelledTexts):
 
     A model with several outputs predicts as many numbers. A label is then a list of numbers, or there is a column for
     each (`label_lists`), and the metric is the mean over the numbers.
-
-    Raises:
-        InputError: the maximum length leaves no room for text.
     """
 
     name = "regression"
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("spearman", spearman, maximum=1.0),
-        Metric("pearson", pearson, maximum=1.0),
-    )
+    metrics: ClassVar[tuple[Metric, ...]] = (SPEARMAN, PEARSON)
     label_type = torch.float32
+    may_have_columns = True
 
     @property
     def placeholder(self) -> Any:
-        """The label of rows without labels."""
         return 0 if self._numbers == 1 else [0.0] * self._numbers
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Raise InputError unless labels are different numbers, as a correlation requires."""
         column = self._find_labels(rows, source)
         columns = self._columns(rows, source)
-        labels = _as_table(self.encode_labels(rows, column, source))
-        if (constant := _constant_number(labels)) is not None:
-            name = columns[constant] if columns else column
-            text = (
-                f"{source}: every row has the label {labels[0, constant]:g}; give rows with different values of"
-                f" {name!r}"
-            )
-            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=float(labels[0, constant]))
+        if (constant := _constant_of(self.encode_labels(rows, column, source))) is not None:
+            name, value = columns[constant[0]] if columns else column, constant[1]
+            text = f"{source}: every row has the label {value:g}; give rows with different values of {name!r}"
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, column=name, value=value)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """A correlation needs different labels."""
-        labels = _as_table(examples["labels"][:])
-        constant = _constant_number(labels)
-        return None if constant is None else f"every row has the label {labels[0, constant]:g}"
+        constant = _constant_of(examples["labels"][:])
+        return None if constant is None else f"every row has the label {constant[1]:g}"
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The score of the same number for every example."""
         predicted, labels = np.split(statistics, 2, axis=1)
         return self.score(np.concatenate([np.zeros_like(predicted), labels], axis=1))
 
@@ -93,11 +79,9 @@ class Regression(LabelledTexts):
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Predicted and true numbers of each example, `[batch, 2 numbers]`, from logits `[batch, numbers]`."""
-        parts = (values.reshape(len(labels), -1) for values in (logits, labels))
-        return np.concatenate(list(parts), axis=1, dtype=np.float64)
+        return np.concatenate([values.reshape(len(labels), -1) for values in (logits, labels)], 1, dtype=np.float64)
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The predicted number of each example, or its numbers."""
         numbers: list[list[float]] = logits.reshape(len(examples), -1).astype(np.float64).tolist()
         return numbers if isinstance(self.placeholder, list) else [values[0] for values in numbers]
 
@@ -108,31 +92,21 @@ class Regression(LabelledTexts):
         return float(np.mean([super(Regression, self).score(np.stack(pair, axis=-1)) for pair in pairs]))
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
-        """The predicted numbers of each example."""
         return [_text_of(numbers) for numbers in logits.reshape(len(labels), -1).tolist()]
 
     def reference_text(self, example: Mapping[str, Any]) -> str:
-        """The numbers of an example."""
         return _text_of(np.atleast_1d(example["labels"]).tolist())
 
     @property
     def _numbers(self) -> int:
-        """How many numbers the model predicts."""
         return int(self.config.num_labels or 1)
 
-    def _columns(self, rows: Dataset, source: str) -> tuple[str, ...] | None:
-        return columns_of_classes(rows, self._request.label_column, self.config, source)
 
-
-def _as_table(labels: Sequence[Any]) -> np.ndarray:
-    """Labels `[examples, numbers]`."""
-    return np.asarray(labels, np.float64).reshape(len(labels), -1)
-
-
-def _constant_number(labels: np.ndarray) -> int | None:
-    """The first of the numbers `[examples, numbers]` that is the same in every example, or None."""
-    constant = np.flatnonzero((labels == labels[:1]).all(0))
-    return int(constant[0]) if len(constant) else None
+def _constant_of(labels: Sequence[Any]) -> tuple[int, float] | None:
+    """The first number of the labels that is the same in every example, its index and its value; None: all vary."""
+    table = np.asarray(labels, np.float64).reshape(len(labels), -1)
+    constant = np.flatnonzero((table == table[:1]).all(0))
+    return (int(constant[0]), float(table[0, constant[0]])) if len(constant) else None
 
 
 def _text_of(numbers: Sequence[float]) -> str:
@@ -145,9 +119,6 @@ class Reranking(Regression):
     Rows with the same first text, or the same value of a column such as `query_id`, are documents of a query. Their
     labels are relevances, above zero for relevant documents. If the relevances of most queries differ, the metric is
     nDCG@10 unless the recipe names another.
-
-    Raises:
-        InputError: the maximum length leaves no room for text.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (*Regression.metrics, _NDCG, _MRR)
@@ -160,13 +131,14 @@ class Reranking(Regression):
         super().__init__(folder, request, metric)
         self._folder = folder
         self._queries: dict[str, int] = {}
-        self._template = _PairTemplate.of(folder)
-        self._texts.takes_types &= self._template is None
+        self._template: _PairTemplate | None = None
+        if isinstance(folder.model, CausalReranker) and getattr(folder.processor, "chat_template", None):
+            self._template = _PairTemplate(folder.processor, folder.model.answers, folder.path)
+            self._texts.takes_types = False
         self._set_metric(metric)
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether the model has a single output."""
         return bool(folder.config.num_labels == 1)
 
     @property
@@ -192,13 +164,17 @@ class Reranking(Regression):
         super().learn_labels(rows, source)
         queries = self._queries_of(rows, source)
         labels = self.encode_labels(rows, self._find_labels(rows, source), source)
-        if self._request.metric is None and _grouped_share(queries, labels) >= _GROUPED_SHARE:
+        of_query: dict[int, set[float]] = {}
+        for query, label in zip(queries, labels, strict=True):
+            of_query.setdefault(query, set()).add(label)
+        grouped = sum(len(of_query[query]) > 1 for query in queries)
+        if self._request.metric is None and queries and grouped / len(queries) >= _GROUPED_SHARE:
             self._set_metric(_NDCG)
             text = (
                 f"{source}: its {len(set(queries))} queries have several documents each, so that the metric is the"
                 f" {_NDCG.name} of the documents of each query (--metric spearman correlates scores and labels)"
             )
-            self.notes = (*self.notes, Note(text=text, code=NoteCode.METRIC_CHOSEN))
+            self.note(text, NoteCode.METRIC_CHOSEN)
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
         """A correlation needs different labels; an order needs a relevant document."""
@@ -226,15 +202,12 @@ class Reranking(Regression):
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
     def summarize(self, statistics: np.ndarray) -> np.ndarray:
-        """`query_scores`, if the order of documents is scored."""
         return query_scores(statistics) if self.ranks else statistics
 
     def score(self, statistics: np.ndarray) -> float:
-        """The metric from summarized statistics."""
         return self._metric.value(statistics) if self.ranks else super().score(statistics)
 
     def constant_score(self, statistics: np.ndarray) -> float | None:
-        """The score of the same answer for every example; None if the order of documents is scored."""
         return None if self.ranks else super().constant_score(statistics)
 
     def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
@@ -266,32 +239,19 @@ def query_scores(statistics: np.ndarray) -> np.ndarray:
     The gain of a document is its label, discounted by log2(1 + rank), and the sum is divided by that of the best order
     (Järvelin and Kekäläinen 2002). The reciprocal rank is that of the first document with a label above zero, or zero
     if it is not among the first ten. Documents with equal scores are sorted from the least relevant, so that the order
-    of rows has no influence.
-
-    Args:
-        statistics: score, label and number of the query of each example, `[examples, 3]`.
+    of rows has no influence. Statistics are score, label and number of the query of each example, `[examples, 3]`.
     """
     scores, labels, queries = statistics.T
     gains = np.maximum(labels, 0)
     order = np.lexsort((gains, -scores, queries))
     starts = np.flatnonzero(np.diff(queries[order], prepend=np.nan) != 0)
     values = []
-    for documents in np.split(gains[order], starts[1:]):
-        if not documents.any():
-            continue
+    for documents in filter(np.any, np.split(gains[order], starts[1:])):
         top, best = documents[:TOP], np.sort(documents)[::-1][:TOP]
         discounts = 1 / np.log2(np.arange(2, len(top) + 2))
         first = int(np.argmax(documents > 0)) + 1
         values.append((top @ discounts / (best @ discounts), 1 / first if first <= TOP else 0.0))
     return np.array(values).reshape(-1, 2)
-
-
-def _grouped_share(queries: Sequence[int], labels: Sequence[float]) -> float:
-    """Share of the rows whose query has rows with different labels."""
-    of_query: dict[int, set[float]] = {}
-    for query, label in zip(queries, labels, strict=True):
-        of_query.setdefault(query, set()).add(label)
-    return float(np.mean([len(of_query[query]) > 1 for query in queries])) if queries else 0.0
 
 
 class _PairTemplate:
@@ -303,22 +263,15 @@ class _PairTemplate:
     def __init__(self, tokenizer: Any, answers: Answers, path: Any) -> None:
         self._tokenizer, self._answers = tokenizer, answers
         self._is_structured = False
-        problem = self._problem()
-        if problem is not None:
-            self._is_structured = True
-            if self._problem() is not None:
-                text = (
-                    f"{path}: the chat template has no place for a query and a document ({problem}); save a template"
-                    " with these roles in chat_template.jinja"
-                )
-                raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="chat_template")
-
-    @classmethod
-    def of(cls, folder: ModelFolder) -> _PairTemplate | None:
-        """The template of a folder; None for a model that reads pairs without a template."""
-        if not isinstance(folder.model, CausalReranker) or not getattr(folder.processor, "chat_template", None):
-            return None
-        return cls(folder.processor, folder.model.answers, folder.path)
+        if (problem := self._problem()) is None:
+            return
+        self._is_structured = True
+        if self._problem() is not None:
+            text = (
+                f"{path}: the chat template has no place for a query and a document ({problem}); save a template with"
+                " these roles in chat_template.jinja"
+            )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="chat_template")
 
     @cached_property
     def suffix(self) -> list[int]:
@@ -337,8 +290,7 @@ class _PairTemplate:
 
     def _ids(self, query: str, document: str) -> list[int]:
         text = self._render(query, document)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _render(self, query: str, document: str) -> str:
         contents = {"system": self._answers.prompt, "query": query, "document": document}
@@ -348,11 +300,9 @@ class _PairTemplate:
             if text or role != "system"
         ]
         with quiet_transformers():
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._answers.template)
-        return text
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **self._answers.template))
 
     def _problem(self) -> str | None:
-        """Why the template cannot hold a pair, or None."""
         query, document = "a query of a pair", "the document of a pair"
         try:
             text = self._render(query, document)

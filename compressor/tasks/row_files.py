@@ -19,7 +19,7 @@ import re
 import shlex
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -31,18 +31,14 @@ from datasets import Dataset
 from compressor.config.values import PACKED, PARQUET, PLAIN_TEXT, ROW_FORMATS, TABLES, names_row_file
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
-from compressor.tasks.row_origin import RowOrigin
-from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
+from compressor.tasks.row_store import IN_MEMORY_BYTES, RowOrigin, RowStore
 from compressor.tasks.table_dialect import Dialect, find_dialect, header_evidence, proposed_names
 
-_CHUNK_BYTES = 2**21
-"""Bytes that are parsed at once; a row may not be longer."""
-_SAMPLE_BYTES = 2**16
-"""Bytes of the first rows of a table, by which its separator is known."""
+_CHUNK_BYTES = 2**21  # bytes that are parsed at once; a row may not be longer
+_SAMPLE_BYTES = 2**16  # bytes of the first rows of a table, by which its separator is known
 _SEPARATOR_LINE = re.compile(rb'"?sep=([ -~\t])"?\r?\n')
 """First line in which spreadsheets name the separator of a table."""
-_DOCUMENT = "-DOCSTART-"
-"""First column of the lines that separate documents in CoNLL."""
+_DOCUMENT = "-DOCSTART-"  # first column of the lines that separate documents in CoNLL
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for values that cannot be a column."""
 _READ_BYTES = 2**20
@@ -93,33 +89,45 @@ def _parse(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
 
 def _dialect_of(text: TextFile, suffix: str) -> Dialect:
     """The dialect of a table, by its first rows; a first line that names the separator is skipped."""
-    named = _SEPARATOR_LINE.match(text.head())
-    if named is not None:
-        text.skip_line()
+    if (named := _SEPARATOR_LINE.match(text.ahead)) is not None:
+        text.ahead = text.ahead.partition(b"\n")[2]
         return Dialect(named.group(1).decode(), True)
-    head = text.head()
-    sample = head[:_SAMPLE_BYTES].decode(errors="ignore")
-    return find_dialect(sample, suffix, is_whole=len(head) <= _SAMPLE_BYTES)
+    sample = text.ahead[:_SAMPLE_BYTES].decode(errors="ignore")
+    return find_dialect(sample, suffix, is_whole=len(text.ahead) <= _SAMPLE_BYTES)
 
 
 def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
     """The rows of a table; the first chunk may have columns alone."""
     if text.is_blank():
         return
-    _require_table(text.head())
+    _require_table(text.ahead)
     dialect = _dialect_of(text, suffix)
     if dialect.obstacle is not None:
         raise _FormatError(dialect.obstacle)
     if dialect.is_quoted:
         text.follow_quotes(dialect.separator)
     try:
-        yield from _parsed_tables(text, dialect)
+        reader = pyarrow.csv.open_csv(
+            pa.PythonFile(text, "r"),
+            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=dialect.separator,
+                quote_char='"' if dialect.is_quoted else False,
+                double_quote=dialect.is_quoted,
+                newlines_in_values=dialect.is_quoted,
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
+        )
+        names = [name.strip() or f"column {number}" for number, name in enumerate(reader.schema.names, 1)]
+        yield reader.schema.empty_table().rename_columns(names)
+        for batch in reader:
+            yield pa.Table.from_batches([batch]).rename_columns(names)
     except pa.ArrowInvalid as error:
-        _require_closed_quotes(text)
+        text.require_closed_quotes()
         if "straddling" in str(error):
             raise ValueError(f"a row is longer than {_CHUNK_BYTES >> 20} MiB") from error
         raise
-    _require_closed_quotes(text)
+    text.require_closed_quotes()
 
 
 def _require_table(head: bytes) -> None:
@@ -135,33 +143,7 @@ def _require_table(head: bytes) -> None:
         raise _FormatError("holds a JSON object per line; rename it to .jsonl")
 
 
-def _require_closed_quotes(text: TextFile) -> None:
-    """Raise _LineError for a quote that is open at the end, from which on Arrow reads a single cell."""
-    line = text.open_line
-    if line is not None:
-        raise _LineError(line, "a quote is opened here and not closed")
-
-
-def _parsed_tables(text: TextFile, dialect: Dialect) -> Iterator[pa.Table]:
-    reader = pyarrow.csv.open_csv(
-        pa.PythonFile(text, "r"),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=dialect.separator,
-            quote_char='"' if dialect.is_quoted else False,
-            double_quote=dialect.is_quoted,
-            newlines_in_values=dialect.is_quoted,
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
-    )
-    names = [name.strip() or f"column {number}" for number, name in enumerate(reader.schema.names, 1)]
-    yield reader.schema.empty_table().rename_columns(names)
-    for batch in reader:
-        yield pa.Table.from_batches([batch]).rename_columns(names)
-
-
 def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
-    """A row for each line, without blank lines at the end."""
     if text.is_blank():
         return
     blank = 0
@@ -176,6 +158,12 @@ def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
     """A row for each sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
     columns = 0
     sentence: list[list[str]] = []
+
+    def table_of(sentences: list[list[list[str]]]) -> pa.Table:
+        numbers = {"words": 0, "tags": -1} if columns > 1 else {"words": 0}
+        cells = {name: [[line[n] for line in sentence] for sentence in sentences] for name, n in numbers.items()}
+        return pa.table({name: pa.array(column, pa.list_(pa.string())) for name, column in cells.items()})
+
     for first, chunk in _line_chunks(text):
         sentences = []
         for number, line in enumerate(chunk.split("\n"), first):
@@ -188,21 +176,10 @@ def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
             elif sentence:
                 sentences.append(sentence)
                 sentence = []
-        yield from _tables_of_sentences(sentences, has_tags=columns > 1)
-    yield from _tables_of_sentences([sentence] if sentence else [], has_tags=columns > 1)
-
-
-def _tables_of_sentences(sentences: list[list[list[str]]], *, has_tags: bool) -> Iterator[pa.Table]:
-    """The table of some sentences; none without sentences."""
-    if sentences:
-        numbers = {"words": 0, **({"tags": -1} if has_tags else {})}
-        cells = pa.list_(pa.string())
-        yield pa.table(
-            {
-                name: pa.array([[line[number] for line in sentence] for sentence in sentences], cells)
-                for name, number in numbers.items()
-            }
-        )
+        if sentences:
+            yield table_of(sentences)
+    if sentence:
+        yield table_of([sentence])
 
 
 def _line_chunks(text: TextFile) -> Iterator[tuple[int, str]]:
@@ -262,7 +239,6 @@ def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
 
 
 def _obstacle(values: list[Any]) -> str | None:
-    """Why values of JSON cannot be a column, or None."""
     try:
         pa.array(values)
     except _NO_COLUMN as error:
@@ -303,6 +279,7 @@ class TextFile(io.RawIOBase):
     Attributes:
         encoding: encoding of the file.
         has_mark: whether the file begins with a byte order mark.
+        ahead: the next bytes, which stay to be read; at first at most 1 MiB of the file.
 
     Raises:
         InputError: the file is not text.
@@ -316,9 +293,12 @@ class TextFile(io.RawIOBase):
         if (problem := next((_SIGNATURES[first] for first in _SIGNATURES if head.startswith(first)), None)) is not None:
             raise self._error(problem)
         mark = next((mark for mark in _MARKS if head.startswith(mark)), b"")
-        self.encoding, self.has_mark = _MARKS[mark] if mark else _unmarked_encoding(head), bool(mark)
+        zeros = tuple(byte == 0 for byte in head[:4])
+        self.encoding, self.has_mark = _MARKS.get(mark, "utf-8"), bool(mark)
+        if not mark and len(head) % 2 == 0 and zeros in ((False, True, False, True), (True, False, True, False)):
+            self.encoding = "utf-16-le" if zeros[1] else "utf-16-be"
         self._decoder = codecs.getincrementaldecoder(self.encoding)()
-        self._ahead = self._decode(head.removeprefix(mark))
+        self.ahead = self._decode(head.removeprefix(mark))
 
     def readable(self) -> bool:
         return True
@@ -331,41 +311,33 @@ class TextFile(io.RawIOBase):
             _LineError: text follows the quote that closes a cell; see `follow_quotes`.
         """
         # Arrow takes a short read as a block, which must contain the end of a row.
-        while (missing := size - len(self._ahead)) > 0 and (fetched := self._fetch(missing)):
-            self._ahead += fetched
-        if size < 0 and not self._ahead:
-            self._ahead = self._fetch(size)
-        chunk = self._ahead if size < 0 else self._ahead[:size]
-        self._ahead = self._ahead[len(chunk) :]
+        while (missing := size - len(self.ahead)) > 0 and (fetched := self._fetch(missing)):
+            self.ahead += fetched
+        if size < 0 and not self.ahead:
+            self.ahead = self._fetch(size)
+        chunk = self.ahead if size < 0 else self.ahead[:size]
+        self.ahead = self.ahead[len(chunk) :]
         if self._quotes is not None:
             self._quotes.follow(chunk)
         return chunk
 
-    def head(self) -> bytes:
-        """The next bytes, which stay to be read; at most 1 MiB of the file."""
-        return self._ahead
-
     def is_blank(self) -> bool:
         """Whether the rest of the file is white space."""
-        while not self._ahead.strip():
+        while not self.ahead.strip():
             chunk = self._fetch(_READ_BYTES)
             if not chunk:
                 return True
-            self._ahead += chunk
+            self.ahead += chunk
         return False
-
-    def skip_line(self) -> None:
-        """Skip the next line."""
-        self._ahead = self._ahead.partition(b"\n")[2]
 
     def follow_quotes(self, separator: str) -> None:
         """Check quotes from here on."""
-        self._quotes = _Quotes(separator.encode(), self._lines - self._ahead.count(b"\n") + 1)
+        self._quotes = _Quotes(separator.encode(), self._lines - self.ahead.count(b"\n") + 1)
 
-    @property
-    def open_line(self) -> int | None:
-        """Number of the line with a quote that is not closed at the end; None if all are."""
-        return None if self._quotes is None else self._quotes.open_line
+    def require_closed_quotes(self) -> None:
+        """Raise _LineError for a quote that is open at the end, from which on Arrow reads a single cell."""
+        if self._quotes is not None and (line := self._quotes.open_line) is not None:
+            raise _LineError(line, "a quote is opened here and not closed")
 
     def _fetch(self, size: int) -> bytes:
         """The next bytes of the file as UTF-8; empty only at its end."""
@@ -390,7 +362,6 @@ class TextFile(io.RawIOBase):
         return chunk
 
     def _encoding_problem(self, error: UnicodeDecodeError) -> str:
-        """Why bytes of the file cannot be decoded, and what to do."""
         content: bytes = error.object
         if self.encoding != "utf-8":
             return f"{self.encoding.upper()}, which the file begins with; save the file as UTF-8"
@@ -409,7 +380,6 @@ class TextFile(io.RawIOBase):
         return f"UTF-8; it looks like {title} ({shown!r}): convert it by {self._conversion(name)}"
 
     def _conversion(self, name: str) -> str:
-        """The command that converts the file from an encoding."""
         path, suffix = self._path, self._path.suffix
         unpacked = path.with_suffix("") if suffix.lower() in PACKED else path
         out = shlex.quote(str(unpacked.with_name(f"{unpacked.stem}.utf8{unpacked.suffix}")))
@@ -420,14 +390,6 @@ class TextFile(io.RawIOBase):
 
     def _error(self, problem: str, **details: int) -> InputError:
         return InputError(f"{self._path}: {problem}", code=ErrorCode.FILE_UNREADABLE, path=self._path, **details)
-
-
-def _unmarked_encoding(head: bytes) -> str:
-    """The encoding of a file without a mark, by the zero bytes of its first two characters."""
-    zeros = tuple(byte == 0 for byte in head[:4])
-    if len(head) % 2 == 0 and zeros in ((False, True, False, True), (True, False, True, False)):
-        return "utf-16-le" if zeros[1] else "utf-16-be"
-    return "utf-8"
 
 
 class _Quotes:
@@ -467,11 +429,11 @@ class _Quotes:
             else:
                 continue
             if closes and text[quotes.end() : quotes.end() + 1] not in self._ends:
-                raise _LineError(
-                    self._line,
+                problem = (
                     "text follows the quote that ends a cell; double the quotes inside of a cell and put quotes around"
-                    " it, or remove them",
+                    " it, or remove them"
                 )
+                raise _LineError(self._line, problem)
         self._line += text.count(b"\n", counted)
         self._last = text[-1:] or self._last
 
@@ -534,7 +496,13 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
             doubts.append(doubt)
             columns = columns or names
             if set(names) != set(columns):
-                raise _columns_differ_error(path, names, files[0], columns)
+                listed = [", ".join(" ".join(name.split()) for name in group) for group in (names, columns)]
+                text = (
+                    f"{path}: its columns are {listed[0]}, those of {files[0].name} are {listed[1]}; rows of one folder"
+                    " need the same columns"
+                )
+                details = {"path": path, "columns": names, "expected": columns}
+                raise InputError(text, code=ErrorCode.FILE_MISMATCH, **details)
         rows = store.finish()
         formats = set(map(_format, files))
         if len(formats) == 1:
@@ -544,13 +512,13 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
     except _FormatError as error:
         raise InputError(f"{path}: {error}", code=ErrorCode.FILE_UNREADABLE, path=path, reason=str(error)) from error
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {_remedy(path, str(error))}",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            reason=one_line(error),
-            **({"line": error.line, "column": error.column} if isinstance(error, _LineError) else {}),
-        ) from error
+        remedy = "write or download the file again" if _format(path) == PARQUET else "correct the file"
+        if _format(path) in TABLES and "columns, got" in str(error):
+            remedy = "correct the row; a cell with a separator or a line end needs quotes around it"
+        text = f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {remedy}"
+        location = {"line": error.line, "column": error.column} if isinstance(error, _LineError) else {}
+        details = {"path": path, "reason": one_line(error), **location}
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, **details) from error
     finally:
         store.close()
 
@@ -570,9 +538,8 @@ def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int, str]:
         rows += table.num_rows
         store.add(table)
     if not rows:
-        raise InputError(
-            f"{path}: has no rows; give a file with at least one", code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0
-        )
+        text = f"{path}: has no rows; give a file with at least one"
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0)
     return tuple(columns), rows, doubt
 
 
@@ -591,7 +558,6 @@ def _header_doubt(path: Path, table: pa.Table) -> str:
 
 
 def _open(path: Path) -> Any:
-    """A file of rows, decompressed."""
     return _OPENERS.get(path.suffix.lower(), Path.open)(path, "rb")
 
 
@@ -612,23 +578,6 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
             raise ValueError(str(error)) from error
         code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path", code=code, path=path) from error
-
-
-def _columns_differ_error(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
-    """The error for a file of a folder whose columns are not those of the first file."""
-    listed = [", ".join(" ".join(name.split()) for name in group) for group in (names, columns)]
-    text = (
-        f"{path}: its columns are {listed[0]}, those of {first.name} are {listed[1]}; rows of one folder need the same"
-        " columns"
-    )
-    return InputError(text, code=ErrorCode.FILE_MISMATCH, path=path, columns=tuple(names), expected=tuple(columns))
-
-
-def _remedy(path: Path, reason: str) -> str:
-    """How to correct a file whose content is malformed."""
-    if _format(path) in TABLES and "columns, got" in reason:
-        return "correct the row; a cell with a separator or a line end needs quotes around it"
-    return "write or download the file again" if _format(path) == PARQUET else "correct the file"
 
 
 def _format(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,34 +11,29 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import ErrorCode, InputError, RowError
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.models.pooled_encoder import EMBEDDING, RANKING, SentenceEncoder
-from compressor.results import MetricUnit
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
-from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks
+from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, require_tokens
 from compressor.tasks.forwards import LABELS
 from compressor.tasks.labels import numbers_of
-from compressor.tasks.metrics import Metric, column_mean, pearson, spearman
+from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 
 TOP = 10
 """Number of documents that are retrieved for a query."""
-_CHUNK_ROWS = 256
-"""Queries that are compared with all documents at once."""
+_CHUNK_ROWS = 256  # queries that are compared with all documents at once
 
 Gains = dict[int, float]
 """Index of a document -> its relevance to a query, above zero."""
-_ABSENT = -1
-"""Number of the second text of an example with a single text."""
+_ABSENT = -1  # number of the second text of an example with a single text
 _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 """Names of the prompts of queries and documents, as in the library's `encode_query` and `encode_document`."""
-_RECALL = Metric("recall@10", partial(column_mean, 0), MetricUnit.POINTS, maximum=1.0)
-_NDCG = Metric("ndcg@10", partial(column_mean, 1), MetricUnit.POINTS, maximum=1.0)
-_SPEARMAN = Metric("spearman", spearman, maximum=1.0)
+_RECALL = share("recall@10", partial(column_mean, 0))
+_NDCG = share("ndcg@10", partial(column_mean, 1))
 _COSINE = Metric("cosine", partial(column_mean, 0), maximum=1.0)
 """Of single texts without labels: the mean cosine of an embedding and that of the whole model."""
 
@@ -76,22 +70,14 @@ class Judgements:
         return cls(queries[judged], documents, tuple(gains[query] for query in judged))
 
     def scores(self, queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """`ranking_scores` of the documents nearest to each query, `[queries, 2]`.
-
-        Args:
-            queries: embeddings of the first texts of all pairs, `[pairs, width]`.
-            documents: embeddings of the second texts of all pairs, `[pairs, width]`.
-        """
+        """`ranking_scores` of the documents nearest to each query, `[queries, 2]`, from embeddings `[pairs, width]`."""
         return ranking_scores(nearest(queries[self.queries], documents[self.documents]), self.gains)
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, count: int = TOP) -> np.ndarray:
     """Indices of the documents of largest cosine, `[queries, count]`, or fewer if there are fewer; the largest first.
 
-    Args:
-        queries: embeddings `[queries, width]`.
-        documents: embeddings `[documents, width]`.
-        count: number of documents.
+    Embeddings are `[queries, width]` and `[documents, width]`.
     """
     count = min(count, len(documents))
     first, second = unit_rows(queries), unit_rows(documents).T
@@ -147,7 +133,7 @@ class SentenceSimilarity(Task):
     """
 
     name = "sentence-similarity"
-    metrics: ClassVar[tuple[Metric, ...]] = (_SPEARMAN, Metric("pearson", pearson, maximum=1.0), _RECALL, _NDCG)
+    metrics: ClassVar[tuple[Metric, ...]] = (SPEARMAN, PEARSON, _RECALL, _NDCG)
     outputs = (EMBEDDING,)
     embeds = True
     label_name = "pairs"  # transformers' Trainer would divide the loss by the number of `labels`
@@ -187,13 +173,12 @@ class SentenceSimilarity(Task):
 
     @property
     def retrieves(self) -> bool:
-        """Whether the metric is one of retrieval."""
         return self._metric in (_RECALL, _NDCG)
 
     @property
     def chooser(self) -> Task:
         """A task with the metric Spearman: retrieval needs all examples at once."""
-        return SentenceSimilarity(self._folder, self._request, _SPEARMAN) if self.retrieves else self
+        return SentenceSimilarity(self._folder, self._request, SPEARMAN) if self.retrieves else self
 
     @property
     def loss_outputs(self) -> tuple[str, ...]:
@@ -213,16 +198,14 @@ class SentenceSimilarity(Task):
             text = f"{source}: every row has the label {numbers[0]:g}; give rows with values of {column!r} {wanted}"
             raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column, value=numbers[0])
 
-    def agreement_on(self, examples: Dataset) -> SentenceSimilarity:
+    def agreement_on(self, examples: Dataset) -> Task:
         """The task whose metric is the mean cosine with the embeddings of single texts, else that of the pairs."""
-        task = copy.copy(self)
-        task.scores_agreement = True
+        task = super().agreement_on(examples)
         if EMBEDDING in examples.column_names:
             task._metric = _COSINE
         return task
 
     def metric_obstacle(self, examples: Dataset) -> str | None:
-        """A correlation needs different labels; retrieval needs a relevant document."""
         if self._metric == _COSINE:
             return None
         labels = examples["labels"][:]
@@ -246,11 +229,9 @@ class SentenceSimilarity(Task):
         return self._encode_texts(rows, names, [0.0] * len(rows), source)
 
     def size_limits(self, examples: Dataset) -> tuple[int, int]:
-        """The texts of an example, and the tokens of the longest text."""
         return max(map(len, examples["input_ids"][:]), default=1), max(examples["length"][:], default=1)
 
     def input_counts(self, rows: Dataset) -> tuple[int, int]:
-        """The numbers of texts and of their tokens."""
         texts = [ids for row in rows["input_ids"][:] for ids in row]
         return len(texts), sum(map(len, texts))
 
@@ -268,7 +249,6 @@ class SentenceSimilarity(Task):
         return {**batch, self.label_name: torch.tensor(pairs, dtype=torch.float64)}
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with `labels` `[examples]` instead of `pairs`."""
         return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].float()}
 
     def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -301,9 +281,7 @@ class SentenceSimilarity(Task):
         """The cosine of each pair, or the embedding of each text; None for retrieval, which compares all texts."""
         if self.retrieves:
             return None
-        batch = self.collate(examples)
-        labels = self.pop_labels(batch, len(examples))
-        embeddings = forward(batch)
+        embeddings, labels = self.logits_and_labels(forward, examples)
         if (labels[:, 2] == _ABSENT).all():
             return {EMBEDDING: embeddings.astype(np.float32).tolist()}
         return {LABELS: cosines_of(*pair_embeddings(embeddings, labels)).tolist()}
@@ -320,21 +298,25 @@ class SentenceSimilarity(Task):
         return Judgements.of(pairs).scores(*np.split(embeddings, 2, axis=1))
 
     def _encode_texts(self, rows: Dataset, names: Sequence[str], labels: Sequence[float], source: str) -> Dataset:
-        """The tokens and the numbers of the texts of every row."""
 
         def encode(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
             texts = [list(chunk[name]) for name in names]
-            encodings = [self._tokenize(column, number) for number, column in enumerate(texts)]
+            # For retrieval, texts have the prompt of queries or of documents.
+            prompts = (_QUERY, _DOCUMENT) if self.retrieves else ((), ())
+            encodings = [
+                self._texts([self._sentence.prepare(text, *prompt) for text in column])
+                for column, prompt in zip(texts, prompts, strict=False)
+            ]
             tokens = [encoding["input_ids"] for encoding in encodings]
             for name, column in zip(names, tokens, strict=True):
-                lengths = list(map(len, column))
-                if 0 in lengths:
-                    row = start + lengths.index(0) + 1
-                    raise RowError.of(source, row, f"no text in {name!r}; fill it or remove the row", column=name)
+                require_tokens(column, [name], start, source)
+            numbers = [
+                [self._numbers.setdefault(text, len(self._numbers)) for text in row] for row in zip(*texts, strict=True)
+            ]
             columns = {
                 "input_ids": [list(row) for row in zip(*tokens, strict=True)],
-                "numbers": [[self._number(text) for text in row] for row in zip(*texts, strict=True)],
-                "query": [self._number(text) for text in texts[0]],
+                "numbers": numbers,
+                "query": [first for first, *_ in numbers],
                 "length": [max(map(len, row)) for row in zip(*tokens, strict=True)],
                 "labels": labels[start : start + len(chunk)],
             }
@@ -345,21 +327,11 @@ class SentenceSimilarity(Task):
         self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_notes)
         return encoded
 
-    def _tokenize(self, texts: Sequence[str], column: int) -> BatchEncoding:
-        """The tokens of the texts of a column, with the prompt of queries or documents for retrieval."""
-        names = (_QUERY, _DOCUMENT)[column] if self.retrieves else ()
-        return self._texts([self._sentence.prepare(text, *names) for text in texts])
-
-    def _number(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
 
 def pair_embeddings(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The embeddings of the first and of the second texts of pairs, `[pairs, width]` each.
+    """The embeddings of the first and of the second texts of pairs, `[pairs, width]` each, from `[texts, width]`.
 
-    Args:
-        embeddings: `[texts, width]`, those of a pair consecutive.
-        pairs: `[pairs, 3]`, see `SentenceSimilarity.collate`; a missing second text is replaced by the first.
+    Pairs `[pairs, 3]` are those of `SentenceSimilarity.collate`; a missing second text is replaced by the first.
     """
     counts = _text_counts(pairs)
     first = np.cumsum(counts) - counts

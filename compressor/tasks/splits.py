@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
@@ -18,12 +17,11 @@ from compressor.errors import ErrorCode, InputError, RowError
 from compressor.silence_libraries import one_line, quiet_hub
 from compressor.tasks.columns import is_text
 from compressor.tasks.row_files import is_file_name, read_rows, row_files, stem_of
-from compressor.tasks.row_origin import RowOrigin, SplitRows
+from compressor.tasks.row_store import RowOrigin, SplitRows
 
 Split = Literal["train", "eval", "test"]
 
-_SAVED = ("state.json", "dataset_dict.json")
-"""Files that `datasets` saves with a data set, without and with splits."""
+_SAVED = ("state.json", "dataset_dict.json")  # files that `datasets` saves with a data set, without and with splits
 _NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "eval": ("dev", "validation", "valid", "val", "eval", "dev_matched", "validation_matched"),
@@ -46,14 +44,19 @@ def named_splits(source: str) -> SplitRows:
         InputError: the rows cannot be read, only some files of a folder are named after a split, or the data set is
             neither on this machine nor available.
     """
+    path = Path(source)
     if not is_file_name(source):
         return SplitRows(_load_from_hub(source))
-    if not Path(source).is_dir():
-        return _divide(*read_rows([Path(source)]), source)
-    if is_saved(Path(source)):
-        return SplitRows(_load_saved(Path(source)))
-    files = row_files(Path(source))
-    by_split = files_by_split(files, source)
+    if is_saved(path):
+        try:
+            saved = load_from_disk(str(path))
+        except Exception as error:
+            # `datasets` raises errors of many types for damaged files.
+            text = f"{path}: the saved data set cannot be loaded ({one_line(error)}); save it again"
+            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path) from error
+        return SplitRows(_by_name(saved) if isinstance(saved, DatasetDict) else {"": saved})
+    files = row_files(path) if path.is_dir() else [path]
+    by_split = files_by_split(files, source) if path.is_dir() else {"": files}
     if len(by_split) == 1:
         return _divide(*read_rows(files), source)
     read = {split: read_rows(paths) for split, paths in by_split.items()}
@@ -65,10 +68,6 @@ def named_splits(source: str) -> SplitRows:
 def files_by_split(files: Iterable[Path], source: str) -> dict[str, list[Path]]:
     """The files of a folder by the split that their names begin with, such as `dev` or `dev-0`, or all under `""`.
 
-    Args:
-        files: the files.
-        source: name of the folder in error messages.
-
     Raises:
         InputError: only some files are named after a split.
     """
@@ -77,12 +76,11 @@ def files_by_split(files: Iterable[Path], source: str) -> dict[str, list[Path]]:
         usual = (names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None)
         by_split.setdefault(next(usual, ""), []).append(file)
     if len(by_split) > 1 and "" in by_split:
-        raise InputError(
+        text = (
             f"{source}: {by_split[''][0].name} is named after no split, other files are; begin its name with train, dev"
-            " or test, or move it",
-            code=ErrorCode.INVALID_VALUE,
-            path=by_split[""][0],
+            " or test, or move it"
         )
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, path=by_split[""][0])
     return by_split
 
 
@@ -99,16 +97,11 @@ def _divide(rows: Dataset, origin: RowOrigin, source: str) -> SplitRows:
         problem = "it belongs to no split; fill its column 'split' or remove the row"
         with origin.located():
             raise RowError.of(source, int(without[0]) + 1, problem, column="split")
-    selections = {name: partial(_indices_of, column, name) for name in names}
+    selections = {name: partial(lambda name: np.flatnonzero(pc.equal(column, name)), name) for name in names}
     return SplitRows(
         {name: rows.select(indices()) for name, indices in selections.items()},
         {name: origin.select(indices) for name, indices in selections.items()},
     )
-
-
-def _indices_of(column: pa.ChunkedArray, name: str) -> np.ndarray:
-    """The indices of the cells that are equal to a name."""
-    return np.flatnonzero(pc.equal(column, name))
 
 
 def pick(splits: Collection[str], split: Split) -> str | None:
@@ -129,19 +122,11 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _SAVED)
 
 
-def _load_saved(folder: Path) -> dict[str, Dataset]:
-    """The splits of a data set that `save_to_disk` wrote; without splits, all rows as `""`."""
-    try:
-        rows = load_from_disk(str(folder))
-    except Exception as error:
-        # `datasets` raises errors of many types for damaged files.
-        text = f"{folder}: the saved data set cannot be loaded ({one_line(error)}); save it again"
-        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=folder) from error
-    return {str(split): part for split, part in rows.items()} if isinstance(rows, DatasetDict) else {"": rows}
+def _by_name(splits: DatasetDict) -> dict[str, Dataset]:
+    return {str(split): rows for split, rows in splits.items()}
 
 
 def _load_from_hub(source: str) -> dict[str, Dataset]:
-    """The splits of `owner/name` or `owner/name:configuration`."""
     path, _, configuration = source.partition(":")
     try:
         with quiet_hub():
@@ -149,13 +134,12 @@ def _load_from_hub(source: str) -> dict[str, Dataset]:
     except Exception as error:
         # `datasets` and its network libraries raise errors of many types.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise InputError(
+        text = (
             f"{source}: no such file, and not a Hugging Face data set that can be loaded{offline} ({one_line(error)});"
-            " check the path or the name, or download the rows into a .tsv, .csv or .jsonl file",
-            code=ErrorCode.FILE_MISSING,
-            source=source,
-        ) from error
+            " check the path or the name, or download the rows into a .tsv, .csv or .jsonl file"
+        )
+        raise InputError(text, code=ErrorCode.FILE_MISSING, source=source) from error
     if not isinstance(splits, DatasetDict):
         text = f"{source}: a streamed data set has no rows to select; name another configuration"
         raise InputError(text, code=ErrorCode.FILE_UNREADABLE, source=source)
-    return {str(split): rows for split, rows in splits.items()}
+    return _by_name(splits)

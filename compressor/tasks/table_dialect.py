@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -14,11 +15,9 @@ import pyarrow as pa
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 """Suffix of a table -> separators that it may have, the usual one first."""
-_MOST = 0.5
-"""Minimum share of the rows with as many cells as the header, so that the rest count as faulty."""
+_MOST = 0.5  # minimum share of the rows with as many cells as the header, so that the rest count as faulty
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
-_ROWS = 1000
-"""Rows whose cells are compared with the names of their columns."""
+_ROWS = 1000  # rows whose cells are compared with the names of their columns
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,6 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
 
 
 def _header_obstacle(reading: _Reading) -> str | None:
-    """Why the header of a table does not name its columns, or None."""
     if reading.is_malformed or len(reading.widths) != 1 or len(reading.rows) < 3 or reading.columns < 2:
         return None
     (width,) = reading.widths
@@ -113,13 +111,10 @@ def _header_obstacle(reading: _Reading) -> str | None:
 
 
 def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
-    """The sample, read with a separator."""
     quoted = _rows(sample, separator, is_quoted=True, is_whole=is_whole)
-    if quoted is not None and separator != "\t":
-        return _Reading(Dialect(separator, True), quoted)
     plain = _rows(sample, separator, is_quoted=False, is_whole=is_whole) or []
     if separator != "\t":
-        return _Reading(Dialect(separator, True), plain, is_malformed=True)
+        return _Reading(Dialect(separator, True), plain if quoted is None else quoted, is_malformed=quoted is None)
     with_quotes, without = _Reading(Dialect(separator, True), quoted or []), _Reading(Dialect(separator, False), plain)
     is_needed = not without.is_regular or _is_escaped(plain)
     return with_quotes if is_needed and with_quotes.is_regular else without
@@ -133,9 +128,7 @@ def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> li
     try:
         rows.extend(row for row in reader if row)
     except csv.Error as error:
-        if is_whole or "unexpected end" not in str(error):
-            return None
-        return rows
+        return None if is_whole or "unexpected end" not in str(error) else rows
     return rows if is_whole else rows[:-1]
 
 
@@ -158,8 +151,11 @@ def header_evidence(table: pa.Table) -> str | None:
     for name in names:
         if name in table.column(name)[:_ROWS].to_pylist():
             return f"{name!r:.40} is also a value of its column"
-    number = next((name for name in names if _is_number(name)), None)
-    return None if number is None else f"{number!r} is a number"
+    for name in names:
+        with contextlib.suppress(ValueError):
+            if math.isfinite(float(name.replace(",", "."))):
+                return f"{name!r} is a number"
+    return None
 
 
 def proposed_names(table: pa.Table) -> list[str]:
@@ -170,10 +166,3 @@ def proposed_names(table: pa.Table) -> list[str]:
     label = min(remaining, key=lambda name: len(set(columns[name])), default=None)
     usual = {longest: "text", label: "label"}
     return [usual.get(name, f"column {number}") for number, name in enumerate(table.column_names, 1)]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text.replace(",", ".")))
-    except ValueError:
-        return False

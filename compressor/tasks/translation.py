@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,29 +31,26 @@ from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
 BEAMS = 5
 """Number of beams of the beam search."""
 
-_LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
-"""Name of a column that is a language: `de`, `pt_BR`."""
+_LANGUAGE = r"[a-z]{2}([-_][A-Za-z]{2,4})?"  # name of a column that is a language: `de`, `pt_BR`
 
 _BLEU = Metric("bleu", bleu, maximum=100.0)
 _LOSS = Metric("loss", mean_loss, higher_is_better=False, point=math.log(1.01))  # 1% of a perplexity
 
 
+@dataclass(frozen=True)
 class TranslationColumns(TextColumns):
-    """Columns of source and target: those with usual names, else the only two columns named by languages."""
+    """Columns with usual names, else the only columns of text whose name has a pattern.
+
+    Attributes:
+        pattern: pattern of the names, such as those of languages.
+    """
+
+    pattern: str = "(?s).*"
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of the first convention that is present, else those named by languages if they are two."""
-        languages = tuple(name for name in rows.column_names if _LANGUAGE.fullmatch(name) and is_text(rows, name))
-        return super().find_usual(rows) or (languages if len(languages) == 2 else ())
-
-
-class SourceColumns(TextColumns):
-    """The column of sources of rows without targets: one with a usual name, else the only column of text."""
-
-    def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The first usual name that is present, else the only column of text."""
-        texts = tuple(name for name in rows.column_names if is_text(rows, name))
-        return super().find_usual(rows) or (texts if len(texts) == 1 else ())
+        """The columns of the first convention that is present, else those of the pattern if they are as many."""
+        texts = tuple(name for name in rows.column_names if re.fullmatch(self.pattern, name) and is_text(rows, name))
+        return super().find_usual(rows) or (texts if (len(texts),) == self.counts else ())
 
 
 class Translation(Task):
@@ -76,8 +74,9 @@ class Translation(Task):
         description="pair of source and target",
         example="de,en",
         allows_empty=False,
+        pattern=_LANGUAGE,
     )
-    source_columns: ClassVar[TextColumns] = SourceColumns(
+    source_columns: ClassVar[TextColumns] = TranslationColumns(
         usual=(("source",), ("src",), ("source_text",), *TextColumns().usual),
         counts=(1,),
         description="source text",
@@ -89,12 +88,11 @@ class Translation(Task):
         super().__init__(metric)
         model, config = folder.model, folder.config
         if not config.is_encoder_decoder or model.main_input_name != "input_ids":
-            raise InputError(
+            text = (
                 f"{folder.path}: {type(model).__name__} is not an encoder-decoder of text, which translation needs; use"
-                " one such as Marian, BART or T5",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=folder.path,
+                " one such as Marian, BART or T5"
             )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path)
         for field in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, field, None) is None:
                 text = f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there"
@@ -126,7 +124,6 @@ class Translation(Task):
         self.notes = (Note(text=text, code=NoteCode.TEXT_COLUMNS), *self.notes)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
         return self._encode(rows, self.text_columns.find(rows, self._columns, source), source)
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
@@ -200,15 +197,13 @@ class Translation(Task):
     def _with_targets(
         self, examples: Sequence[Mapping[str, Any]], targets: Sequence[str]
     ) -> Mapping[str, Sequence[Any]]:
-        """The columns of examples that follow from their targets."""
         labels = self._texts(text_target=targets)["input_ids"]
         lengths = [max(len(example["input_ids"]), len(ids)) for example, ids in zip(examples, labels, strict=True)]
         return {LABELS: labels, "reference": targets, "length": lengths}
 
     def _translate(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         ids = beam_search(self._folder.model, forward, self._sources(examples), BEAMS, self._texts.longest)
-        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return texts
+        return list(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
 
     def _sources(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = self.collate(examples)
@@ -241,12 +236,9 @@ def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tenso
 
 
 def generation_settings(model: PreTrainedModel, beams: int, longest: int) -> GenerationConfig:
-    """The generation configuration of a model for a search without sampling and without a cache.
+    """The settings of a model, such as its special tokens, for a search without sampling and without a cache.
 
-    Args:
-        model: has special tokens, length penalty and the like.
-        beams: hypotheses kept per source.
-        longest: maximum number of tokens of a target.
+    It keeps `beams` hypotheses per source, and generates at most `longest` tokens.
     """
     settings = copy.deepcopy(model.generation_config)
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):

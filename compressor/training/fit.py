@@ -17,9 +17,9 @@ from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 from compressor.errors import DivergedError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
+from compressor.tasks.causal_lm import assign_streams
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import indices_by_length
-from compressor.tasks.segment_streams import assign_streams
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest_checkpoint
 from compressor.training.distillation import Distillation

@@ -19,7 +19,7 @@ from compressor.progress import Listener, NullListener, ProgressCallback, ignore
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.segment_streams import read, reader
+from compressor.tasks.causal_lm import read, reader
 from compressor.training import tokenizers
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit

@@ -22,8 +22,7 @@ from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from compressor.models.segments import Memories
 from compressor.tasks.base import Task
-from compressor.tasks.causal_lm import summed_loss
-from compressor.tasks.segment_streams import FILLER
+from compressor.tasks.causal_lm import FILLER, summed_loss
 from compressor.training.callbacks import StepCounter, diverged, require_finite
 from compressor.training.checkpoints import memory_file
 from compressor.training.distillation import Distillation

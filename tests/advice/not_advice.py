@@ -14,7 +14,7 @@ NOT_ADVICE: dict[str, str] = {
     "report.figures constant text #5": "a colour",
     "report.frontier Frontier._reached text": "part of a sentence of the report",
     "report.verdict verdict text": "part of a sentence of the report",
-    "tasks.several_classes SeveralClasses.learn_labels text": "a fact",
+    "tasks.labelled_rows SeveralClasses.learn_labels text": "a fact",
     "run.ladder _climb text": "the name of a stage",
     "serving.kserve constant text": "a comment in a written file",
     "engines.choose _choice text #2": "a fact, which other text continues",
@@ -26,7 +26,7 @@ NOT_ADVICE: dict[str, str] = {
     "config.rules _subject text": "the steps that a message is about",
     "latency.artifacts _plot_slowdowns text": "the style of a line",
     "studies.figures lines_with_ranges text": "the style of a line",
-    "tasks.segment_streams Streams.__init__ text": "a fact",
+    "tasks.causal_lm Streams.__init__ text": "a fact",
     "serving.tensorrt_engines constant text": "a flag of Triton's server, which a note names",
 }
 """Key -> why following it is not tested."""

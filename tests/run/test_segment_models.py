@@ -21,7 +21,7 @@ from compressor.results import FLOAT_STAGES, NoteCode, ProofStage
 from compressor.targets import target
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import open_data
-from compressor.tasks.segment_streams import read, reader
+from compressor.tasks.causal_lm import read, reader
 from compressor.units import find_sites
 from graph_passes import Plan, save
 from graph_passes import load as load_graph

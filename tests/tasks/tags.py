@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from compressor.model_folder import ModelFolder
-from compressor.tasks.token_classification import TokenClassification
+from compressor.tasks.token_labels import TokenClassification
 from tests.folders import rows_config
 from tests.tasks.questions import wordpieces
 

@@ -55,7 +55,7 @@ def parts_of(row: dict[str, list[int]]) -> list[list[int]]:
     return texts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(LENGTHS, LENGTHS, st.integers(1, 2), st.integers(0, 5))
 def test_every_row_becomes_parts_of_two_rows_with_lengths_of_the_pattern(
     lengths: list[int], wanted: list[int], texts: int, seed: int

@@ -52,7 +52,7 @@ def drawn_lengths(rows: Sequence[Feeds]) -> list[int]:
     return [feeds["input_ids"].shape[1] for feeds in rows]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(LENGTHS, LENGTHS, st.integers(1, 20), st.integers(0, 3))
 def test_each_training_row_is_drawn_at_most_once(
     train: list[int], evaluation: list[int], count: int, seed: int
@@ -63,7 +63,7 @@ def test_each_training_row_is_drawn_at_most_once(
     assert [train[number] for number in numbers(rows)] == drawn_lengths(rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 200), st.randoms())
 def test_as_many_rows_are_kept_as_the_tokens_allow(lengths: list[int], tokens: int, random: Random) -> None:
     rows = random.sample(range(len(lengths)), len(lengths))

@@ -17,7 +17,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
 from compressor.results import NoteCode
 from compressor.tasks import open_data, statistics
-from compressor.tasks.fill_mask import FillMask
+from compressor.tasks.token_labels import FillMask
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import SIZES, WORDS, rows_config
@@ -44,7 +44,7 @@ def encode(task: FillMask, *texts: str) -> Dataset:
     return task.encode(Dataset.from_dict({"text": list(texts)}), "rows")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4))
 def test_masks_depend_on_the_row_alone(filler: ModelFolder, texts: list[str]) -> None:
     task = task_of(filler)

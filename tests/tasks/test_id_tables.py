@@ -118,7 +118,7 @@ def check(folder: ModelFolder, **columns: Any) -> None:
 
 
 def open_data_task(folder: ModelFolder) -> Any:
-    from compressor.tasks.registry import make_task
+    from compressor.tasks.base import make_task
 
     return make_task(folder, folders.rows_config("f"))
 

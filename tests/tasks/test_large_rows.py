@@ -18,7 +18,7 @@ from datasets import Dataset
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder
-from compressor.tasks.registry import make_task
+from compressor.tasks.base import make_task
 from compressor.tasks.row_files import read_rows
 from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
@@ -34,7 +34,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
 
 
 def test_a_file_is_read_in_blocks_as_it_is_at_once(tmp_path: Path) -> None:
-    texts = [f"{number} " + "ü" * (number % 997) for number in range(20_000)]
+    texts = [f"{number} " + "ü" * (number % 997) for number in range(5_000)]
     rows = [{"label": str(number % 2), "text": text} for number, text in enumerate(texts)]
     contents = {
         "a.tsv": "label\ttext\n" + "".join(f"{row['label']}\t{row['text']}\n" for row in rows),
@@ -58,14 +58,12 @@ def test_a_fault_behind_the_first_block_names_its_line(tmp_path: Path) -> None:
 
 def test_types_of_later_rows_are_joined_to_those_of_earlier_ones(tmp_path: Path) -> None:
     parts = [{"text": LONG, "label": 1, "note": None}, {"text": LONG, "label": 0.5, "note": "c"}, {"text": "d"}]
-    path = write_file(tmp_path / "a.jsonl", "".join((json.dumps(part) + "\n") * 3000 for part in parts))
+    path = write_file(tmp_path / "a.jsonl", "".join((json.dumps(part) + "\n") * 2500 for part in parts))
     rows, _ = read_rows([path], in_memory=2**20)
-    assert len(rows) == 9000
+    assert len(rows) == 7500
     assert rows[0] == {"text": LONG, "label": 1.0, "note": None}
-    assert rows[8999] == {"text": "d", "label": None, "note": None}
-    path = write_file(
-        tmp_path / "b.jsonl", json.dumps({"text": LONG}) + "\n" + '{"text": "a"}\n' * 200_000 + '{"text": 1}\n'
-    )
+    assert rows[7499] == {"text": "d", "label": None, "note": None}
+    path = write_file(tmp_path / "b.jsonl", (json.dumps({"text": LONG}) + "\n") * 3000 + '{"text": 1}\n')
     with fails_with(ErrorCode.FILE_UNREADABLE, path=path):
         read_rows([path])
 
@@ -146,7 +144,7 @@ def test_reading_holds_a_fraction_of_a_large_file(tmp_path: Path) -> None:
 def test_encoding_many_rows_holds_no_more_than_few(classifier: ModelFolder) -> None:
     task = make_task(classifier, RowsConfig(max_length=16))
     peaks = []
-    for count in (100, 6000, 12_000):
+    for count in (100, 2500, 5000):
         rows = Dataset.from_dict({"text": ["good bad film"] * count})
         tracemalloc.start()
         task.encode_unlabelled(rows, "rows")

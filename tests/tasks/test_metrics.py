@@ -32,7 +32,7 @@ WORDS = [*"one two dog cat house red blue big".split(), "Two", ",", "dog's", "1,
 SENTENCES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(CLASSES)
 def test_metrics_of_classes_agree_with_their_definition(pairs: list[tuple[int, int]]) -> None:
     statistics = np.array(pairs, np.float64)
@@ -68,7 +68,7 @@ def test_a_resample_of_blocks_is_scored_as_its_text(blocks: list[tuple[float, in
     assert bits_per_token(resample) == pytest.approx(math.log2(perplexity(resample)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=8), st.integers(0, 99))
 def test_counts_of_any_rows_give_the_bleu_of_sacrebleu(pairs: list[tuple[str, str]], seed: int) -> None:
     counts = np.stack([bleu_counts(*pair) for pair in pairs])

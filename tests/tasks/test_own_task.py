@@ -183,9 +183,7 @@ def test_an_error_in_its_code_is_one_of_the_task(
         ("encode(self, rows, source)", None),
         ("encode(self, rows, source)", "rows"),
         ("collate(self, examples)", None),
-        ("per_example(self, logits, labels)", None),
-        ("per_example(self, logits, labels)", "labels"),
-        ("per_example(self, logits, labels)", "logits[:0]"),
+        pytest.param("per_example(self, logits, labels)", "labels", marks=pytest.mark.zoo),
     ],
 )
 def test_a_method_that_returns_something_else_is_a_usage_error(
@@ -203,6 +201,17 @@ def test_a_method_that_returns_something_else_is_a_usage_error(
     assert (result.code, result.error_code) == (2, ErrorCode.TASK_FAILED), result.err
     name = method.partition("(")[0]
     assert (result.details["field"], result.details["value"]) == ("task", f"tags:Spam.{name}")
+
+
+@pytest.mark.parametrize("value", ["None", "labels", "logits[:0]"])
+def test_sums_that_are_not_those_of_each_example_are_a_usage_error(
+    value: str, path: Path, classifier: ModelFolder, tmp_path: Path
+) -> None:
+    write_module(path, f"{SPAM}\n    def per_example(self, logits, labels):\n        return {value}\n")
+    rows = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tgood film" for number in range(8)))
+    data = open_data(rows_config(rows, rows, rows), load(classifier.path, task="tags:Spam"))
+    with fails_with(ErrorCode.TASK_FAILED, UsageError, field="task", value="tags:Spam.per_example"):
+        statistics(data.task, data.test, forward_of(classifier.model))
 
 
 @pytest.mark.parametrize("labels", [None, torch.zeros(2), torch.tensor(0)])

@@ -199,7 +199,7 @@ TASKS = {make: task_of(make()) for make in (wordpieces, byte_pieces)}
 
 
 @pytest.mark.parametrize("tokenizer", TASKS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(CONTEXTS, st.text("ab ", min_size=1, max_size=40).filter(str.strip))
 def test_windows_lose_nothing_of_a_context(tokenizer: Any, context: str, question: str) -> None:
     task = TASKS[tokenizer]
@@ -216,7 +216,7 @@ def test_windows_lose_nothing_of_a_context(tokenizer: Any, context: str, questio
 
 
 @pytest.mark.parametrize("tokenizer", TASKS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(CONTEXTS, st.data())
 def test_the_tokens_of_an_answer_give_its_text(tokenizer: Any, context: str, draw: st.DataObject) -> None:
     """This holds in every window with the whole answer; in other windows the label is the first token."""
@@ -244,7 +244,7 @@ def test_the_best_span_is_the_best_of_all(logits: list[tuple[int, int]], longest
     assert score == start[first] + end[last] == max(start[i] + end[j] for i, j in spans)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 999))
 def test_the_prediction_is_the_best_span_of_any_window(words: int, seed: int) -> None:
     """Compared with all windows and spans; neither question, special tokens nor padding can be predicted."""

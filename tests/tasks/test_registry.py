@@ -12,10 +12,9 @@ from compressor.config.tasks import TASKS, TaskEntry
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load, model_class
 from compressor.results import MetricUnit
-from compressor.tasks import make_task, registry, task_classes
-from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks import base, make_task, task_classes
+from compressor.tasks.causal_lm import CausalLM, CharacterStreams, Streams
 from compressor.tasks.classification import TextClassification
-from compressor.tasks.segment_streams import CharacterStreams, Streams
 from compressor.training.tokenizers import characters
 from tests import folders, language
 from tests.faults import fails_with
@@ -35,7 +34,7 @@ def test_a_task_of_a_new_name_loads_the_model_class_of_its_entry(
 
     monkeypatch.setitem(sys.modules, "toy", SimpleNamespace(ToyDetection=ToyDetection))
     entries = (*TASKS, TaskEntry("toy-detection", "toy:ToyDetection", "text-classification"))
-    for module in (registry, model_class):
+    for module in (base, model_class):
         monkeypatch.setattr(module, "TASKS", entries)
         monkeypatch.setattr(module, "TASK_NAMES", tuple(entry.name for entry in entries))
     folder = load(classifier.path, task="toy-detection")

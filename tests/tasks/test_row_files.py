@@ -27,7 +27,7 @@ from tests.faults import fails_with
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
 FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".conll")
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -262,7 +262,11 @@ def test_quotes_that_are_open_at_the_end_are_known(rows: list[list[str]], size: 
         file.follow_quotes(",")
         while file.read(size):
             pass
-        return file.open_line
+        try:
+            file.require_closed_quotes()
+        except ValueError as error:
+            return int(getattr(error, "line"))  # noqa: B009 - of a private class
+        return None
 
     assert open_line(content) is None
     last = content.removesuffix(b'"\r\n')

@@ -17,7 +17,7 @@ from compressor.model_folder import ModelFolder
 from compressor.tasks import open_data
 from compressor.tasks.images import read_pixels
 from compressor.tasks.raw_texts import read_texts
-from compressor.tasks.row_origin import RowOrigin
+from compressor.tasks.row_store import RowOrigin
 from compressor.tasks.scoring import draw_rows
 from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
@@ -74,6 +74,7 @@ def test_a_drawn_row_has_its_number_in_the_file(classifier: ModelFolder, tmp_pat
         open_data(rows_config(train, evaluation, evaluation), classifier, drawn_rows=10)
 
 
+@pytest.mark.zoo  # it takes long to write and to read that many rows of words
 def test_a_drawn_row_of_words_has_its_number_in_its_file(tmp_path: Path) -> None:
     bad = 4_000
     (tmp_path / "train").mkdir()

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from compressor.errors import ErrorCode
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Task, make_task, open_data
-from compressor.tasks.segment_streams import FILLER, CharacterStreams, Streams, assign_streams, read, reader
+from compressor.tasks.causal_lm import FILLER, CharacterStreams, Streams, assign_streams, read, reader
 from compressor.training.tokenizers import characters, words
 from tests import folders, language
 from tests.faults import fails_with
@@ -47,7 +47,7 @@ def encode(task: Task, text: str) -> Dataset:
     return task.encode(Dataset.from_dict({"text": text.rstrip("\n").split("\n")}), "text")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lines=st.integers(1, 9), segment=st.integers(1, 12), seed=st.integers(0, 99))
 def test_every_token_but_the_first_is_a_target_once(lines: int, segment: int, seed: int) -> None:
     folder = language.folder()
@@ -61,7 +61,7 @@ def test_every_token_but_the_first_is_a_target_once(lines: int, segment: int, se
     assert all(len(row["input_ids"]) == segment + 1 for row in list(rows)[:-1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=st.integers(1, 200), side_by_side=st.integers(1, 20), whole=st.booleans())
 def test_streams_are_sections_of_the_text(rows: int, side_by_side: int, whole: bool) -> None:
     if not whole and rows < side_by_side:
@@ -128,7 +128,7 @@ def test_bits_per_character_equal_the_logarithm_of_the_perplexity() -> None:
     assert task.chooser.score(measured) == task.score(measured)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=st.text(st.sampled_from(LETTERS + LETTERS.upper() + " \n.,0é"), max_size=40))
 def test_characters_are_a_to_z_and_the_space(text: str) -> None:
     tokenizer = characters()
@@ -191,7 +191,7 @@ def test_a_text_of_some_unknown_letters_is_read() -> None:
     assert len(encode(letter_streams(), "für, 1 2 3 Leute.\n" * 9))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lines=st.lists(st.text(st.sampled_from("abZ .0"), max_size=4), min_size=1, max_size=12), chunk=st.integers(1, 4))
 def test_chunks_of_letters_join_to_the_whole_text(lines: list[str], chunk: int) -> None:
     class SmallChunks(CharacterStreams):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from compressor.tasks.base import Forward
-from compressor.tasks.token_classification import entities_of
+from compressor.tasks.token_labels import entities_of
 from tests.tasks.questions import byte_pieces, wordpieces
 from tests.tasks.tags import ROW, TAGS, encode, metaspace, task_of
 
 
 @pytest.mark.parametrize("tokenizer", [wordpieces(), byte_pieces(), metaspace()], ids=["words", "bytes", "spaces"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(words=st.lists(st.text("abexy", min_size=1, max_size=4), min_size=1, max_size=6), data=st.data())
 def test_answers_have_the_words_of_entities(
     tokenizer: PreTrainedTokenizerFast, words: list[str], data: st.DataObject

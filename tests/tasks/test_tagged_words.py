@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics import f1_score
 
-from compressor.tasks.token_classification import Entity, entities_of, entity_counts, entity_f1, is_entity_tag
+from compressor.tasks.token_labels import Entity, entities_of, entity_counts, entity_f1, is_entity_tag
 
 TYPES = ("PER", "LOC", "A-B")
 TAGS = ("O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in TYPES))
@@ -47,7 +47,7 @@ def spans(draw: st.DrawFn) -> tuple[int, list[Entity]]:
     return words, entities
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(spans(), st.sampled_from(["IOB1", "IOB2", "IOBES"]))
 def test_entities_survive_every_scheme(example: tuple[int, list[Entity]], scheme: str) -> None:
     words, entities = example
@@ -65,7 +65,7 @@ def test_entities_survive_every_scheme(example: tuple[int, list[Entity]], scheme
     assert entities_of(tags) == entities
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEQUENCES)
 def test_entities_cover_the_words_that_are_not_outside(tags: list[str]) -> None:
     covered = [index for entity in entities_of(tags) for index in range(entity.start, entity.end)]
@@ -74,7 +74,7 @@ def test_entities_cover_the_words_that_are_not_outside(tags: list[str]) -> None:
         assert {tags[index].partition("-")[2] for index in range(entity.start, entity.end)} == {entity.type}
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(SEQUENCES.flatmap(lambda tags: st.permutations(tags).map(lambda other: (tags, other))), min_size=1))
 def test_f1_is_that_of_seqeval(rows: list[tuple[list[str], list[str]]]) -> None:
     expected, predicted = ([list(row[side]) for row in rows] for side in (0, 1))

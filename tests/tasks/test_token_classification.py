@@ -19,7 +19,7 @@ from compressor.tasks import open_data, statistics
 from compressor.tasks.divergence import divergence
 from compressor.tasks.raw_texts import read_texts
 from compressor.tasks.row_files import read_rows
-from compressor.tasks.token_classification import TokenClassification
+from compressor.tasks.token_labels import TokenClassification
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.questions import WORD, byte_pieces, forward_of, wordpieces
@@ -36,7 +36,7 @@ def test_the_first_piece_of_a_word_has_its_tag() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [wordpieces(), byte_pieces(), metaspace()], ids=["words", "bytes", "spaces"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(words=st.lists(WORD, min_size=1, max_size=4))
 def test_words_have_the_tokens_of_their_text(tokenizer: PreTrainedTokenizerFast, words: list[str]) -> None:
     task = task_of(tokenizer, max_length=60)
@@ -163,7 +163,7 @@ TAGS_CELL = (
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.fixed_dictionaries({"words": WORDS_CELL, "tags": TAGS_CELL}), min_size=1, max_size=3))
 def test_any_rows_are_encoded_or_give_one_error(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     path = Path(jsonl(tmp_path / "a.jsonl", *rows))

@@ -104,7 +104,7 @@ def test_bleu_of_the_references_is_100(translator: ModelFolder, trained_translat
 def test_translations_equal_those_of_the_model(make: Callable[[], PreTrainedModel], tmp_path: Path) -> None:
     """Translations without a cache, with the encoder run at every step, equal those of `generate` in the same order."""
     folder = load(save(make(), tmp_path / "model"), task="translation")
-    data = open_pairs(folder, tsv(tmp_path / "a.tsv", *("\t".join(sentence(seed)) for seed in range(9))))
+    data = open_pairs(folder, tsv(tmp_path / "a.tsv", *("\t".join(sentence(seed)) for seed in range(3))))
     model: Any = folder.model
     expected = []
     for row in data.test:
@@ -113,7 +113,7 @@ def test_translations_equal_those_of_the_model(make: Callable[[], PreTrainedMode
         generated = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
         expected.append(str(tokenizer().decode(generated[0], skip_special_tokens=True)))
     counts = statistics(data.task, data.test, forward_of(folder.model), 4)
-    assert counts.shape == (9, 10)
+    assert counts.shape == (3, 10)
     assert data.task.score(counts) == sacrebleu.corpus_bleu(expected, [list(data.test["reference"])]).score
     assert np.array_equal(counts[:, 0], [bleu_counts(text, "")[0] for text in expected])
 
@@ -133,12 +133,13 @@ def test_the_length_penalty_of_the_model_applies(translator: ModelFolder, traine
 def test_gated_heads_change_the_translations(translator: ModelFolder, trained_translator: Path) -> None:
     data = open_pairs(translator, str(trained_translator / "rows.tsv"))
     forward = forward_of(translator.model)
-    dense = statistics(data.task, data.test, forward)
+    rows = data.test.select(range(6))
+    dense = statistics(data.task, rows, forward)
     assert data.task.score(dense) > 40
     with hooked(translator.model, lambda name, out: out * 0):
-        gated = statistics(data.task, data.test, forward)
+        gated = statistics(data.task, rows, forward)
     assert not np.array_equal(dense, gated)
-    assert np.array_equal(dense, statistics(data.task, data.test, forward))
+    assert np.array_equal(dense, statistics(data.task, rows, forward))
 
 
 def test_the_loss_equals_that_of_the_model(translator: ModelFolder, trained_translator: Path) -> None:

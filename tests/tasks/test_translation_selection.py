@@ -34,12 +34,12 @@ POOLS = {"model": 3, "bidirectional": 1, "causal": 1, "cross": 1}
 """Pool -> heads of it to keep, of six heads of the model and two of each kind."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data(translator: ModelFolder, trained_translator: Path) -> Data:
     return open_pairs(translator, str(trained_translator / "rows.tsv"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sites(translator: ModelFolder, data: Data) -> list[Site]:
     return find_sites(translator.model, data.task.collate(list(data.train.select(range(2)))))
 

@@ -8,7 +8,7 @@ import pytest
 
 from compressor.config.methods import METHODS
 from compressor.selection.learn import learn
-from compressor.tasks.segment_streams import read, reader
+from compressor.tasks.causal_lm import read, reader
 from compressor.units import gated
 from tests import language
 from tests.quick_cases import quick

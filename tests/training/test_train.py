@@ -14,7 +14,7 @@ from compressor.errors import DivergedError, ErrorCode, InputError, UsageError
 from compressor.model_folder import load
 from compressor.results import NoteCode
 from compressor.tasks import open_data
-from compressor.tasks.segment_streams import read, reader
+from compressor.tasks.causal_lm import read, reader
 from compressor.training.train import FILE_NAME, TrainingResult, schedule_of, train
 from tests import language
 from tests.faults import fails_with

@@ -365,9 +365,9 @@ def _(w: World) -> None:
     w.right("sites", "dense.onnx")
 
 
-@advice("tasks.segment_streams Streams text", zoo=True)
+@advice("tasks.causal_lm Streams text", zoo=True)
 def _(w: World) -> None:
-    from compressor.tasks.segment_streams import Streams
+    from compressor.tasks.causal_lm import Streams
 
     (part,) = w.site.texts
     assert part in Streams._remedy

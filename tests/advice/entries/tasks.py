@@ -46,7 +46,7 @@ def question_rows(w: World) -> str:
     return jsonl(w.file("questions.jsonl"), *rows)
 
 
-@advice("tasks.causal_lm CausalLM.__init__ out-of-range")
+@advice("tasks.causal_lm CausalLM.__init__ text")
 def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("text.txt", *("the good film was very good and not at all bad ever" for _ in range(40)))
@@ -55,14 +55,15 @@ def _(w: World) -> None:
     w.right(*command, "8")
 
 
-@advice("tasks.columns TextColumns._check_count invalid-value")
+@advice("tasks.columns TextColumns._check_count text")
+@advice("tasks.columns TextColumns._check_count text #2")
 def _(w: World) -> None:
     command = w.keep_one("--text-columns")
     w.fails(*command, "text,text,label")
     w.right(*command, "text")
 
 
-@advice("tasks.columns TextColumns._check_count missing-value")
+@advice("tasks.columns TextColumns._check_count text #3")
 def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("pairs.tsv", "premise\thypothesis", *(f"the good film {n}\tit is good {n}" for n in range(40)))
@@ -78,7 +79,7 @@ def advised(message: str) -> list[str]:
     return shlex.split(message.rpartition("(")[2].rstrip(")"))
 
 
-@advice("tasks.columns TextColumns._check_count text")
+@advice("tasks.columns TextColumns._check_count text #4")
 def _(w: World) -> None:
     w.rows("named.tsv", "label\tremark", *TEXTS)
     command = ("model", "--data", "named.tsv", *SHORT)
@@ -86,7 +87,7 @@ def _(w: World) -> None:
     w.right(*command, *advised(str(error)))
 
 
-@advice("tasks.columns TextColumns._check_text invalid-rows")
+@advice("tasks.columns TextColumns.find text")
 def _(w: World) -> None:
     w.file("rows.jsonl").write_text(
         "".join(f'{{"label": {n % 2}, "text": {n}, "body": "good {n}"}}\n' for n in range(40))
@@ -106,7 +107,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("tasks.data _open_further contradiction")
+@advice("tasks.data _Reading._open_further text")
 def _(w: World) -> None:
     from compressor.model_folder import load
     from compressor.tasks import open_data
@@ -117,7 +118,7 @@ def _(w: World) -> None:
     w.right(open_data, folders.rows_config("rows.tsv"), folder)
 
 
-@advice("tasks.encoding TextTokenizer.__init__ out-of-range", zoo=True)
+@advice("tasks.encoding TextTokenizer.__init__ text", zoo=True)
 def _(w: World) -> None:
     translations.save(translations.marian(), w.file("marian"))
     pairs = translations.tsv(w.file("pairs.tsv"), *("\t".join(translations.sentence(seed)) for seed in range(40)))
@@ -137,7 +138,7 @@ def _(w: World) -> None:
     w.right(*command, "16")
 
 
-@advice("tasks.fill_mask FillMask.__init__ unsupported-model")
+@advice("tasks.token_labels FillMask.__init__ text")
 def _(w: World) -> None:
     import transformers as hf
 
@@ -153,7 +154,7 @@ def _(w: World) -> None:
     w.right("bart", "--task", "translation", "--data", "pairs.tsv", *SHORT)
 
 
-@advice("tasks.image_classification ImageClassification.__init__ out-of-range")
+@advice("tasks.images ImageClassification.__init__ text")
 def _(w: World) -> None:
     pictures.write_folder(w.file("images"), 12)
     pictures.save_classifier(w.file("vit"))
@@ -172,14 +173,14 @@ def picture_rows(w: World, **columns: list[Any]) -> tuple[str, ...]:
     return ("vit", "--data", "images.jsonl", *SHORT)
 
 
-@advice("tasks.images image_column column-missing")
+@advice("tasks.images image_column text")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command)
     w.right(*command, "--image-column", "photo")
 
 
-@advice("tasks.images image_column invalid-rows")
+@advice("tasks.images image_column text #2")
 def _(w: World) -> None:
     command = picture_rows(w)
     w.fails(*command, "--image-column", "size")
@@ -221,7 +222,7 @@ def _(w: World) -> None:
     w.right(*command[:-3], "--stride", "8", "--max-length", "24")
 
 
-@advice("tasks.registry make_task unsupported-model")
+@advice("tasks.base make_task text #2")
 def _(w: World) -> None:
     import transformers as hf
 
@@ -230,7 +231,7 @@ def _(w: World) -> None:
     w.clear("file-mismatch", "chooser", "--task", "text-classification", "--data", "rows.tsv", *SHORT)
 
 
-@advice("tasks.registry make_task unknown-name")
+@advice("tasks.base make_task text #3")
 def _(w: World) -> None:
     w.fails(*w.keep_one("--metric", "bleu"))
     w.right(*w.keep_one("--metric", "f1"))
@@ -248,14 +249,14 @@ def own_task(w: World, **changes: tuple[str, str]) -> tuple[str, ...]:
     return ("model", "--data", "rows.tsv", *SHORT, "--task", f"{name}:Tags")
 
 
-@advice("tasks.registry make_task task-failed")
+@advice("tasks.base make_task text #4")
 def _(w: World) -> None:
     command = own_task(w, init=("    def _names(", "    def __init__(self):\n        pass\n\n    def _names("))
     w.fails(*command)
     w.right(*own_task(w))
 
 
-@advice("tasks.registry _task_class unsupported-model")
+@advice("tasks.base make_task text")
 def _(w: World) -> None:
     refusing = "    @classmethod\n    def accepts(cls, folder):\n        return False\n\n    def _names("
     w.fails(*own_task(w, accepts=("    def _names(", refusing)))
@@ -278,7 +279,7 @@ def _(w: World) -> None:
     w.right(Metric("count", len).value, torch.zeros(3, 2).numpy())
 
 
-@advice("tasks.data read_splits missing-value")
+@advice("tasks.data read_splits text")
 def _(w: World) -> None:
     from compressor.model_folder import load
     from compressor.tasks import open_data
@@ -288,16 +289,16 @@ def _(w: World) -> None:
     w.right(open_data, folders.rows_config("rows.tsv"), folder)
 
 
-@advice("tasks.segment_streams assign_streams too-few-rows")
+@advice("tasks.causal_lm assign_streams text")
 def _(w: World) -> None:
-    from compressor.tasks.segment_streams import assign_streams
+    from compressor.tasks.causal_lm import assign_streams
 
     w.fails(lambda: assign_streams(3, 4, whole=False))
     w.right(lambda: assign_streams(3, 3, whole=False))
     w.right(lambda: assign_streams(4, 4, whole=False))
 
 
-@advice("tasks.token_classification TokenClassification.__init__ label-mismatch", zoo=True)
+@advice("tasks.token_labels TokenClassification.__init__ text", zoo=True)
 def _(w: World) -> None:
     command = (tagger(w, ("O", "place", "I-LOC", "B-LOC")), "--data", sentences(w), *SHORT)
     w.fails(*command)
@@ -307,7 +308,7 @@ def _(w: World) -> None:
     w.right(tagger(w), *command[1:])
 
 
-@advice("tasks.token_classification TokenClassification.encode invalid-rows")
+@advice("tasks.token_labels TokenClassification.encode text #2")
 def _(w: World) -> None:
     plain = [{"words": ["who", "built", "the"], "tags": ["O", "O", "O"]} for _ in range(12)]
     late = [{"words": ["who"] * 6 + ["rome"], "tags": ["O"] * 6 + ["B-LOC"]} for _ in range(12)]
@@ -319,7 +320,7 @@ def _(w: World) -> None:
     w.right(*command, "late.jsonl", "--max-length", "16")
 
 
-@advice("tasks.token_classification TokenClassification._find_words column-missing")
+@advice("tasks.token_labels TokenClassification.encode text")
 def _(w: World) -> None:
     command = (tagger(w), *SHORT, "--data")
     w.fails(*command, sentences(w, "words", "pieces"))
@@ -327,7 +328,7 @@ def _(w: World) -> None:
     w.right(*command, tags.conll(w.file("rows.conll"), *(tags.sentence(seed) for seed in range(24))))
 
 
-@advice("tasks.data _encode_unlabelled file-mismatch")
+@advice("tasks.data _Reading._open_further text #2")
 def _(w: World) -> None:
     rows = [f"the {word} film\tit is {word}" for word in folders.WORDS]
     w.rows("pairs.tsv", "text_a\ttext_b", *rows)
@@ -339,7 +340,7 @@ def _(w: World) -> None:
     w.right(*command, "renamed.tsv", "--text-columns", "text")
 
 
-@advice("tasks.data _encode_unlabelled code")
+@advice("tasks.data _Reading._open_further text #3")
 def _(w: World) -> None:
     from compressor.tasks import Task
     from compressor.tasks.question_answering import QuestionAnswering
@@ -360,7 +361,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--text-columns", "text"))
 
 
-@advice("tasks.data _repeated_rows text", zoo=True)
+@advice("tasks.data _Reading._note_repeated text", zoo=True)
 def _(w: World) -> None:
     words = folders.WORDS
     rows = [f"{n % 2}\t{words[n % 20]} {words[n // 20]} film" for n in range(400)]
@@ -372,7 +373,7 @@ def _(w: World) -> None:
         w.right(*command, f"--{split}-data", "new.tsv")
 
 
-@advice("tasks.data _set_aside text")
+@advice("tasks.data _Reading._set_aside text")
 def _(w: World) -> None:
     folders.save(folders.gpt2(), w.file("gpt2"))
     w.rows("one.txt", "the good film")
@@ -417,14 +418,14 @@ def _(w: World) -> None:
     w.right(check, 8)
 
 
-@advice("tasks.labels columns_of_classes label-mismatch")
+@advice("tasks.labels columns_of_classes text")
 def _(w: World) -> None:
     command = (several(w), "--data", "classes.tsv", *SHORT, "--label-column")
     w.fails(*command, "loud,sad")
     w.right(*command, "loud,long,sad")
 
 
-@advice("tasks.labels no_columns column-missing")
+@advice("tasks.labels no_columns text")
 def _(w: World) -> None:
     folder = several(w)
     lines = w.file("classes.tsv").read_text().splitlines()[1:]
@@ -455,7 +456,7 @@ def _(w: World) -> None:
     w.right(*command, "columns.tsv", "--label-column", "loud,long,sad")
 
 
-@advice("tasks.labelled_rows ClassLabels.__init__ unsupported-model")
+@advice("tasks.labelled_rows ClassLabels.__init__ text")
 def _(w: World) -> None:
     from compressor.model_folder import load
     from compressor.tasks.classification import TextClassification
@@ -476,7 +477,7 @@ def _(w: World) -> None:
     w.right(*command, "--metric", "spearman")
 
 
-@advice("tasks.data _answer text")
+@advice("tasks.data _Reading._answer text")
 def _(w: World) -> None:
     words = ("good", "bad", "film", "plot")
     w.rows("verdicts.tsv", "verdict\ttext", *(f"{n % 2}\tthe {words[n % 4]} {words[n % 3]} film" for n in range(40)))

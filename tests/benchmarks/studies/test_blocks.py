@@ -19,8 +19,8 @@ from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
+from compressor.tasks.causal_lm import read, reader
 from compressor.tasks.scoring import statistics
-from compressor.tasks.segment_streams import read, reader
 from compressor.units import Site, find_sites, keep_all
 from tests import folders, language
 from tests.faults import fails_with
