@@ -421,40 +421,6 @@ class Throughput(SizedRow):
     compressed: RowRates
 
 
-class GenerationSpeed(Row):
-    """Times of one kind of call of a model that generates, dense and compressed in turn.
-
-    A call of the `prompt` reads the first `seq` tokens of each text, with the encoder where there is one; a call of the
-    `token` computes one more token of each text after `seq` tokens.
-    """
-
-    phase: Literal["prompt", "token"]
-    speed: Speed
-
-    @property
-    def label(self) -> str:
-        """The call in words: `token, batch 8, length 128`."""
-        return f"{self.phase}, {self.speed.size_label}"
-
-
-class Generation(Row):
-    """The graphs with key/value caches that generate text.
-
-    `files` are their names in the folder, in the order in which they run. `dense_cache` and `compressed_cache` are
-    bytes of keys and values that each token of a text adds to the cache.
-    """
-
-    files: tuple[str, ...]
-    speeds: tuple[GenerationSpeed, ...] = ()
-    dense_cache: int
-    compressed_cache: int
-
-    @property
-    def labelled(self) -> list[tuple[str, Speed]]:
-        """The kind of each call in words, and its times."""
-        return [(row.label, row.speed) for row in self.speeds]
-
-
 class ProofStage(StrEnum):
     """Two consecutive artefacts of a run (models, graphs, engines) that must compute the same function."""
 
@@ -469,10 +435,11 @@ class ProofStage(StrEnum):
     CACHED_EXPORT = "gated model on a whole text = graphs with caches, in steps"
     CACHED_SHRINK = "graphs with caches = shrunk graphs with caches"
     CACHED_BUILD = "shrunk graphs with caches = engines"
+    CACHED_WEIGHTS = "shrunk graphs with caches and rounded weights = engines"
 
 
-CACHED_STAGES = (ProofStage.CACHED_EXPORT, ProofStage.CACHED_SHRINK, ProofStage.CACHED_BUILD)
-"""The proofs of graphs with caches, in order."""
+CACHED_STAGES = (ProofStage.CACHED_EXPORT, ProofStage.CACHED_SHRINK, ProofStage.CACHED_BUILD, ProofStage.CACHED_WEIGHTS)
+"""The proofs of graphs with caches, in order; the last where weights have fewer bits."""
 FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
 """The proofs of an engine in floats, in order."""
 
@@ -654,6 +621,44 @@ class Candidate(Row):
     def label(self) -> str:
         """The settings of the engine, e.g. `openvino int8 portable`."""
         return " ".join(filter(None, (self.target, self.precision, self.form)))
+
+
+class GenerationSpeed(Row):
+    """Times of one kind of call of a model that generates, dense and compressed in turn.
+
+    A call of the `prompt` reads the first `seq` tokens of each text, with the encoder where there is one; a call of the
+    `token` computes one more token of each text after `seq` tokens.
+    """
+
+    phase: Literal["prompt", "token"]
+    speed: Speed
+
+    @property
+    def label(self) -> str:
+        """The call in words: `token, batch 8, length 128`."""
+        return f"{self.phase}, {self.speed.size_label}"
+
+
+class Generation(Row):
+    """The graphs with key/value caches that generate text.
+
+    `files` are their names in the folder, in the order in which they run. `precision` is that of the decoder's engine,
+    or of its weights alone: `int4w`. `candidates` are the precisions that were tried for it, scored on the evaluation
+    rows; empty where the weights stay in floats without a trial. `dense_cache` and `compressed_cache` are bytes of keys
+    and values that each token of a text adds to the cache.
+    """
+
+    files: tuple[str, ...]
+    precision: str = "fp32"
+    candidates: tuple[Candidate, ...] = ()
+    speeds: tuple[GenerationSpeed, ...] = ()
+    dense_cache: int
+    compressed_cache: int
+
+    @property
+    def labelled(self) -> list[tuple[str, Speed]]:
+        """The kind of each call in words, and its times."""
+        return [(row.label, row.speed) for row in self.speeds]
 
 
 def labels_by_failure(candidates: Iterable[Candidate]) -> dict[str, list[str]]:

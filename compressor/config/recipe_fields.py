@@ -22,6 +22,7 @@ from compressor.config.sections import (
     SelectionConfig,
     SourceConfig,
 )
+from compressor.targets import WEIGHT_BITS
 
 if TYPE_CHECKING:
     from compressor.results import Report
@@ -59,6 +60,10 @@ BUDGETS = ("speedup", "latency", "macs", "parameters")
 
 
 def definite_fields(report: Report) -> dict[str, Any]:
-    """Fields of the recipe of a report; where the run chose its engine, target and precision are those delivered."""
+    """Fields of the recipe of a report, with target and precision of the delivered engine that reads whole texts.
+
+    The recipe may have left them to the run, or name a precision of the weights of the engine with caches.
+    """
     delivered = {"target": report.target, "precision": report.precision}
-    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) == AUTO}
+    others = (AUTO, *WEIGHT_BITS)
+    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) in others}

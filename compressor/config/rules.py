@@ -306,7 +306,8 @@ def _check_certificate(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             f" model that the step {later[0].name} delivers; omit one of them",
             *("certify", later[0].flag),
         )
-    if isinstance(certified, Units) and (engine.allows_quantized or engine.precision == "bf16"):
+    rounds = engine.allows_quantized or engine.precision == "bf16" or engine.weight_precision is not None
+    if isinstance(certified, Units) and rounds:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
             f"{certify}, <precision> {engine.precision}: the loss of the model in floats is certified, not that of the"

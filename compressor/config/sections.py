@@ -31,7 +31,7 @@ from compressor.config.values import (
     Workers,
 )
 from compressor.errors import ErrorCode, UsageError
-from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, WeightPrecision, target
 from compressor.targets.base import Shape, parse_shape
 
 MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Budget", "Blocks", "Distillation"
@@ -407,9 +407,10 @@ class EngineConfig(Config):
         choices=(*TARGETS, AUTO),
         is_basic=True,
     )
-    precision: Literal[Precision, "auto"] = config_field(
+    precision: Literal[Precision, WeightPrecision, "auto"] = config_field(
         ENGINE,
         "numeric precision of the engine; bf16: TensorRT, and OpenVINO on processors that have it; fp8: TensorRT;"
+        " int8w, int4w: weights of 8 or 4 bits in engines with caches, of models that generate;"
         " auto (compress run only): the fastest of the target that keeps the metric within --max-drop, and"
         " without data the fastest in floats",
         "fp32",
@@ -473,18 +474,33 @@ class EngineConfig(Config):
                     field=name,
                     value=AUTO,
                 )
+        if self.weight_precision is not None:
+            raise UsageError(
+                f"--precision {self.precision}: only compress run rounds weights, for the engine with caches of a model"
+                " that generates; use int8",
+                code=ErrorCode.CONTRADICTION,
+                field="precision",
+                value=self.precision,
+            )
 
     @property
     def definite_precision(self) -> Precision:
-        """The precision, or fp32 where it is to be chosen."""
-        return "fp32" if self.precision == "auto" else self.precision
+        """The precision of engines that read whole texts; fp32 where it is to be chosen, or concerns weights alone."""
+        precision = self.precision
+        return "fp32" if precision == "auto" or precision == "int8w" or precision == "int4w" else precision
+
+    @property
+    def weight_precision(self) -> WeightPrecision | None:
+        """The precision of the weights of engines with caches; None: that of the engine, or one that is chosen."""
+        return self.precision if self.precision in ("int8w", "int4w") else None
 
     @property
     def chooses(self) -> bool:
         """Whether engines are compared with one in fp32, and the fastest that keeps the metric is delivered."""
         if AUTO in (self.target, self.precision):
             return True
-        return target(self.target).reference_precision(self.definite_precision) != self.precision
+        precision = self.definite_precision
+        return target(self.target).reference_precision(precision) != precision
 
     @property
     def reference(self) -> EngineConfig:

@@ -26,6 +26,7 @@ class GenerationRow:
 
     Attributes:
         folder: the folder.
+        precision: that of the decoder's engine, or of its weights alone, e.g. `int4w`.
         batch: number of texts.
         prompt_tokens: length of each text before the token.
         prompt_ms: median milliseconds of reading the texts, with the encoder where there is one.
@@ -35,6 +36,7 @@ class GenerationRow:
     """
 
     folder: Path
+    precision: str
     batch: int
     prompt_tokens: int
     prompt_ms: float
@@ -99,7 +101,8 @@ def bench_generation(
             for number, (folder, engine) in enumerate(zip(folders, engines, strict=True)):
                 prompt, token = (float(times[number]) for times in medians)
                 rate = 1e3 * batch / token
-                rows.append(GenerationRow(folder, batch, length, prompt, token, rate, engine.bytes_per_token))
+                measured = batch, length, prompt, token, rate, engine.bytes_per_token
+                rows.append(GenerationRow(folder, engine.precision, *measured))
     return rows
 
 

@@ -218,7 +218,7 @@ def time_graphs(
     both = [OrtSessions(path, provider="cpu", threads=threads) for path in (dense, compressed)]
     speeds = []
     for batch, length in sizes:
-        feeds = _texts(folder, batch, length, seed)
+        feeds = texts_to_time(folder, batch, length, seed)
         for phase, calls in (("prompt", prompt_call), ("token", token_call)):
             with log.stage(f"timing dense and compressed, {phase}, {size_label(batch, length)}") as on_progress:
                 first, second = (calls(sessions, feeds, length) for sessions in both)
@@ -227,10 +227,13 @@ def time_graphs(
             speeds.append(GenerationSpeed(phase=phase, speed=speed))
     before, after = (sessions.bytes_per_token for sessions in both)
     files = tuple(name for name in files if (compressed / name).is_file())
-    return Generation(files=files, speeds=tuple(speeds), dense_cache=before, compressed_cache=after)
+    precision = both[1].precision
+    return Generation(
+        files=files, precision=precision, speeds=tuple(speeds), dense_cache=before, compressed_cache=after
+    )
 
 
-def _texts(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:
+def texts_to_time(folder: ModelFolder, batch: int, length: int, seed: int) -> Feeds:
     """Texts of the model, one token longer than `length`, without padding."""
     inputs = example_inputs(folder, batch, length + 1, seed)
     feeds = {name: np.asarray(tensor) for name, tensor in inputs.items() if name != "decoder_attention_mask"}

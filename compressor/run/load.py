@@ -24,6 +24,7 @@ from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
 from compressor.run.embeddings import rank_documents
+from compressor.run.generation import require_weights
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
@@ -139,6 +140,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
+    require_weights(recipe, folder)
     file = file_model(folder.model)
     stored = "fp32" if file is None else file.precision
     if engine.definite_precision == "int8" and stored != "fp32":

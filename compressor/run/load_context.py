@@ -66,7 +66,7 @@ def load_context(
             model = with_row_layout(model, data)
             recipe, notes = with_point(recipe, data, model)
         log.add_notes(notes)
-    steps, built = steps_of(recipe), recipe if model.missing is None else cpu_fallback(recipe)
+    steps, built = steps_of(recipe), _built(recipe, has_target=model.missing is None)
     inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
     for part in (steps, *rungs):
         for number, step in enumerate(part):
@@ -100,7 +100,7 @@ def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> Ru
     run.model.folder.model.load_state_dict(load_folder(recipe, recipe.source.model).model.state_dict())
     missing = run.model.missing
     model = replace(run.model, missing=missing and missing_target(recipe, missing.reason))
-    built = recipe if missing is None else cpu_fallback(recipe)
+    built = _built(recipe, has_target=missing is None)
     return replace(run, recipe=recipe, steps=steps_of(recipe), model=model, built=built, work=work, log=log)
 
 
@@ -119,6 +119,14 @@ def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
     timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
     lengths = [seq for seq in sizes.lengths if seq is not None]
     return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=inputs.blocks)
+
+
+def _built(recipe: Recipe, *, has_target: bool) -> Recipe:
+    """The recipe by which engines that read whole texts are built."""
+    if not has_target:
+        return cpu_fallback(recipe)
+    precision = recipe.engine.definite_precision
+    return recipe if recipe.engine.weight_precision is None else recipe.updated(precision=precision)
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:

@@ -185,7 +185,7 @@ def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    generation, steps = deliver_cached(run, selected.plan, graphs.cached)
+    generation, steps = deliver_cached(run, selected.plan, graphs.cached, scorer)
     chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *steps)))
     report = make_report(run, selected, dense, chosen, evaluated, measured, graphs.refused, generation)
     return write_output(report, run, selected, dense)
