@@ -1,8 +1,8 @@
 """Perplexity of a decoder before and after its weights are rounded to 8 and 4 bits.
 
-    python -m benchmarks.rounded_weights wikitext2_train.txt wikitext2_valid.txt --steps 600
+    python -m benchmarks.rounded_weights wikitext2_train.txt wikitext2_valid.txt --steps 400
 
-Trains a Llama of 4 layers and width 256 on the first text, and rounds it (`compress --precision int8w`, `int4w`). The
+Trains a Llama of 4 layers and width 128 on the first text, and rounds it (`compress --precision int8w`, `int4w`). The
 perplexity is that of the second text, by the engine with caches; it is written for the engine in fp32 too.
 """
 
@@ -20,7 +20,7 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.targets import WEIGHT_BITS
 
-_VOCABULARY, _LENGTH, _BATCH = 4096, 128, 16
+_VOCABULARY, _LENGTH, _BATCH = 2048, 64, 16
 
 
 def train(text: Path, folder: Path, steps: int) -> None:
@@ -29,7 +29,7 @@ def train(text: Path, folder: Path, steps: int) -> None:
     Args:
         text: the text.
         folder: folder of the model.
-        steps: training steps, of 16 stretches of 128 tokens each.
+        steps: training steps, of 16 stretches of 64 tokens each.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,12 +42,12 @@ def train(text: Path, folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        intermediate_size=688,
+        hidden_size=128,
+        intermediate_size=344,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=512,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=1,
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path)
     parser.add_argument("valid", type=Path)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="folder of the model, which is trained where it is missing")
     options = parser.parse_args()
