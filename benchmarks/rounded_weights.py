@@ -93,7 +93,7 @@ def main() -> None:
                 precision=precision,
                 threads=options.threads,
                 batch=(1,),
-                seconds=1.0,
+                seconds=0.1,
                 out=Path(scratch) / precision,
             )
             report = compressor.compress(recipe)

@@ -395,15 +395,16 @@ def _switchable(model: ir.Model, bits: int) -> dict[str, str]:
     rounded = QuantizeWeights(bits)(model.clone()).report.bits
     for number, node in enumerate(list(graph)):
         weights, output = weights_of(node), node.outputs[0]
-        if weights is None or weights.name not in rounded:
+        name = "" if weights is None else str(weights.name)
+        if name not in rounded:
             continue
-        if weights.name not in switches:
-            switches[weights.name] = f"{_SWITCH}{weights.name}"
-            graph.inputs.append(_constant(graph, switches[weights.name], np.zeros((), np.float32)))
+        if name not in switches:
+            switches[name] = f"{_SWITCH}{name}"
+            graph.inputs.append(_constant(graph, switches[name], np.zeros((), np.float32)))
         exact, readers = matrix_of(node), list(output.uses())
         error = floats_of_blocks(*round_blocks(exact, bits), bits, len(exact)) - exact
         product = ir.node("MatMul", [node.inputs[0], _constant(graph, f"{_SWITCH}{number}", error)])
-        scaled = ir.node("Mul", [product.outputs[0], graph.initializers[switches[weights.name]]])
+        scaled = ir.node("Mul", [product.outputs[0], graph.initializers[switches[name]]])
         total = ir.node("Add", [output, scaled.outputs[0]])
         graph.insert_after(node, [product, scaled, total])
         total.outputs[0].type, total.outputs[0].shape = output.type, output.shape
