@@ -503,6 +503,11 @@ class EngineConfig(Config):
         return target(self.target).reference_precision(precision) != precision
 
     @property
+    def compares(self) -> bool:
+        """Whether engines are compared with one in fp32 by the metric: those that are chosen, or of rounded weights."""
+        return self.chooses or self.weight_precision is not None
+
+    @property
     def reference(self) -> EngineConfig:
         """The settings of the dense engine: in fp32 where engines are compared, else those of the compressed one."""
         if not self.chooses:

@@ -310,7 +310,7 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
     is_bounded = any(step.units is not None and step.units.is_unbounded for step in steps)
-    selects_by_metric = recipe.engine.chooses or is_bounded
+    selects_by_metric = recipe.engine.compares or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"
     elif not len(data.test):
