@@ -1,10 +1,10 @@
-"""Times of a decoder with every unit, and of the same without a third of its heads and neurons.
+"""Times of a decoder with every unit and without a third of its heads and neurons, in fp32 and with rounded weights.
 
     python -m benchmarks.decoders --layers 30 --threads 2
 
 The model is a Llama of the shape of 135 million parameters (width 576, 9 query and 3 key/value heads of 64) with random
-weights: times do not depend on their values. It is exported with caches, shrunk, built for ONNX Runtime, and timed in
-turn. The export takes minutes.
+weights: times do not depend on their values. It is exported with caches, shrunk, and built for ONNX Runtime. Each
+engine is timed in turn with that of every unit in fp32. The export takes minutes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from compressor.generation import DECODER, engine_of
 from compressor.generation.bench import bench_generation
 from compressor.generation.deliver import build_engines
 from compressor.generation.export import export_generation
+from compressor.generation.weights import Rounding
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener
+from compressor.targets import WEIGHT_BITS
 from compressor.units import find_groups, keep_all
 from graph_passes import load, save
 from graph_passes.attention.gate_initializers import set_gates
@@ -62,17 +65,24 @@ def main() -> None:
             for name, part in shrink_parts(graphs, plan).items():
                 save(part.model, folder / name)
             build_engines(files, folder, workload.contexts, options.threads)
-        rows = bench_generation(
-            (dense, small),
-            workload,
-            threads=options.threads,
-            seconds=options.seconds,
-            listener=NullListener(),
-        )
-        for row in rows:
-            size = f"batch {row.batch}, {row.prompt_tokens} tokens"
-            times = f"prompt {row.prompt_ms:.1f} ms, token {row.token_ms:.2f} ms"
-            print(f"{row.folder.name}: {size}: {times}, cache {row.cache_bytes:,} bytes a token")
+        others = [small]
+        for folder, precision in itertools.product((dense, small), WEIGHT_BITS):
+            others.append(folder.with_name(f"{folder.name}-{precision}"))
+            others[-1].mkdir()
+            rounded = Rounding(precision).apply(load(engine_of(folder / DECODER)))
+            save(rounded, others[-1] / DECODER)
+        for other in others:
+            rows = bench_generation(
+                (dense, other),
+                workload,
+                threads=options.threads,
+                seconds=options.seconds,
+                listener=NullListener(),
+            )
+            for row in rows:
+                size = f"batch {row.batch}, {row.prompt_tokens} tokens"
+                times = f"prompt {row.prompt_ms:.1f} ms, token {row.token_ms:.2f} ms"
+                print(f"{row.folder.name}: {size}: {times}, cache {row.cache_bytes:,} bytes a token", flush=True)
 
 
 if __name__ == "__main__":

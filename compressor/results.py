@@ -347,43 +347,6 @@ class Throughput(SizedRow):
     compressed: RowRates
 
 
-class GenerationSpeed(Row):
-    """Times of one kind of call of a model that generates, dense and compressed in turn.
-
-    A call of the `prompt` reads `seq` tokens of each text, by the encoder where there is one; a call of the `token`
-    computes one token of each text, in the middle of those that are generated after the prompt. A `request` is a prompt
-    and all tokens that are generated, and its time the sum of theirs.
-    """
-
-    phase: Phase
-    speed: Speed
-
-    @property
-    def label(self) -> str:
-        """The call in words: `token, batch 8, length 128`."""
-        return size_label(self.speed.batch, self.speed.seq, self.phase)
-
-
-class Generation(Row):
-    """The graphs with key/value caches that generate text.
-
-    `files` are their names in the folder, in the order in which they run. `new_tokens` is the number of tokens that a
-    request generates. `dense_cache` and `compressed_cache` are bytes of keys and values that each token of a text adds
-    to the cache.
-    """
-
-    files: tuple[str, ...]
-    new_tokens: int
-    speeds: tuple[GenerationSpeed, ...] = ()
-    dense_cache: int
-    compressed_cache: int
-
-    @property
-    def labelled(self) -> list[tuple[str, Speed]]:
-        """The kind of each call in words, and its times."""
-        return [(row.label, row.speed) for row in self.speeds]
-
-
 class ProofStage(StrEnum):
     """Two consecutive artefacts of a run (models, graphs, engines) that must compute the same function."""
 
@@ -398,10 +361,11 @@ class ProofStage(StrEnum):
     CACHED_EXPORT = "gated model on a whole text = graphs with caches, in steps"
     CACHED_SHRINK = "graphs with caches = shrunk graphs with caches"
     CACHED_BUILD = "shrunk graphs with caches = engines"
+    CACHED_WEIGHTS = "shrunk graphs with caches and rounded weights = engines"
 
 
-CACHED_STAGES = (ProofStage.CACHED_EXPORT, ProofStage.CACHED_SHRINK, ProofStage.CACHED_BUILD)
-"""The proofs of graphs with caches, in order."""
+CACHED_STAGES = (ProofStage.CACHED_EXPORT, ProofStage.CACHED_SHRINK, ProofStage.CACHED_BUILD, ProofStage.CACHED_WEIGHTS)
+"""The proofs of graphs with caches, in order; the last where weights have fewer bits."""
 FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
 """The proofs of an engine in floats, in order."""
 
@@ -583,6 +547,47 @@ class Candidate(Row):
     def label(self) -> str:
         """The settings of the engine, e.g. `openvino int8 portable`."""
         return " ".join(filter(None, (self.target, self.precision, self.form)))
+
+
+class GenerationSpeed(Row):
+    """Times of one kind of call of a model that generates, dense and compressed in turn.
+
+    A call of the `prompt` reads `seq` tokens of each text, by the encoder where there is one; a call of the `token`
+    computes one token of each text, in the middle of those that are generated after the prompt. A `request` is a prompt
+    and all tokens that are generated, and its time the sum of theirs.
+    """
+
+    phase: Phase
+    speed: Speed
+
+    @property
+    def label(self) -> str:
+        """The call in words: `token, batch 8, length 128`."""
+        return size_label(self.speed.batch, self.speed.seq, self.phase)
+
+
+class Generation(Row):
+    """The graphs with key/value caches that generate text.
+
+    `files` are their names in the folder, in the order in which they run. `precision` is that of the decoder's engine,
+    or of its weights alone: `int4w`. `candidates` are the precisions that were tried for it, scored on the evaluation
+    rows; empty where the weights stay in floats without a trial. `new_tokens` is the number of tokens that a request
+    generates. `dense_cache` and `compressed_cache` are bytes of keys and values that each token of a text adds to the
+    cache.
+    """
+
+    files: tuple[str, ...]
+    new_tokens: int
+    precision: str = "fp32"
+    candidates: tuple[Candidate, ...] = ()
+    speeds: tuple[GenerationSpeed, ...] = ()
+    dense_cache: int
+    compressed_cache: int
+
+    @property
+    def labelled(self) -> list[tuple[str, Speed]]:
+        """The kind of each call in words, and its times."""
+        return [(row.label, row.speed) for row in self.speeds]
 
 
 def labels_by_failure(candidates: Iterable[Candidate]) -> dict[str, list[str]]:

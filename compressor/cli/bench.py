@@ -121,10 +121,13 @@ def _bench_generation(
 
     workload = Workload(tuple(itertools.product(measure.batch, lengths)), measure.new_tokens or NEW_TOKENS)
     rows = bench_generation(folders, workload, threads=engine.threads, seconds=measure.seconds, listener=console)
-    table = text_table("folder", "batch", "prompt tokens", "prompt", "token", "tokens/s", "cache, bytes a token")
+    table = text_table(
+        "folder", "precision", "batch", "prompt tokens", "prompt", "token", "tokens/s", "cache, bytes a token"
+    )
     for row in rows:
         times = f"{row.prompt_ms:.2f} ms", f"{row.token_ms:.2f} ms", f"{row.tokens_per_second:.1f}"
-        table.add_row(str(row.folder), str(row.batch), str(row.prompt_tokens), *times, f"{row.cache_bytes:,}")
+        sizes = str(row.batch), str(row.prompt_tokens)
+        table.add_row(str(row.folder), row.precision, *sizes, *times, f"{row.cache_bytes:,}")
     console.result(table, [{**dataclasses.asdict(row), "folder": str(row.folder)} for row in rows])
 
 

@@ -245,7 +245,7 @@ def _facts_of_steps(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[t
             yield "certified", ("certify", step.changed["certify"])
             if later := steps[number + 1 :]:
                 yield "changes_certified", (later[0].flag, value_of(later[0], later[0].flag))
-            elif isinstance(step, Units) and (engine.allows_quantized or engine.precision == "bf16"):
+            elif isinstance(step, Units) and engine.rounds:
                 yield "rounds_certified", ("precision", engine.precision)
     if recipe.graph is not None:
         yield "graph", ("model", recipe.graph)

@@ -36,7 +36,7 @@ from compressor.config.values import (
     milliseconds_of,
 )
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision, target
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, WEIGHT_BITS, Precision, WeightPrecision, target
 from compressor.targets.base import Shape, parse_shape
 
 if TYPE_CHECKING:
@@ -411,9 +411,10 @@ class EngineConfig(Config):
         choices=(*TARGETS, AUTO),
         is_basic=True,
     )
-    precision: Literal[Precision, "auto"] = config_field(
+    precision: Literal[Precision, WeightPrecision, "auto"] = config_field(
         ENGINE,
         "numeric precision of the engine; bf16: TensorRT, and OpenVINO on processors that have it; fp8: TensorRT;"
+        " int8w, int4w: weights of 8 or 4 bits in engines with caches, of models that generate;"
         " auto (compress run only): the fastest of the target that keeps the metric within --max-drop, and"
         " without data the fastest in floats",
         "fp32",
@@ -477,18 +478,43 @@ class EngineConfig(Config):
                     field=name,
                     value=AUTO,
                 )
+        if self.weight_precision is not None:
+            raise UsageError(
+                f"--precision {self.precision}: only compress run rounds weights, for the engine with caches of a model"
+                " that generates; use int8",
+                code=ErrorCode.CONTRADICTION,
+                field="precision",
+                value=self.precision,
+            )
 
     @property
     def definite_precision(self) -> Precision:
-        """The precision, or fp32 where it is to be chosen."""
-        return "fp32" if self.precision == "auto" else self.precision
+        """The precision of engines that read whole texts; fp32 where it is to be chosen, or concerns weights alone."""
+        precision = self.precision
+        return "fp32" if precision == "auto" or precision == "int8w" or precision == "int4w" else precision
+
+    @property
+    def weight_precision(self) -> WeightPrecision | None:
+        """The precision of the weights of engines with caches; None: that of the engine, or one that is chosen."""
+        return self.precision if self.precision in ("int8w", "int4w") else None
 
     @property
     def chooses(self) -> bool:
         """Whether engines are compared with one in fp32, and the fastest that keeps the metric is delivered."""
         if AUTO in (self.target, self.precision):
             return True
-        return target(self.target).reference_precision(self.definite_precision) != self.precision
+        precision = self.definite_precision
+        return target(self.target).reference_precision(precision) != precision
+
+    @property
+    def rounds(self) -> bool:
+        """Whether an engine may round weights or activations."""
+        return self.allows_quantized or self.precision == "bf16" or self.weight_precision is not None
+
+    @property
+    def compares(self) -> bool:
+        """Whether engines are compared with one in fp32 by the metric: those that are chosen, or of rounded weights."""
+        return self.chooses or self.weight_precision is not None
 
     @property
     def reference(self) -> EngineConfig:
@@ -589,6 +615,10 @@ BUDGETS = ("speedup", "latency", "ttft", "macs", "parameters", "cache")
 
 
 def definite_fields(report: Report) -> dict[str, Any]:
-    """Fields of the recipe of a report; where the run chose its engine, target and precision are those delivered."""
+    """Fields of the recipe of a report, with target and precision of the delivered engine that reads whole texts.
+
+    The recipe may have left them to the run, or name a precision of the weights of the engine with caches.
+    """
     delivered = {"target": report.target, "precision": report.precision}
-    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) == AUTO}
+    others = (AUTO, *WEIGHT_BITS)
+    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) in others}

@@ -87,12 +87,12 @@ class RecipeSections(Sections):
             return False
         if self.rows.data is None:  # which a number of heads requires
             return selection.keep is not None
-        if self.engine.chooses and selection.keep == "100%":
+        if self.engine.compares and selection.keep == "100%":
             return False
         # A budget without a method has one of its own, so that this one was set.
         taught = self.distillation.distill and self.distillation.teacher is not None
         is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
-        return is_set or not (self.blocks.requested or self.engine.chooses or taught)
+        return is_set or not (self.blocks.requested or self.engine.compares or taught)
 
     @property
     def learns_units(self) -> bool:

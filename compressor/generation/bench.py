@@ -22,6 +22,7 @@ class GenerationRow:
 
     Attributes:
         folder: the folder.
+        precision: that of the decoder's engine, or of its weights alone, e.g. `int4w`.
         batch: number of texts.
         prompt_tokens: length of each text before the token.
         prompt_ms: median milliseconds of reading the texts, with the encoder where there is one.
@@ -31,6 +32,7 @@ class GenerationRow:
     """
 
     folder: Path
+    precision: str
     batch: int
     prompt_tokens: int
     prompt_ms: float
@@ -81,5 +83,6 @@ def bench_generation(
         for number, (folder, engine) in enumerate(zip(folders, engines, strict=True)):
             first, token = (float(medians[Size(batch, prompt, phase)][number]) for phase in CALLS)
             rate = 1e3 * batch / token
-            rows.append(GenerationRow(folder, batch, prompt, first, token, rate, engine.bytes_per_token))
+            measured = batch, prompt, first, token, rate, engine.bytes_per_token
+            rows.append(GenerationRow(folder, engine.precision, *measured))
     return rows

@@ -259,6 +259,7 @@ def time_graphs(
     return Generation(
         files=tuple(name for name in whole.files if (compressed / name).is_file()),
         new_tokens=workload.new_tokens,
+        precision=both[1].sessions.precision,
         speeds=tuple(
             GenerationSpeed(phase=size.phase, speed=speed_of(times, batch=size.batch, seq=size.seq, seed=seed))
             for size, times in pairs.items()

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from compressor.errors import ErrorCode, InputError
-from compressor.generation import DECODER, ENCODER, engine_of
+from compressor.generation import DECODER, ENCODER, WEIGHTS, engine_of
 from compressor.targets.base import Feeds, Provider, missing_input
 from compressor.targets.onnxruntime.ort_session import (
     PROVIDERS,
@@ -141,6 +141,10 @@ class OrtSessions(Sessions):
         provider: device to run on; None: CUDA where this machine has it, else the CPU.
         threads: threads per call; None: one per core.
         optimized: whether the runtime optimizes the graphs; else they run on the CPU as they are.
+        decoder: the file of the decoder; None: the one of the folder.
+
+    Attributes:
+        constants: other values of some constants of the decoder that callers may replace, by name.
 
     Raises:
         InputError: a graph is missing, records no caches, or cannot be loaded.
@@ -148,7 +152,13 @@ class OrtSessions(Sessions):
     """
 
     def __init__(
-        self, folder: Path, *, provider: Provider | None = None, threads: int | None = None, optimized: bool = True
+        self,
+        folder: Path,
+        *,
+        provider: Provider | None = None,
+        threads: int | None = None,
+        optimized: bool = True,
+        decoder: Path | None = None,
     ) -> None:
         provider = choose_provider(provider, "fp32") if optimized else "cpu"
         settings = session_settings(provider, threads) | ({} if optimized else {"graph_optimization": "none"})
@@ -164,7 +174,7 @@ class OrtSessions(Sessions):
             engine = engine_of(folder / name)
             return open_session(engine if optimized and engine.is_file() else folder / name, settings)
 
-        self._decoder = open_graph(DECODER)
+        self._decoder = open_graph(DECODER) if decoder is None else open_session(decoder, settings)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         recorded = self._decoder.get_modelmeta().custom_metadata_map.get(CACHES)
         if recorded is None:
@@ -187,6 +197,12 @@ class OrtSessions(Sessions):
         self._encoder = open_graph(ENCODER) if has_encoder else None
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
+        self.constants = dict[str, np.ndarray]()
+
+    @property
+    def precision(self) -> str:
+        """The precision of the decoder; of its weights alone where these have fewer bits, e.g. `int4w`."""
+        return self._decoder.get_modelmeta().custom_metadata_map.get(WEIGHTS, "fp32")
 
     @property
     def bytes_per_token(self) -> int:
@@ -214,6 +230,7 @@ class OrtSessions(Sessions):
         assert isinstance(caches, OrtCaches)
         feeds = {"input_ids": input_ids, **dict.fromkeys(_MASKS, mask), "position_ids": position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
+        arrays |= self.constants
         outputs = self._run(
             self._decoder, arrays, {**caches.decoded, **caches.encoded}, ["logits", *self._decoded.values()]
         )
@@ -235,7 +252,8 @@ class OrtSessions(Sessions):
     ) -> dict[str, ort.OrtValue]:
         """Outputs by name, of which only the logits leave the device."""
         binding = session.io_binding()
-        for value in session.get_inputs():
+        replaced = [value for value in session.get_overridable_initializers() if value.name in arrays]
+        for value in (*session.get_inputs(), *replaced):
             if value.name in caches:
                 binding.bind_ortvalue_input(value.name, caches[value.name])
             elif value.name in arrays:

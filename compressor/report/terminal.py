@@ -13,7 +13,7 @@ from compressor.report import formatting
 from compressor.report.budgets import budget_lines, cost_lines
 from compressor.report.frontier import Frontier, frontier_rows
 from compressor.report.verdict import tone, unit_counts, valid_rows
-from compressor.results import Report, Speed, headline_scores, labels_by_failure
+from compressor.results import Candidate, Report, Speed, headline_scores, labels_by_failure
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
@@ -24,7 +24,10 @@ def summary(report: Report) -> RenderableType:
     style = _STYLES[tone(report)]
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     if report.candidates:
-        lines += [Text(), _candidates(report)]
+        heading = "engines tried with every unit" if report.candidates[0].has_all_units else "engines tried"
+        lines += [Text(), _candidates(report.candidates, heading)]
+    if report.generation is not None and report.generation.candidates:
+        lines += [Text(), _candidates(report.generation.candidates, "engines with caches tried")]
     lines += [Text(line) for line in (*budget_lines(report.budget), *cost_lines(report.costs))]
     for form in dict.fromkeys(site.form for site in report.blocks):
         sites = [site for site in report.blocks if site.form == form]
@@ -42,17 +45,16 @@ def frontier_summary(frontier: Frontier) -> RenderableType:
     return Group(Text(sentence, style=_STYLES["bad" if frontier.is_missed else "good"]), Text(), table)
 
 
-def _candidates(report: Report) -> Table:
+def _candidates(candidates: Sequence[Candidate], heading: str) -> Table:
     """The engines that were tried, with a mark at the delivered engine, and those columns of the page that fit.
 
     Engines that cannot be delivered for the same reason share a row.
     """
-    headings, rows = formatting.candidate_table([row for row in report.candidates if not row.failure])
+    headings, rows = formatting.candidate_table([row for row in candidates if not row.failure])
     shown = slice(1, headings.index("equal answers"))
     cells = [(row[0], *row[shown], row[-1]) for row in rows]
     empty = [""] * len(headings[shown])
-    cells += [(", ".join(labels), *empty, "not delivered") for labels in labels_by_failure(report.candidates).values()]
-    heading = "engines tried with every unit" if report.candidates[0].has_all_units else "engines tried"
+    cells += [(", ".join(labels), *empty, "not delivered") for labels in labels_by_failure(candidates).values()]
     return _table((heading, *headings[shown], ""), cells)
 
 

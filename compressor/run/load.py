@@ -22,6 +22,7 @@ from compressor.model_folder.example_inputs import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
 from compressor.run.evaluate import rank_documents
+from compressor.run.generation import require_weights
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_max_drop
@@ -112,6 +113,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
+    require_weights(recipe, folder)
     file = file_model(folder.model)
     stored = "fp32" if file is None else file.precision
     if engine.definite_precision == "int8" and stored != "fp32":
@@ -248,7 +250,7 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
     is_bounded = any(step.units is not None and step.units.is_unbounded for step in steps)
-    selects_by_metric = recipe.engine.chooses or is_bounded
+    selects_by_metric = recipe.engine.compares or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"
     elif not len(data.test):

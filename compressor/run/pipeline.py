@@ -187,7 +187,7 @@ def load_context(
             model = with_row_layout(model, data)
             recipe, notes = with_point(recipe, data, model)
         log.add_notes(notes)
-    steps, built = steps_of(recipe), recipe if model.missing is None else cpu_fallback(recipe)
+    steps, built = steps_of(recipe), _built(recipe, has_target=model.missing is None)
     inputs = RunInputs(recipe, steps, model, data, load_plan(steps, recipe, model))
     for part in (steps, *rungs):
         for number, step in enumerate(part):
@@ -214,7 +214,7 @@ def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> Ru
     run.model.folder.model.load_state_dict(load_folder(recipe, recipe.source.model).model.state_dict())
     missing = run.model.missing
     model = replace(run.model, missing=missing and missing_target(recipe, missing.reason))
-    built = recipe if missing is None else cpu_fallback(recipe)
+    built = _built(recipe, has_target=missing is None)
     return replace(run, recipe=recipe, steps=steps_of(recipe), model=model, built=built, work=work, log=log)
 
 
@@ -233,6 +233,14 @@ def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
     timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
     lengths = [seq for seq in sizes.lengths if seq is not None]
     return MaskSelector(timed, lengths, sizes.longest_row, extras, blocks=inputs.blocks)
+
+
+def _built(recipe: Recipe, *, has_target: bool) -> Recipe:
+    """The recipe by which engines that read whole texts are built."""
+    if not has_target:
+        return cpu_fallback(recipe)
+    precision = recipe.engine.definite_precision
+    return recipe if recipe.engine.weight_precision is None else recipe.updated(precision=precision)
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:
@@ -270,7 +278,7 @@ def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     variants = {variant.name: variant for variant in filter(None, (dense, rewritten, chosen.variant))}
     configs: dict[VariantName, EngineConfig] = {"dense": run.built.engine.reference, "compressed": chosen.choice.config}
     results = run.stages.finish(variants, configs, scorer, chosen.scored)
-    generation, steps = deliver_cached(run, learned.selected.plan, graphs.cached)
+    generation, steps = deliver_cached(run, learned.selected.plan, graphs.cached, scorer)
     speeds = results.speeds if run.model.missing is None else ()
     budget, missed = delivered_rows(learned.selected.budget, speeds, generation)
     log.add_notes(missed)

@@ -10,7 +10,19 @@ from importlib import import_module
 from pathlib import Path
 
 from compressor.errors import ErrorCode, UsageError, suggestion
-from compressor.targets.base import QUANTIZED, TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
+from compressor.targets.base import (
+    QUANTIZED,
+    TOLERANCE,
+    WEIGHT_BITS,
+    BuildOptions,
+    Engine,
+    Feeds,
+    Precision,
+    Provider,
+    Target,
+    WeightPrecision,
+    span,
+)
 
 TARGETS: Mapping[str, str] = {
     "ort": "compressor.targets.onnxruntime.target",
@@ -59,12 +71,14 @@ __all__ = [
     "QUANTIZED",
     "TARGETS",
     "TOLERANCE",
+    "WEIGHT_BITS",
     "BuildOptions",
     "Engine",
     "Feeds",
     "Precision",
     "Provider",
     "Target",
+    "WeightPrecision",
     "span",
     "target",
     "target_of",

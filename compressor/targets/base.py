@@ -28,6 +28,10 @@ of all of them added up: the projections of queries, keys and values count as on
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
 """Precisions of engines that compute matmuls in 8 bits."""
+WeightPrecision = Literal["int8w", "int4w"]
+"""Precisions of the weights alone, which products read with their activations in floats."""
+WEIGHT_BITS: Mapping[WeightPrecision, int] = {"int8w": 8, "int4w": 4}
+"""Bits of the weights."""
 Provider = Literal["cpu", "cuda"]
 Feeds = Mapping[str, np.ndarray]
 """One batch of inputs: graph input -> array."""

@@ -18,6 +18,7 @@ from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.prefusion import PrepareForFusion
+from graph_passes.passes.quantize_weights import QuantizeWeights
 from graph_passes.passes.quantize_weights_inside import QuantizeWeightsInside
 from graph_passes.passes.record_reach import RecordReach
 from graph_passes.passes.reduce_precision import ReducePrecision
@@ -52,6 +53,7 @@ __all__ = [
     "NarrowIntegers",
     "Normalize",
     "PrepareForFusion",
+    "QuantizeWeights",
     "QuantizeWeightsInside",
     "RecordReach",
     "ReducePrecision",

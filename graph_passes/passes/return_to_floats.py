@@ -9,6 +9,8 @@ import onnx_ir.passes.common as common
 
 from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.passes.quantize_weights import OPERATOR
+from graph_passes.quantizers.weight_blocks import floats_of_blocks
 from graph_passes.tape import add_initializer
 
 _LAYOUT = frozenset(("Reshape", "Transpose"))
@@ -23,6 +25,7 @@ class ReturnToFloats(GraphPass[Names]):
         1. A factor is `DequantizeLinear(QuantizeLinear(x))`: the product reads `x`.
         2. A factor is `DequantizeLinear` of constant integers: the product reads the floats, as an initializer.
         3. There are layout operators between the two: they are repeated on the float tensor.
+        4. The product is `MatMulNBits`: it becomes `MatMul` with its dequantized weights, as an initializer.
 
     The report has the names of the products that compute in floats now.
     """
@@ -33,7 +36,10 @@ class ReturnToFloats(GraphPass[Names]):
     def call(self, model: ir.Model) -> ReportedResult[Names]:
         returned = []
         for node in list(model.graph):
-            if node.name in self.products:
+            if node.name in self.products and node.op_type == OPERATOR:
+                _multiply_by_floats(node)  # case 4
+                returned.append(node.name or "")
+            elif node.name in self.products:
                 factors = [_float_factor(value, node) for value in node.inputs[:2]]
                 for position, factor in enumerate(factors):
                     if factor is not None:
@@ -65,6 +71,27 @@ def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
     if quantizer is not None and quantizer.op_type == "QuantizeLinear":  # case 1
         return quantizer.inputs[0]
     return _dequantized(producer, reader) if quantized.is_initializer() else None  # case 2
+
+
+def _multiply_by_floats(node: ir.Node) -> None:
+    """Replace a `MatMulNBits` by a `MatMul` under its name."""
+    graph, output = node.graph, node.outputs[0]
+    assert graph is not None
+    activations, integers, scales = node.inputs[:3]
+    assert integers is not None
+    assert scales is not None
+    name = f"{integers.name}.float"
+    if (weights := graph.initializers.get(name)) is None:
+        parts = [tensor.numpy() for value in (integers, scales) if (tensor := ir.convenience.get_const_tensor(value))]
+        bits, inputs = (node.attributes.get_int(attribute) for attribute in ("bits", "K"))
+        weights = add_initializer(graph, name, floats_of_blocks(parts[0], parts[1], bits, inputs))
+    matmul = ir.node("MatMul", [activations, weights], name=node.name)
+    matmul.metadata_props.update(node.metadata_props)
+    graph.insert_before(node, matmul)
+    result, (name, output.name) = matmul.outputs[0], (str(output.name), None)
+    result.name, result.type, result.shape = name, output.type, output.shape
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
 
 
 def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:

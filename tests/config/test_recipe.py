@@ -276,6 +276,8 @@ def test_a_key_that_is_set_twice_is_refused(tmp_path: Path) -> None:
     [
         ({"precision": "int8"}, True),
         ({"precision": "int8", "keep": "100%"}, True),
+        ({"precision": "int4w"}, True),
+        ({"precision": "int4w", "keep": "100%"}, True),
         ({"precision": "auto", "macs": 0.5}, True),
         ({"precision": "int8", "keep": "50%"}, False),
         ({"keep": "50%"}, False),

@@ -11,8 +11,12 @@ import torch
 import transformers as hf
 
 import compressor
+from compressor.config.recipe_fields import definite_fields
 from compressor.config.run import Recipe
 from compressor.generation import DECODER, engine_of
+from compressor.generation.bench import bench_generation
+from compressor.generation.workload import Workload
+from compressor.progress import NullListener
 from compressor.results import CACHED_STAGES, NoteCode, Report
 from compressor.units import gated
 from graph_passes import load
@@ -56,7 +60,7 @@ def test_graphs_with_caches_are_proven_and_timed(finished: tuple[Path, Report]) 
     assert report.generation.files == (DECODER,)
     assert [row.phase for row in report.generation.speeds] == ["prompt", "token", "request"]
     stages = [(proof.variant, proof.stage) for proof in report.proofs if proof.stage in CACHED_STAGES]
-    assert stages == [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES)]
+    assert stages == [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES[:3])]
     assert all(proof.holds for proof in report.proofs)
     assert engine_of(out / DECODER).is_file()
     heads = sum(len(site.kept) for site in report.plan.sites)
@@ -76,6 +80,30 @@ def test_generated_tokens_are_those_of_the_gated_model(finished: tuple[Path, Rep
         expected = model.generate(**batch, max_new_tokens=12, do_sample=False, pad_token_id=0)
     tokens = compressor.load_engine(out).generate(**batch, max_new_tokens=12, do_sample=False, pad_token_id=0)
     assert torch.equal(tokens, expected)
+
+
+@pytest.mark.usefixtures("shared_exports")
+def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_floats(tmp_path: Path) -> None:
+    model = folders.save(folders.gpt2(), tmp_path / "model")
+    out = tmp_path / "out"
+    recipe = Recipe(
+        model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, precision="int4w", max_drop=1e3, **SHORT
+    )
+    report = compressor.compress(recipe)
+    assert report.generation is not None
+    (row,) = report.generation.candidates
+    assert (row.label, row.chosen, row.holds) == ("ort int4w", True, True)
+    assert row.metric is not None
+    assert (report.generation.precision, report.precision, report.delivered) == ("int4w", "fp32", "ort fp32")
+    assert [proof.stage for proof in report.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
+    operators = [[node.op_type for node in load(out / name).graph] for name in ("decoder.engine.onnx", "engine.onnx")]
+    assert ["MatMulNBits" in each for each in operators] == [True, False]
+    assert definite_fields(report)["precision"] == "fp32"
+    batch = {"input_ids": torch.tensor([[7, 9, 11]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    tokens = compressor.load_engine(out).generate(**batch, max_new_tokens=4, min_new_tokens=4, pad_token_id=0)
+    assert tokens.shape == (1, 7)
+    (timed,) = bench_generation([out], Workload(((1, 4),), 4), threads=1, seconds=0.01, listener=NullListener())
+    assert timed.precision == "int4w"
 
 
 @pytest.mark.usefixtures("shared_exports")

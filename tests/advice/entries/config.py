@@ -90,3 +90,11 @@ def _(w: World) -> None:
     bench = ("bench", "dense.onnx", "dense.onnx", "--seconds", "0.01", "--seq", "8", "--batch", "1")
     w.fails(*bench, "--precision", "auto")
     w.right(*bench, "--precision", "fp32")
+
+
+@advice("config.sections EngineConfig.require_definite contradiction #2")
+def _(w: World) -> None:
+    w.times_nothing()
+    bench = ("bench", "dense.onnx", "dense.onnx", "--seconds", "0.01", "--seq", "8", "--batch", "1")
+    w.fails(*bench, "--precision", "int4w")
+    w.right(*bench, "--precision", "int8")

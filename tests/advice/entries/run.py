@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Distill, Units, Within
 from compressor.results import Note
+from compressor.run.generation import require_weights
 from tests import folders
 from tests.advice.world import SHORT, World, advice
 
@@ -783,3 +786,63 @@ def _(w: World) -> None:
     search = _attempts(w, score=ResampledScore(0.9, np.array([0.9, 0.7]), 0.1))
     w.notes(search._note, within._stored(search.store), [])
     w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
+
+
+def _round_weights(w: World, *, generates: bool = True, **fields: Any) -> Callable[[], None]:
+    """Checks a recipe on a model that generates, or on another one."""
+    recipe = Recipe(model=w.model, data=w.file("rows.tsv"), keep=1, **{"precision": "int4w", **fields})
+    return lambda: require_weights(recipe, SimpleNamespace(generates=generates))  # type: ignore[arg-type]
+
+
+@advice("run.generation require_weights text")
+def _(w: World) -> None:
+    for target in ("openvino", "trt"):
+        w.fails(_round_weights(w, target=target))
+        w.right(_round_weights(w, target=target, precision="int8"))
+    w.right(_round_weights(w, target="ort"))
+
+
+@advice("run.generation require_weights text #2")
+def _(w: World) -> None:
+    w.fails(_round_weights(w, provider="cuda"))
+    w.right(_round_weights(w))
+
+
+@advice("run.generation require_weights text #3")
+def _(w: World) -> None:
+    w.fails(*w.keep_one("--precision", "int4w"))
+    w.right(*w.keep_one("--precision", "int8"))
+
+
+@advice("run.generation require_weights text #4")
+@advice("run.generation require_weights contradiction")
+def _(w: World) -> None:
+    w.fails(_round_weights(w, no_cache=True))
+    w.right(_round_weights(w))
+
+
+@advice("generation.weights Rounding.apply unsupported-model")
+def _(w: World) -> None:
+    from compressor.generation.weights import Rounding
+    from graph_passes import load
+    from tests.generation.counting import write_decoder_only
+
+    graph = load(write_decoder_only(w.file("counting")) / "decoder.onnx")
+    w.fails(lambda: Rounding("int4w").apply(graph))
+    w.right(lambda: Rounding().apply(graph))
+
+
+@advice("generation.weights WeightTrials._notes text")
+@advice("generation.weights WeightTrials._notes text #2")
+def _(w: World) -> None:
+    from compressor.generation.weights import Rounding, Trial, WeightTrials
+
+    rounding = Rounding("int4w")
+
+    def notes(max_drop: float | None, *, holds: bool) -> list[Note]:
+        row = rounding.row.model_copy(update={"holds": holds, "difference": -0.1})
+        trials: Any = SimpleNamespace(scorer=SimpleNamespace(max_drop=max_drop))
+        return WeightTrials._notes(trials, Trial(rounding, row))
+
+    w.notes(lambda: notes(None, holds=True) if "nothing bounds" in w.site.texts[0] else notes(0.01, holds=False))
+    w.right(lambda: notes(0.2, holds=True))

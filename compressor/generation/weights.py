@@ -1,0 +1,430 @@
+"""Engines of decoders whose weights have 8 or 4 bits: rounded, proven, scored, and the one to deliver chosen.
+
+Decoding is bound by reading weights, so that a token is computed faster with fewer bits. Encoders read whole texts at
+once, which is bound by computing: they stay in floats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+import graph_passes
+from compressor.engines.prove import Case
+from compressor.engines.score import EvaluationScorer
+from compressor.engines.trials import smallest_that_holds
+from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
+from compressor.generation import DECODER, WEIGHTS, engine_of
+from compressor.generation.prove import generation_cases, prove_steps
+from compressor.generation.sessions import OrtSessions
+from compressor.generation.steps import LOGITS, begin, decoded_ids, run_in_steps, step
+from compressor.generation.workload import Workload, call_of
+from compressor.measure.timing import alternate_calls
+from compressor.progress import ProgressCallback, RunLog
+from compressor.results import Candidate, Note, NoteCode, Proof, ProofStage, loss_of, size_label
+from compressor.targets.base import TOLERANCE, WEIGHT_BITS, Engine, Feeds, WeightPrecision
+from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from compressor.targets.relative_error import Outputs
+from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
+from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
+from graph_passes.passes.quantize_weights import matrix_of, weights_of
+from graph_passes.quantizers.weight_blocks import floats_of_blocks, round_blocks
+
+_FINER: Mapping[WeightPrecision, str] = {"int4w": "int8w", "int8w": "floats"}
+"""What weights become that cost too much in a precision."""
+_RANKED_ROWS, _RANKED_TOKENS = 4, 256
+"""Maximum numbers of training examples, and of their tokens, on which matmuls are ranked."""
+_TIMED_SECONDS = 3.0
+"""Maximum time spent on timing one candidate at one size."""
+_SWITCH = "switch:"
+"""Beginning of the names of the factors that `_switchable` adds."""
+
+
+def require_operator() -> None:
+    """Check that the installed ONNX Runtime multiplies by weights of few bits.
+
+    Raises:
+        TargetMissingError: it does not.
+    """
+    ends = [ir.val(name, ir.DataType.FLOAT, (1, 1)) for name in ("x", "y")]
+    weights = ir.val("w", const_value=ir.tensor(np.ones((1, 1), np.float32), name="w"))
+    product = ir.node("MatMul", [ends[0], weights], outputs=[ends[1]], name="product")
+    graph = ir.Graph(
+        ends[:1], ends[1:], nodes=[product], initializers=[weights], opset_imports={"": 18}, name="product"
+    )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "product.onnx"
+            graph_passes.save(QuantizeWeights(4)(ir.Model(graph, ir_version=10)).model, path)
+            unoptimized_runner(path)({"x": np.ones((1, 1), np.float32)})
+    except InputError as error:
+        raise TargetMissingError(
+            f"weights of few bits: the installed ONNX Runtime cannot multiply by them ({error}); install the package"
+            " onnxruntime",
+            code=ErrorCode.UNSUPPORTED,
+            field="precision",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the weights of a decoder are stored.
+
+    Attributes:
+        precision: the precision of all but a few; None: they stay in floats.
+        finer: names of the matrices of weights in the next finer one: 8 bits instead of 4, floats instead of 8.
+    """
+
+    precision: WeightPrecision | None = None
+    finer: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> str:
+        """The exceptions, in words."""
+        if self.precision is None or not self.finer:
+            return ""
+        return f"{len(self.finer)} product{'s' if len(self.finer) > 1 else ''} in {_FINER[self.precision]}"
+
+    @property
+    def row(self) -> Candidate:
+        """The row of a table of candidates, without measurements."""
+        return Candidate(target="ort", precision=self.precision or "fp32", form=self.form, in_float=self.finer)
+
+    def apply(self, model: ir.Model) -> ir.Model:
+        """Round the weights of a graph, which is edited in place.
+
+        Raises:
+            InputError: no weights can be rounded.
+        """
+        if self.precision is None:
+            return model
+        bits, finer = WEIGHT_BITS[self.precision], 8 if self.precision == "int4w" else None
+        report = QuantizeWeights(bits, dict.fromkeys(self.finer, finer))(model).report
+        if not report.bits:
+            reasons = "; ".join(map(str, report.refused)) or "it has no product by constant weights"
+            raise InputError(
+                f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                precision=self.precision,
+            )
+        missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
+        assert not missing, missing  # fusions keep the names of weights
+        model.metadata_props[WEIGHTS] = ", ".join(filter(None, (self.precision, self.form)))
+        return model
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate for the engine of the decoder.
+
+    Attributes:
+        rounding: how its weights are stored.
+        candidate: its row of the table.
+        engine: its file; None: it could not be built, proven or scored.
+        error: why there is none.
+    """
+
+    rounding: Rounding
+    candidate: Candidate
+    engine: Path | None = None
+    error: CompressorError | None = None
+
+
+@dataclass(frozen=True)
+class WeightTrials:
+    """Everything that engines of a decoder with rounded weights are made, proven, scored and timed with.
+
+    Attributes:
+        folder: the folder of the graphs, with their engines in fp32.
+        cases: inputs of the proofs of the run.
+        scorer: scores engines on the evaluation rows, in comparison with the dense engine.
+        workload: the requests whose tokens are timed.
+        threads: threads of the engines; None: one per core.
+        seconds: maximum time spent on timing one candidate at one size.
+        scratch: an empty folder for engines that are not delivered.
+        log: receives stages and notes.
+    """
+
+    folder: Path
+    cases: Sequence[Case]
+    scorer: EvaluationScorer
+    workload: Workload
+    threads: int | None
+    seconds: float
+    scratch: Path
+    log: RunLog
+    _numbers: itertools.count[int] = field(default_factory=itertools.count, repr=False)
+
+    def choose(self, precisions: Sequence[WeightPrecision | None]) -> tuple[Candidate, ...]:
+        """Try precisions of the weights, and deliver the fastest engine that keeps the metric.
+
+        Where a precision loses more than `--max-drop`, as few matmuls as keep the metric get a finer one: they are
+        ranked by what rounding each alone does to the logits.
+
+        Args:
+            precisions: the precisions; None: floats.
+
+        Returns:
+            Every candidate. The chosen one is the engine of the folder's decoder.
+
+        Raises:
+            CompressorError: no engine can be built and proven.
+        """
+        trials = []
+        for precision in precisions:
+            trials.append(self._try(Rounding(precision)))
+            if precision is not None and trials[-1].engine is not None and not trials[-1].candidate.holds:
+                trials.append(self._with_finer(trials[-1]))
+        if not any(trial.engine for trial in trials):
+            raise next(trial.error for trial in trials if trial.error is not None)
+        trials = self._timed(trials) if len(trials) > 1 else trials
+        chosen = self._best(trials)
+        if chosen.rounding.precision is not None:
+            assert chosen.engine is not None
+            graph_passes.save(graph_passes.load(chosen.engine), engine_of(self.folder / DECODER))
+        self.log.add_notes(self._notes(chosen))
+        return tuple(trial.candidate.model_copy(update={"chosen": trial is chosen}) for trial in trials)
+
+    def _try(self, rounding: Rounding) -> Trial:
+        """Make, prove and score one candidate; a failure is recorded in its row."""
+        floats, row = engine_of(self.folder / DECODER), rounding.row
+        engine = floats if rounding.precision is None else self.scratch / f"decoder{next(self._numbers)}.onnx"
+        try:
+            with self.log.stage(f"trying {row.label}, with caches"):
+                if rounding.precision is not None:
+                    graph_passes.save(rounding.apply(graph_passes.load(floats)), engine)
+                sessions = self._open(engine)
+                proofs = () if rounding.precision is None else (self._prove(rounding, sessions),)
+            whole = dataclasses.replace(self.scorer.dense, engine=_whole_texts(engine, sessions))
+            scored = self.scorer.measure(whole, f"{row.label}, with caches")
+        except CompressorError as error:
+            return Trial(rounding, row.model_copy(update={"failure": str(error), "holds": False}), error=error)
+        update = {**self.scorer.compare(scored), "proofs": proofs, "file_bytes": _bytes(engine)}
+        return Trial(rounding, row.model_copy(update=update), engine)
+
+    def _open(self, decoder: Path) -> OrtSessions:
+        return OrtSessions(self.folder, provider="cpu", threads=self.threads, decoder=decoder)
+
+    def _prove(self, rounding: Rounding, sessions: OrtSessions) -> Proof:
+        """The proof that an engine computes what the graph with its rounded weights does.
+
+        Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance
+        is that of engines in int8.
+        """
+        texts, path = generation_cases(self.cases), self.scratch / "rounded.onnx"
+        model = rounding.apply(graph_passes.load(self.folder / DECODER))
+        names = [node.name for node in model.graph if node.name]
+        graph_passes.save(ReturnToFloats(names)(model).model, path)
+        reference = OrtSessions(self.folder, optimized=False, decoder=path)
+        expected = [run_in_steps(reference, text.feeds) for text in texts]
+        return prove_steps(ProofStage.CACHED_WEIGHTS, "compressed", texts, expected, sessions, TOLERANCE["int8"])
+
+    def _with_finer(self, trial: Trial) -> Trial:
+        """The candidate with as few matmuls in a finer precision as keep the metric."""
+        precision = trial.rounding.precision
+        assert precision is not None
+
+        def attempt(count: int) -> Trial:
+            return self._try(Rounding(precision, ranked[:count]))
+
+        try:
+            ranked = self._ranked(precision)
+            most = len(ranked) - 1  # with all of them it would be the finer precision
+            best = smallest_that_holds(most, attempt, lambda attempted: attempted.candidate.holds)
+            if best is not None:
+                return best
+            raise MismatchError(
+                "no number of products in a finer precision keeps the metric", code=ErrorCode.NUMBERS_DIFFER
+            )
+        except CompressorError as error:
+            row = trial.rounding.row.model_copy(update={"form": "mixed", "failure": str(error), "holds": False})
+            return Trial(trial.rounding, row, error=error)
+
+    def _ranked(self, precision: WeightPrecision) -> tuple[str, ...]:
+        """Names of the weights of the decoder, those whose rounding changes the logits most first."""
+        bits, scratch = WEIGHT_BITS[precision], self.scratch / "ranked.onnx"
+        with self.log.stage("ranking the products") as on_progress:
+            return rank_weights(self.folder, bits, self._ranking_texts(), scratch, on_progress)
+
+    def _ranking_texts(self) -> list[Feeds]:
+        """Training rows, if there are any; else the inputs of the proofs."""
+        data = self.scorer.data
+        if data is None or not len(data.train):
+            return [case.feeds for case in generation_cases(self.cases)]
+        count = len(within_tokens(data, draw_rows(data, _RANKED_ROWS, self.scorer.seed), _RANKED_TOKENS))
+        return calibration_rows(data, count, self.scorer.seed)
+
+    def _timed(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The candidates with the time of a token by size, and their speed against the engine in fp32."""
+        dense = OrtSessions(self.folder, provider="cpu", threads=self.threads)
+        texts = self.workload.feeds(self.folder, dense.vocabulary)
+        timed = []
+        for trial in trials:
+            if trial.engine is None:
+                timed.append(trial)
+                continue
+            sessions, milliseconds, ratios = self._open(trial.engine), {}, []
+            for size, feeds in texts.items():
+                if size.phase != "token":
+                    continue
+                label = size_label(*size)
+                with self.log.stage(f"timing weights in {trial.rounding.row.label}, {label}") as on_progress:
+                    calls = [call_of(each, feeds) for each in (dense, sessions)]
+                    seconds = 2 * min(_TIMED_SECONDS, self.seconds)
+                    pairs = list(alternate_calls(calls[0], calls[1], seconds, on_progress=on_progress))
+                medians = 1e3 * np.median(np.stack(pairs, axis=1), axis=(1, 2))
+                milliseconds[label] = float(medians[1])
+                ratios.append(medians[0] / medians[1])
+            update = {"milliseconds": milliseconds, "speed": float(np.exp(np.mean(np.log(ratios))))}
+            timed.append(dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=update)))
+        return timed
+
+    def _best(self, trials: Sequence[Trial]) -> Trial:
+        """The fastest candidate that keeps the metric; the one that loses least where none does."""
+        built = [trial for trial in trials if trial.engine is not None]
+        holding = [trial for trial in built if trial.candidate.holds]
+        if holding:
+            return max(holding, key=lambda trial: trial.candidate.speed or 0.0)
+        assert self.scorer.data is not None
+        higher_is_better = self.scorer.data.task.higher_is_better
+        return min(
+            built, key=lambda trial: loss_of(trial.candidate.difference or 0.0, higher_is_better=higher_is_better)
+        )
+
+    def _notes(self, chosen: Trial) -> list[Note]:
+        """What a reader must know about the choice."""
+        row, notes = chosen.candidate, list[Note]()
+        if chosen.rounding.precision is None:
+            return notes
+        change = (
+            "" if row.difference is None else f"; the metric changes by {row.difference:+.4g} on the evaluation rows"
+        )
+        if self.scorer.max_drop is None:
+            text = f"{row.label}: nothing bounds what rounding the weights loses (--max-drop would){change}"
+            notes.append(Note(code=NoteCode.LOSS_UNBOUNDED, text=text))
+        elif not row.holds:
+            text = f"no engine with caches keeps the metric within --max-drop; {row.label} loses least{change}"
+            notes.append(Note(code=NoteCode.ENGINE_CHOSEN, text=text))
+        if row.in_float:
+            text = f"{row.label}: the metric does not hold with fewer of them: {', '.join(row.in_float)}"
+            notes.append(Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text))
+        return notes
+
+
+@dataclass(kw_only=True, eq=False)
+class _WholeTexts(Engine):
+    """Reads whole texts with sessions that keep caches, so that they are scored like any engine."""
+
+    sessions: OrtSessions
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """See `Engine.run`."""
+        caches, length = begin(self.sessions, feeds), decoded_ids(feeds).shape[1]
+        return {LOGITS: step(self.sessions, feeds, 0, length, caches)[0]}
+
+    def memory(self, feeds: Feeds) -> int | None:
+        """See `Engine.memory`."""
+        return None
+
+
+def _whole_texts(path: Path, sessions: OrtSessions) -> _WholeTexts:
+    return _WholeTexts(
+        path=path,
+        specs=(),
+        outputs=(LOGITS,),
+        precision="fp32",
+        attentions=0,
+        fused=0,
+        kernels={},
+        optimization="",
+        session={},
+        host="",
+        sessions=sessions,
+    )
+
+
+def rank_weights(
+    folder: Path, bits: int, texts: Sequence[Feeds], scratch: Path, on_progress: ProgressCallback | None = None
+) -> tuple[str, ...]:
+    """Names of the weights of a decoder's matmuls, sorted by how much rounding each alone changes the logits.
+
+    Args:
+        folder: the folder of the graphs.
+        bits: bits of the weights, 4 or 8.
+        texts: inputs of the whole model.
+        scratch: a file for a graph that is twice as large.
+        on_progress: called with (matrices tried, matrices).
+    """
+    model = graph_passes.load(folder / DECODER)
+    switches = _switchable(model, bits)
+    graph_passes.save(model, scratch)
+    sessions = OrtSessions(folder, optimized=False, decoder=scratch)
+
+    def logits() -> list[Outputs]:
+        return [
+            {LOGITS: step(sessions, feeds, 0, decoded_ids(feeds).shape[1], begin(sessions, feeds))[0]}
+            for feeds in texts
+        ]
+
+    expected, distances = logits(), dict[str, float]()
+    for number, (name, switch) in enumerate(switches.items(), start=1):
+        sessions.constants = {switch: np.ones((), np.float32)}
+        pairs = zip(expected, logits(), strict=True)
+        distances[name] = sum(float(np.square(a[LOGITS] - b[LOGITS]).sum()) for a, b in pairs)
+        if on_progress is not None:
+            on_progress(number, len(switches))
+    return tuple(sorted(distances, key=lambda name: -distances[name]))
+
+
+def _switchable(model: ir.Model, bits: int) -> dict[str, str]:
+    """Add to each matmul with constant weights the error of its rounded weights, times a constant that is zero.
+
+    Args:
+        model: the graph, which is edited in place.
+        bits: bits of the rounded weights.
+
+    Returns:
+        Name of the weights -> name of the constant, which a caller may replace.
+    """
+    FoldWeights()(model)
+    graph, switches = model.graph, dict[str, str]()
+    rounded = QuantizeWeights(bits)(model.clone()).report.bits
+    for number, node in enumerate(list(graph)):
+        weights, output = weights_of(node), node.outputs[0]
+        name = "" if weights is None else str(weights.name)
+        if name not in rounded:
+            continue
+        if name not in switches:
+            switches[name] = f"{_SWITCH}{name}"
+            graph.inputs.append(_constant(graph, switches[name], np.zeros((), np.float32)))
+        exact, readers = matrix_of(node), list(output.uses())
+        error = floats_of_blocks(*round_blocks(exact, bits), bits, len(exact)) - exact
+        product = ir.node("MatMul", [node.inputs[0], _constant(graph, f"{_SWITCH}{number}", error)])
+        scaled = ir.node("Mul", [product.outputs[0], graph.initializers[switches[name]]])
+        total = ir.node("Add", [output, scaled.outputs[0]])
+        graph.insert_after(node, [product, scaled, total])
+        total.outputs[0].type, total.outputs[0].shape = output.type, output.shape
+        if output.is_graph_output():
+            total.outputs[0].name, output.name = output.name, f"{output.name}.exact"
+            graph.outputs[graph.outputs.index(output)] = total.outputs[0]
+        for reader, position in readers:
+            reader.replace_input_with(position, total.outputs[0])
+    return switches
+
+
+def _constant(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(content, name=name))
+    graph.register_initializer(value)
+    return value
+
+
+def _bytes(graph: Path) -> int:
+    """Bytes of a graph with its external data."""
+    return sum(path.stat().st_size for path in (graph, *graph_passes.data_files(graph_passes.load(graph))))

@@ -1,0 +1,220 @@
+"""Decoders with rounded weights compute what these weights say, and keep the metric where it is bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import graph_passes
+from compressor.config.run import Recipe
+from compressor.engines.build import Variant
+from compressor.engines.prove import Case
+from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
+from compressor.generation import DECODER, ENCODER, engine_of, weights
+from compressor.generation.deliver import build_engines
+from compressor.generation.sessions import OrtSessions
+from compressor.generation.steps import LOGITS, run_in_steps
+from compressor.generation.weights import Rounding, WeightTrials, rank_weights
+from compressor.generation.workload import Workload
+from compressor.progress import NullListener, RunLog
+from compressor.results import NoteCode, ProofStage
+from compressor.run.generation import require_weights
+from compressor.targets import WEIGHT_BITS, WeightPrecision
+from compressor.targets.base import Feeds
+from graph_passes.passes import QuantizeWeights, ReturnToFloats
+from tests.faults import fails_with
+from tests.generation.exported import QUICK, exported, inputs
+from tests.targets.engines import FakeEngine
+
+
+def text_of(name: str) -> Feeds:
+    feeds = {key: tensor.numpy() for key, tensor in inputs(name).items()}
+    return feeds | ({"decoder_input_ids": np.arange(18).reshape(3, 6) + 3} if name == "t5" else {})
+
+
+@pytest.fixture(scope="module", params=QUICK)
+def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Feeds]:
+    """A folder with graphs and their engines in fp32, and a batch of texts."""
+    source, folder = exported(request.param), tmp_path_factory.mktemp("graphs")
+    names = [name for name in (ENCODER, DECODER) if (source / name).is_file()]
+    for name in names:
+        graph_passes.save(graph_passes.load(source / name), folder / name)
+    build_engines(names, folder, [(1, 8)], 1)
+    return folder, text_of(request.param)
+
+
+def engine(folder: Path, rounding: Rounding, out: Path) -> OrtSessions:
+    """The engine of a rounded decoder."""
+    graph_passes.save(rounding.apply(graph_passes.load(engine_of(folder / DECODER))), out)
+    return OrtSessions(folder, provider="cpu", threads=1, decoder=out)
+
+
+def matrices(folder: Path) -> list[str]:
+    return list(QuantizeWeights(8)(graph_passes.load(folder / DECODER)).report.bits)
+
+
+def in_floats(model: ir.Model) -> ir.Model:
+    """A graph whose products multiply by their rounded weights in floats."""
+    return ReturnToFloats([node.name for node in model.graph if node.name])(model).model
+
+
+def logits_with(folder: Path, feeds: Feeds, rounding: Rounding, scratch: Path) -> np.ndarray:
+    """Logits of the decoder with rounded weights in floats, not optimized by the runtime."""
+    model = rounding.apply(graph_passes.load(folder / DECODER))
+    graph_passes.save(in_floats(model), scratch)
+    return run_in_steps(OrtSessions(folder, optimized=False, decoder=scratch), feeds)[LOGITS]
+
+
+@pytest.mark.parametrize("precision", WEIGHT_BITS)
+def test_tokens_are_those_of_the_graph_with_rounded_weights(
+    graphs: tuple[Path, Feeds], precision: WeightPrecision, tmp_path: Path
+) -> None:
+    folder, feeds = graphs
+    rounding = Rounding(precision, tuple(matrices(folder)[:2]))
+    sessions = engine(folder, rounding, tmp_path / "engine.onnx")
+    assert sessions.precision.startswith(precision)
+    output = run_in_steps(sessions, feeds)[LOGITS]
+    expected = logits_with(folder, feeds, rounding, tmp_path / "rounded.onnx")
+    valid = feeds["attention_mask"] != 0 if "decoder_input_ids" not in feeds else np.ones((3, 6), bool)
+    errors = np.abs(output - expected)[valid].max()
+    assert errors <= 0.1 * np.abs(expected[valid]).max()
+    first, second = np.sort(expected[valid], axis=-1)[:, :-3:-1].T
+    is_clear = first - second > 2 * errors
+    assert np.array_equal(output[valid].argmax(-1)[is_clear], expected[valid].argmax(-1)[is_clear])
+
+
+def test_products_are_ranked_by_what_rounding_each_alone_does(graphs: tuple[Path, Feeds], tmp_path: Path) -> None:
+    folder, feeds = graphs
+    names = matrices(folder)
+    model = graph_passes.load(folder / DECODER)
+    expected = run_in_steps(OrtSessions(folder, optimized=False), feeds)[LOGITS]
+    changes = {}
+    for name in names:
+        alone = QuantizeWeights(4, {other: None for other in names if other != name})(model.clone()).model
+        graph_passes.save(in_floats(alone), tmp_path / "alone.onnx")
+        sessions = OrtSessions(folder, optimized=False, decoder=tmp_path / "alone.onnx")
+        changes[name] = np.square(run_in_steps(sessions, feeds)[LOGITS] - expected).sum()
+    ranked = rank_weights(folder, 4, [feeds], tmp_path / "switches.onnx")
+    assert sorted(ranked) == sorted(names)
+    assert [changes[name] for name in ranked] == pytest.approx(sorted(changes.values(), reverse=True), rel=1e-2)
+
+
+class Scorer(SimpleNamespace):
+    """Scores engines by the change of the logits of one batch, which may be at most `max_drop`."""
+
+    def measure(self, variant: Any, label: str) -> np.ndarray:
+        return np.asarray(variant.engine.run(self.feeds)[LOGITS])
+
+    def compare(self, scored: np.ndarray) -> dict[str, Any]:
+        loss = float(np.abs(scored - self.expected).mean())
+        return {"metric": -loss, "difference": -loss, "holds": self.max_drop is None or loss <= self.max_drop}
+
+
+@pytest.fixture
+def trials(graphs: tuple[Path, Feeds], tmp_path: Path) -> WeightTrials:
+    """Trials on a copy of a folder."""
+    source, feeds = graphs
+    for file in source.glob("*.onnx"):
+        graph_passes.save(graph_passes.load(file), tmp_path / file.name)
+    (tmp_path / "scratch").mkdir()
+    dense: Any = Variant(SimpleNamespace(), FakeEngine(), ())  # type: ignore[arg-type]
+    expected = run_in_steps(OrtSessions(source, provider="cpu", threads=1), feeds)[LOGITS]
+    scorer: Any = Scorer(dense=dense, feeds=feeds, expected=expected, max_drop=None, seed=0, data=None)
+    return WeightTrials(
+        folder=tmp_path,
+        cases=[Case(feeds, "three texts")],
+        scorer=scorer,
+        workload=Workload(((3, 5),), 4),
+        threads=1,
+        seconds=0.01,
+        scratch=tmp_path / "scratch",
+        log=RunLog(NullListener()),
+    )
+
+
+def bits_of(folder: Path) -> list[int]:
+    """The bits of the weights of each product of a delivered engine."""
+    nodes = graph_passes.load(engine_of(folder / DECODER)).graph
+    return [node.attributes.get_int("bits") for node in nodes if node.op_type == "MatMulNBits"]
+
+
+@pytest.mark.parametrize("precision", WEIGHT_BITS)
+def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials, precision: WeightPrecision) -> None:
+    (row,) = trials.choose([precision])
+    assert (row.label, row.chosen, row.failure) == (f"ort {precision}", True, "")
+    assert [proof.stage for proof in row.proofs] == [ProofStage.CACHED_WEIGHTS]
+    assert bits_of(trials.folder) == [WEIGHT_BITS[precision]] * len(matrices(trials.folder))
+    assert [note.code for note in trials.log.notes] == [NoteCode.LOSS_UNBOUNDED]
+    assert OrtSessions(trials.folder, provider="cpu", threads=1).precision == precision
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 0), (0.5, None)], ids=["nothing holds", "some products in 8 bits hold"]
+)
+def test_the_metric_bounds_what_rounding_may_lose(trials: WeightTrials, share: float, expected: int | None) -> None:
+    whole = trials._try(Rounding("int4w")).candidate
+    scorer: Any = trials.scorer
+    scorer.max_drop = share * -whole.metric  # type: ignore[operator]
+    scorer.data = SimpleNamespace(task=SimpleNamespace(higher_is_better=True), train=())
+    first, second = trials.choose(["int4w"])
+    assert not first.holds
+    if expected is None:
+        assert second.chosen
+        assert second.holds
+        fewer = trials._try(Rounding("int4w", second.in_float[:-1]))
+        assert not fewer.candidate.holds
+        assert sorted(set(bits_of(trials.folder))) == [4, 8]
+        assert bits_of(trials.folder).count(8) == len(second.in_float)
+    else:
+        assert first.chosen
+        assert second.failure
+        assert [note.code for note in trials.log.notes] == [NoteCode.ENGINE_CHOSEN]
+
+
+def test_the_fastest_precision_that_holds_is_chosen(trials: WeightTrials) -> None:
+    scorer: Any = trials.scorer
+    scorer.max_drop = np.inf
+    rows = trials.choose([None, *WEIGHT_BITS])
+    assert [row.precision for row in rows] == ["fp32", *WEIGHT_BITS]
+    (chosen,) = (row for row in rows if row.chosen)
+    assert chosen.speed == max(row.speed for row in rows)  # type: ignore[type-var]
+    assert OrtSessions(trials.folder, provider="cpu", threads=1).precision == chosen.precision
+
+
+def test_a_decoder_without_weights_to_round_is_refused(trials: WeightTrials) -> None:
+    model = QuantizeWeights(8)(graph_passes.load(engine_of(trials.folder / DECODER))).model
+    graph_passes.save(model, engine_of(trials.folder / DECODER))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, precision="int4w"):
+        trials.choose(["int4w"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "generates", "named"),
+    [
+        ({"target": "openvino"}, True, "target"),
+        ({"target": "trt"}, True, "target"),
+        ({"provider": "cuda"}, True, "provider"),
+        ({}, False, "model"),
+        ({"cache": False}, True, "cache"),
+    ],
+)
+def test_weights_are_rounded_for_engines_with_caches_alone(fields: Any, generates: bool, named: str) -> None:
+    folder: Any = SimpleNamespace(generates=generates)
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, fields=("precision", named), value="int4w"):
+        require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w", **fields), folder)
+    require_weights(Recipe(model="m", data="d", keep="50%", precision="fp32", **fields), folder)
+    require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w"), SimpleNamespace(generates=True))  # type: ignore[arg-type]
+
+
+def test_a_runtime_without_the_operator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise InputError("no such operator", code=ErrorCode.RUNTIME_FAILED)
+
+    monkeypatch.setattr(weights, "unoptimized_runner", fail)
+    with fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, field="precision"):
+        weights.require_operator()
