@@ -89,7 +89,9 @@ def bench_generation(
     rows = []
     for batch in batches:
         for length in lengths:
-            feeds = [_texts(folder, engine, batch, length) for folder, engine in zip(folders, engines, strict=True)]
+            feeds = [
+                random_texts(folder, engine, batch, length) for folder, engine in zip(folders, engines, strict=True)
+            ]
             medians = []
             for phase, call in (("prompt", prompt_call), ("token", token_call)):
                 with listener.stage(f"time {phase}, {size_label(batch, length)}") as on_progress:
@@ -103,10 +105,19 @@ def bench_generation(
     return rows
 
 
-def _texts(folder: Path, engine: OrtSessions, batch: int, length: int) -> Feeds:
-    """Random texts of one token more than `length`, without padding."""
-    ids = np.random.default_rng(0).integers(0, engine.vocabulary, (batch, length + 1))
+def random_texts(folder: Path, engine: OrtSessions, batch: int, length: int, new: int = 1, *, seed: int = 0) -> Feeds:
+    """Random texts without padding, for the engine of a folder.
+
+    Args:
+        folder: the folder.
+        engine: its engine.
+        batch: number of texts.
+        length: tokens of what an encoder reads.
+        new: tokens of what a decoder reads, beyond `length`.
+        seed: seed of the tokens.
+    """
+    ids = np.random.default_rng(seed).integers(0, engine.vocabulary, (batch, length + new))
     if not (folder / ENCODER).is_file():
         return {TEXT: ids, MASK: np.ones_like(ids)}
-    read = trial_feeds(load(folder / ENCODER), batch, length)
+    read = trial_feeds(load(folder / ENCODER), batch, length, seed=seed)
     return {name: np.ones_like(array) if name == MASK else array for name, array in read.items()} | {TARGET: ids}
