@@ -16,7 +16,7 @@ from compressor.silence_libraries import one_line
 
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 """OpenSSL's name of the error for a certificate that it does not trust, in the errors of every client."""
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, HTTPException)
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, HTTPException)
 """What the code of a client raises for a response that is not HTTP, not JSON, or lacks required keys."""
 _LONG = 8
 """Length from which a part of a header, such as a cookie, counts as a secret."""

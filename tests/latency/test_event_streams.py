@@ -141,6 +141,7 @@ FAULTS: dict[str, tuple[dict[str, Any], ErrorCode]] = {
     "no text": ({"pieces": [DONE]}, ErrorCode.SERVER_ERROR),
     "too many tokens": ({"pieces": [TEXT[0]] * 100}, ErrorCode.SERVER_ERROR),
     "no JSON": ({"pieces": [b"data: {\n\n"]}, ErrorCode.SERVER_ERROR),
+    "deep JSON": ({"pieces": [b"data: " + b"[" * 200_000 + b"\n\n"]}, ErrorCode.SERVER_ERROR),
     "other JSON": ({"pieces": [event([]), DONE]}, ErrorCode.SERVER_ERROR),
     "other choices": ({"pieces": [event({"choices": [7]}), DONE]}, ErrorCode.SERVER_ERROR),
     "other usage": ({"pieces": [*TEXT[:-1], event({"usage": {"completion_tokens": "x"}})]}, ErrorCode.SERVER_ERROR),
