@@ -26,6 +26,12 @@ def check(console: Console, path: str | None = None, **fields: Any) -> None:
     compress check --server grpc://localhost:8001 --model small --baseline dense --inputs rows.tsv --tokenizer out
 
     compress check small.onnx --baseline dense.onnx --max-slowdown 5% --p99 10ms
+
+    compress check out/ --baseline dense/ --prompt-tokens 128
+
+    compress check http://localhost:8000/v1/completions --baseline http://localhost:8001/v1/completions
+
+    The last two compare the times to the first token, and per further token, of models that generate.
     """
     from compressor.latency import Verdict, check_and_record
     from compressor.latency import check as run_check

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, SecretStr
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr
 
 from compressor.config.fields import InvalidValueError, Rule, as_list, config_field
 from compressor.config.request import OutputFile, Request
@@ -17,6 +17,8 @@ from compressor.errors import ErrorCode, suggestion
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
+PROMPT_TOKENS, NEW_TOKENS = 128, 32
+"""Default lengths of a prompt and of the text that is generated from it."""
 MODELS, INPUTS, OUTPUTS, TIMING, FILES = "Models", "Inputs", "Outputs", "Timing", "Files"
 
 
@@ -84,6 +86,8 @@ def _with_suffix(*suffixes: str) -> Callable[[Path], Path]:
     return check
 
 
+_STREAMS = ("is_url", "prompt_tokens")
+"""Facts of a request for the times of tokens."""
 _HEADER_NAME = re.compile(r"[\w.-]+", re.ASCII)
 Headers = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_headers)]
 Name = Annotated[str, BeforeValidator(_as_text)]
@@ -108,7 +112,8 @@ class CheckRequest(Request):
     model: Name = config_field(
         MODELS,
         "model to check, as an ONNX file, an engine of TensorRT (.plan) or OpenVINO (.xml), the output folder of a run"
-        " for the engine that its report names, or with --server as NAME or NAME:VERSION",
+        " for the engine that its report names, the URL of an endpoint that streams text, or with --server as NAME or"
+        " NAME:VERSION",
         required=True,
         is_basic=True,
     )
@@ -151,6 +156,15 @@ class CheckRequest(Request):
     )
     batch: Count = config_field(INPUTS, "examples per call", 1, is_basic=True)
     seq: Count = config_field(INPUTS, "tokens per example; texts are cut or padded", 128, is_basic=True)
+    prompt_tokens: Count | None = config_field(
+        INPUTS,
+        "tokens of the prompts of two folders or endpoints that generate, whose first token and further tokens are"
+        f" timed; default for endpoints: {PROMPT_TOKENS}",
+        is_basic=True,
+    )
+    new_tokens: Annotated[int, Field(ge=2)] | None = config_field(
+        INPUTS, f"tokens to generate from each prompt; default: {NEW_TOKENS}", is_basic=True
+    )
     seed: Natural = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
 
     expect: Name | None = config_field(
@@ -189,19 +203,48 @@ class CheckRequest(Request):
         "reads_rows": "inputs",
         "is_unencrypted": "server",
         "is_http": "server",
+        "is_url": "model",
+        "is_mixed": "baseline",
+        "expects_file": "expect",
         "is_offline": "scenario",
         "has_queries": "scenario",
         "scenarios": "scenario",
     }
     rules = (
-        Rule("threads", "the server decides its threads; omit one of them", excludes=("server",)),
+        Rule(
+            "server",
+            "a model that streams text is named by its URL: compress check http://HOST:PORT/v1/completions, or"
+            " http://HOST:PORT/v2/models/NAME/generate_stream on Triton; omit it",
+            excludes=("is_url", "prompt_tokens"),
+        ),
         *(
-            Rule(name, "only a server is called with it; name one (<server>), or omit it", needs=("server",))
+            Rule(name, "a model that generates reads one random prompt at a time; omit it", excludes=_STREAMS)
+            for name in ("gzip", "kernel", "inputs", "tokenizer", "text_columns", "image_column", "batch", "seq")
+        ),
+        *(
+            Rule(name, "times of tokens are only compared with those of a model; omit it", excludes=_STREAMS)
+            for name in ("p99", "scenario", "rate", "load_seconds", "save_baseline", "force")
+        ),
+        Rule("new_tokens", "no tokens are generated; add <prompt_tokens>, or omit it", needs=_STREAMS),
+        Rule(
+            "is_mixed",
+            "model and baseline have to be two endpoints, by their URLs, or two output folders that generate",
+            excludes=("is_mixed",),
+        ),
+        Rule(
+            "expects_file",
+            "the text of an endpoint is compared with that of the baseline only; give <expect> baseline, or omit it",
+            excludes=("is_url",),
+        ),
+        Rule("tolerance", "texts are equal or not; omit it", excludes=("is_url",)),
+        Rule("threads", "the server decides its threads; omit one of them", excludes=("server", "is_url")),
+        *(
+            Rule(name, "only a server is called with it; name one (<server>), or omit it", needs=("server", "is_url"))
             for name in ("header", "certificate", "gzip")
         ),
         Rule(
             "certificate",
-            "the connection is not encrypted; use grpcs:// or https:// in <server>, or omit it",
+            "the connection is not encrypted; name the server with grpcs:// or https://, or omit <certificate>",
             excludes=("is_unencrypted",),
         ),
         Rule("tolerance", "outputs are not compared; omit one of them", excludes=("expect=any",)),
@@ -232,12 +275,38 @@ class CheckRequest(Request):
     @property
     def is_unencrypted(self) -> bool:
         """Whether a server is called without encryption."""
-        return self.server is not None and not self.server.startswith(("grpcs://", "https://"))
+        url = self.model if self.is_url else self.server
+        return url is not None and not url.startswith(("grpcs://", "https://"))
 
     @property
     def is_http(self) -> bool:
         """Whether a server is called by HTTP."""
         return self.server is not None and self.server.startswith("http")
+
+    @property
+    def is_url(self) -> bool:
+        """Whether the model is the URL of an endpoint that streams text."""
+        return "://" in self.model
+
+    @property
+    def streams(self) -> bool:
+        """Whether the models generate, and the times of their tokens are compared."""
+        return self.is_url or self.prompt_tokens is not None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether a baseline of another kind is named than a model that generates needs."""
+        return self.is_url != ("://" in self.baseline) or (self.streams and self.baseline_file is not None)
+
+    @property
+    def expects_file(self) -> bool:
+        """Whether outputs are expected that a file has."""
+        return self.expect not in (None, "any", "baseline")
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of a prompt, and of the text that is generated from it."""
+        return self.prompt_tokens or PROMPT_TOKENS, self.new_tokens or NEW_TOKENS
 
     @property
     def is_offline(self) -> bool:

@@ -47,8 +47,8 @@ class ServeRequest(Request):
     name: str | None = config_field(MODEL, "name of the model on the server; default: the name of OUT")
     backend: Backend | None = config_field(
         MODEL,
-        "backend that runs the model; default: tensorrt where there is an engine, python for an engine of OpenVINO,"
-        " else onnxruntime",
+        "backend that runs the model; default: python for a model that generates and for an engine of OpenVINO,"
+        " tensorrt where there is an engine, else onnxruntime",
     )
     engine: tuple[Path, ...] = config_field(MODEL, "TensorRT engine built for another GPU; may be repeated", ())
     plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)

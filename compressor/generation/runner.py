@@ -16,10 +16,6 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.engine_model import EngineModel, refuse
 from compressor.generation.sessions import OrtSessions, Sessions
-from compressor.model_folder.example_inputs import token_limit
-from compressor.model_folder.files import damaged, load_config, read_config
-from compressor.model_folder.model_class import model_class
-from compressor.model_folder.processor import load_processor, require_processor
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Provider
 
@@ -39,10 +35,11 @@ class Runner:
         model: a model of transformers whose network is the engine. Every function that takes such a model to generate
             with it, such as a pipeline, takes this.
         processor: the tokenizer of the folder, or the processor of sounds; None: it has none.
+        limit: positions of the model; None: as many as there is memory for.
     """
 
-    def __init__(self, folder: Path, model: EngineModel, processor: Any) -> None:
-        self.folder, self.model, self.processor = folder, model, processor
+    def __init__(self, folder: Path, model: EngineModel, processor: Any, limit: int | None) -> None:
+        self.folder, self.model, self.processor, self.limit = folder, model, processor, limit
 
     @property
     def sessions(self) -> Sessions:
@@ -122,7 +119,7 @@ class Runner:
             )
         start = 0 if self.model.config.is_encoder_decoder else max(map(len, ids))
         if stop:
-            options["stopping_criteria"] = [_Stop(self.processor, stop, start)]
+            options["stopping_criteria"] = [*options.get("stopping_criteria", ()), _Stop(self.processor, stop, start)]
         text = _Text(self.processor, stop, write)
         if write is not None and beams == 1:
             options["streamer"] = text
@@ -140,7 +137,10 @@ class Runner:
             InputError: the folder has no tokenizer or no chat template, the model reads no text, or a prompt is empty.
             UsageError: an encoder-decoder has no chats.
         """
-        require_processor(self.processor, self.folder)
+        if self.processor is None:
+            from compressor.model_folder.processor import require_processor
+
+            require_processor(None, self.folder)
         if self.model.main_input_name != "input_ids":
             raise InputError(
                 f"{self.folder}: the model reads {self.model.main_input_name}, not text; pass them to"
@@ -171,7 +171,7 @@ class Runner:
         Raises:
             InputError: the model has too few positions.
         """
-        length, limit, config = max(map(len, ids)), token_limit(self.model), self.model.generation_config
+        length, limit, config = max(map(len, ids)), self.limit, self.model.generation_config
         earlier = 1 if self.model.config.is_encoder_decoder else length
         new = requested or config.max_new_tokens or (config.max_length or earlier + NEW_TOKENS) - earlier
         if limit is None:
@@ -243,6 +243,12 @@ def load_engine(
         InputError: the folder has no model that generates, lacks a graph, or has a file that cannot be read.
         TargetMissingError: the device is missing.
     """
+    # A served model has copies of this package, and no folder of weights to read.
+    from compressor.model_folder.example_inputs import token_limit
+    from compressor.model_folder.files import damaged, load_config, read_config
+    from compressor.model_folder.model_class import model_class
+    from compressor.model_folder.processor import load_processor
+
     folder = Path(folder)
     read_config(folder)
     config = load_config(folder, False)
@@ -256,13 +262,18 @@ def load_engine(
         )
     sessions = OrtSessions(folder, provider=provider, threads=threads)
     model = EngineModel.of(network, config, sessions)
-    if (file := folder / GENERATION_CONFIG_NAME).is_file():
-        try:
-            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # any value can raise any error
-            raise damaged(file, error) from error
+    try:
+        read_generation_config(model, folder)
+    except Exception as error:  # any value can raise any error
+        raise damaged(folder / GENERATION_CONFIG_NAME, error) from error
+    return Runner(folder, model, load_processor(folder), token_limit(model))
+
+
+def read_generation_config(model: EngineModel, folder: Path) -> None:
+    """Let a model generate with the defaults in a folder, if it has any."""
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         model.generation_config.cache_implementation = None  # of PyTorch's memory
-    return Runner(folder, model, load_processor(folder))
 
 
 class _Stop(StoppingCriteria):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 
 from compressor.errors import ErrorCode, InputError
@@ -275,7 +274,8 @@ class OrtSessions(Sessions):
 
 def _dtype(value: Any) -> np.dtype[Any]:
     """The type of an input, which reads like `tensor(float16)`."""
-    return ir.DataType[value.type.removeprefix("tensor(").removesuffix(")").upper()].numpy()
+    name = value.type.removeprefix("tensor(").removesuffix(")")
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name))
 
 
 def _tensor(array: np.ndarray, device: str) -> ort.OrtValue:

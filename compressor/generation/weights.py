@@ -120,6 +120,26 @@ class Rounding:
         return model
 
 
+def reference_sessions(folder: Path) -> OrtSessions:
+    """The graphs of a folder as they are, which its engines have to agree with, with rounded weights where they have any.
+
+    Args:
+        folder: the folder.
+
+    Raises:
+        InputError: it has no graphs that generate, or they cannot be loaded.
+    """
+    engine = engine_of(folder / DECODER)
+    model = graph_passes.load(engine) if engine.is_file() else None
+    if model is None or WEIGHTS not in model.metadata_props:
+        return OrtSessions(folder, optimized=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / DECODER
+        names = [node.name for node in model.graph if node.name]
+        graph_passes.save(ReturnToFloats(names)(model).model, path)
+        return OrtSessions(folder, optimized=False, decoder=path)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate for the engine of the decoder.

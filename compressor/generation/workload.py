@@ -73,13 +73,25 @@ class Workload:
         after = max(1, self.new_tokens // 2) if phase == "token" else 0
         earlier = after if has_encoder or not after else prompt + after
         read = 1 if has_encoder or after else prompt
-        ids = np.random.default_rng(0).integers(0, vocabulary, (batch, earlier + read))
-        feeds = {_EARLIER: np.array(earlier)}
-        if not has_encoder:
-            return feeds | {TEXT: ids, MASK: np.ones_like(ids)}
-        source = trial_feeds(load(folder / ENCODER), batch, prompt)
-        masked = {name: np.ones_like(array) if name == MASK else array for name, array in source.items()}
-        return feeds | masked | {TARGET: ids}
+        return {_EARLIER: np.array(earlier), **random_texts(folder, vocabulary, batch, prompt, earlier + read)}
+
+
+def random_texts(folder: Path, vocabulary: int, batch: int, source: int, length: int, *, seed: int = 0) -> Feeds:
+    """Random texts without padding.
+
+    Args:
+        folder: the folder of the graphs.
+        vocabulary: number of tokens.
+        batch: number of texts.
+        source: tokens of what an encoder reads, where there is one.
+        length: tokens of what the decoder reads.
+        seed: seed of the tokens.
+    """
+    ids = np.random.default_rng(seed).integers(0, vocabulary, (batch, length))
+    if not (folder / ENCODER).is_file():
+        return {TEXT: ids, MASK: np.ones_like(ids)}
+    read = trial_feeds(load(folder / ENCODER), batch, source, seed=seed)
+    return {name: np.ones_like(array) if name == MASK else array for name, array in read.items()} | {TARGET: ids}
 
 
 def call_of(sessions: Sessions, feeds: Feeds) -> Callable[[], np.ndarray]:

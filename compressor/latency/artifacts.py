@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 (section 2.2) excludes, even when escaped."""
-_OUTPUTS, _SLOWDOWN, _TIMING = "outputs", "slowdown", "timing"
+_OUTPUTS, _TIMING = "outputs", "timing"
 _MAX_CHECKS, _MAX_TICKS = 100, 8
 
 
@@ -76,27 +76,22 @@ def check_and_record(
 
 
 def junit(verdict: Verdict) -> str:
-    """A check as a JUnit report, with a case for the outputs, for the slowdown and for each scenario."""
-    failures = {result.scenario: result.why for result in verdict.scenarios if not result.holds}
-    names = [_OUTPUTS, *(result.scenario for result in verdict.scenarios)]
-    if verdict.slowdown is not None:
-        names.insert(1, _SLOWDOWN)
-        if not verdict.slowdown.holds:
-            failures[_SLOWDOWN] = verdict.failures[0]
+    """A check as a JUnit report, with a case for the outputs, for each slowdown and for each scenario."""
+    cases = {_OUTPUTS: "", **verdict.cases}
     interrupted = verdict.outcome is Outcome.INTERRUPTED
     suite = ElementTree.Element(
         "testsuite",
         name=verdict.title,
-        tests=str(len(names) + interrupted),
-        failures=str(len(failures)),
+        tests=str(len(cases) + interrupted),
+        failures=str(len(verdict.failures)),
         errors=str(int(interrupted)),
         time=f"{verdict.seconds:.3f}",
         timestamp=verdict.time.partition("+")[0],  # JUnit's schema has no offset from UTC
     )
-    for name in names:
+    for name, failure in cases.items():
         case = _add_case(suite, name)
-        if name in failures:
-            ElementTree.SubElement(case, "failure", message=failures[name], type="SlowdownError")
+        if failure:
+            ElementTree.SubElement(case, "failure", message=failure, type="SlowdownError")
         elif interrupted and name != _OUTPUTS:
             ElementTree.SubElement(case, "skipped", message="interrupted")
     if interrupted:

@@ -12,9 +12,11 @@ import numpy as np
 
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError
+from compressor.latency.event_streams import EventSource
 from compressor.latency.local_engine import load_engine
+from compressor.latency.streams import TokenSource
 from compressor.latency.triton import TritonModel
-from compressor.targets.base import Feeds, Precision
+from compressor.targets.base import Feeds
 from compressor.targets.tensor_specs import TensorSpec
 
 
@@ -24,7 +26,8 @@ class Endpoint(Protocol):
     Attributes:
         name: name of the model, or path of its file.
         host: where it runs: runtime and device, or the server's name, version and address.
-        precision: numeric precision of its outputs; for a server's model the lowest that is likely.
+        graph: ONNX file of the function that it computes; None for a server.
+        tolerance: largest relative error of its outputs.
         concurrency: maximum number of concurrent calls that is useful.
         inputs: the inputs that it takes.
         has_random_inputs: whether `trial_batch` draws ids at random, because no example rows of the model are known.
@@ -33,9 +36,12 @@ class Endpoint(Protocol):
 
     name: str
     host: str
-    precision: Precision
+    tolerance: float
     concurrency: int
     inputs: tuple[TensorSpec, ...]
+
+    @property
+    def graph(self) -> Path | None: ...
 
     @property
     def id_limits(self) -> Mapping[str, int]: ...
@@ -82,6 +88,21 @@ def open_endpoint(request: CheckRequest, name: str) -> Iterator[Endpoint]:
     else:
         with tempfile.TemporaryDirectory() as scratch:
             yield load_engine(Path(name), Path(scratch), request.threads, request.kernel)
+
+
+def open_source(request: CheckRequest, name: str) -> TokenSource:
+    """A model of a check that generates, on a server or on this machine.
+
+    Raises:
+        InputError: the folder is missing, or has no graphs that generate.
+        ServerError: the server does not respond, or not with a stream.
+        UsageError: the URL is not that of an endpoint that streams text.
+    """
+    if request.is_url:
+        return EventSource(request, name)
+    from compressor.latency.local_generator import LocalGenerator  # needs ONNX Runtime
+
+    return LocalGenerator(request, Path(name))
 
 
 def cast_inputs(feeds: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.latency.endpoints import Endpoint, cast_inputs
-from compressor.latency.local_engine import LocalEngine, library_errors
+from compressor.latency.local_engine import library_errors
+from compressor.latency.streams import TokenSource
 from compressor.latency.verdict import OutputAgreement
-from compressor.targets.base import TOLERANCE, Feeds
+from compressor.targets.base import Feeds
 from compressor.targets.example_rows import read_arrays
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs, ReferenceOutputs
@@ -123,7 +124,7 @@ class ExpectedOutputs:
 
 
 def expected_outputs(
-    endpoint: Endpoint,
+    endpoint: Endpoint | TokenSource,
     batches: Sequence[Feeds],
     baseline: Sequence[Outputs],
     expect: str | None,
@@ -136,26 +137,26 @@ def expected_outputs(
         batches: the inputs of every batch.
         baseline: the baseline's outputs of every batch.
         expect: `baseline`; `any`: the shapes and types of the baseline; an `.npz` of outputs `[row, ...]` by name; an
-            ONNX file, or a folder with a `model.onnx`, to run here. None: a graph on this machine is compared with its
-            outputs without optimization, a server's model with the baseline's outputs.
-        tolerance: maximum relative error; None: the tolerance of the model's precision, and equality for integers.
+            ONNX file, or a folder with a `model.onnx`, to run here; for a model that generates, a folder with
+            `decoder.onnx`. None: a graph on this machine is compared with its outputs without optimization, a server's
+            model with the baseline's outputs.
+        tolerance: maximum relative error; None: that of the model, and equality for integers.
 
     Raises:
         InputError: the file is missing, unreadable, or has too few rows.
     """
     hint = "; if it computes another function by design, give --expect OUT or --expect any"
-    if expect is None and isinstance(endpoint, LocalEngine):
+    if expect is None and endpoint.graph is not None:
         source, outputs_of, hint = "its own unoptimized graph", _run_graph(endpoint.graph), ""
     elif expect is None or expect in (BASELINE, ANY):
         source, outputs_of = "the baseline", lambda number, _: baseline[number]
     else:
-        source, outputs_of = expect, _read_expected(Path(expect))
-    permitted = endpoint.tolerance if isinstance(endpoint, LocalEngine) else TOLERANCE[endpoint.precision]
+        source, outputs_of = expect, _read_expected(Path(expect), generates=generates(endpoint.graph))
     return ExpectedOutputs(
         source=source,
         outputs=[outputs_of(number, batch) for number, batch in enumerate(batches)],
         batches=batches,
-        tolerance=permitted if tolerance is None else tolerance,
+        tolerance=endpoint.tolerance if tolerance is None else tolerance,
         exact_integers=tolerance is None,
         shapes_only=expect == ANY,
         hint=hint,
@@ -181,8 +182,15 @@ def check_finite(model: str, number: int, outputs: Outputs) -> None:
         raise MismatchError(text, code=code, model=model, tensor=None, batch=number)
 
 
-def _read_expected(path: Path) -> _Source:
-    """Expected outputs from an .npz file, or from a graph that is run here."""
+def generates(graph: Path | None) -> bool:
+    """Whether the graph of a model is a folder, which has several: the model generates."""
+    return graph is not None and graph.is_dir()
+
+
+def _read_expected(path: Path, *, generates: bool) -> _Source:
+    """Expected outputs from an .npz file, or from a graph or the graphs of a folder, which are run here."""
+    if generates:
+        return _run_graph(path)
     if path.suffix == ".npz":
         arrays = read_arrays(path)
         if not arrays:
@@ -225,7 +233,13 @@ def _rows(path: Path, array: np.ndarray, number: int, feeds: Feeds) -> np.ndarra
 
 
 def _run_graph(path: Path) -> _Source:
-    """Outputs of a graph in ONNX Runtime without optimization, on the CPU."""
+    """Outputs of a graph, or of the graphs of a folder that generates, without optimization on the CPU."""
+    if path.is_dir():
+        from compressor.generation.steps import run_in_steps
+        from compressor.generation.weights import reference_sessions
+
+        sessions = reference_sessions(path)
+        return lambda number, feeds: run_in_steps(sessions, feeds)
     if not path.is_file():
         raise InputError(
             f"{path}: the graph of the engine is not beside it; name one with --expect, or give baseline or any",

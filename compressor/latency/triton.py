@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
-import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from http.client import HTTPException
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,52 +16,25 @@ import onnx_ir as ir
 
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, TargetMissingError, UsageError
+from compressor.latency.server_faults import (
+    HTTP_FAULTS,
+    MALFORMED,
+    UNTRUSTED,
+    Fault,
+    certificate_file,
+    connection_fault,
+)
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Feeds, Precision
+from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.tensor_specs import FREE, spec_from_server
 from compressor.targets.trial_inputs import trial_feeds
 
 T = TypeVar("T")
 _SCHEMES = ("grpc", "grpcs", "http", "https")
 """Schemes of a server's URL; those that end in `s` are encrypted."""
-_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-"""OpenSSL's name of the error for a certificate that it does not trust, in errors of both clients."""
-_LONG = 8
-"""Length from which a part of a header, such as a cookie, counts as a secret."""
-_IDLE_SECONDS = 0.05
+IDLE_SECONDS = 0.05
 """Pause between rounds: the threads of a server's runtime spin for a while after a call."""
 _log = logging.getLogger(__name__)
-
-
-class Fault(Enum):
-    """The kind of fault that a client's exception reports: the code of the error, the fault, and how to mend it."""
-
-    REFUSED = (
-        ErrorCode.REQUEST_REFUSED,
-        "the server refuses the request",
-        "its inputs have the names, types and shapes that the server lists: see the server's log",
-    )
-    TIMEOUT = ErrorCode.SERVER_TIMEOUT, "no response within {seconds:g} s", "allow more with --deadline"
-    UNREACHABLE = (
-        ErrorCode.SERVER_UNREACHABLE,
-        "no connection",
-        "check that the server runs, and its port and protocol",
-    )
-    MALFORMED = ErrorCode.SERVER_ERROR, "the response is not of the protocol", "check the port"
-    """The response is not HTTP, not JSON, or lacks required keys."""
-    FORBIDDEN = (
-        ErrorCode.ACCESS_DENIED,
-        "the server denies access",
-        'give the header that it wants, as in --header "Authorization: Bearer TOKEN"',
-    )
-    """The server, or a proxy before it, wants credentials."""
-    UNTRUSTED = (
-        ErrorCode.CERTIFICATE_UNTRUSTED,
-        "the server's certificate is not trusted",
-        "name the file of the authority that signed it (--certificate)",
-    )
-    SERVER_FAILED = ErrorCode.SERVER_ERROR, "", "see the server's log"
-    """The server reports an internal error or an unknown status."""
 
 
 class TritonModel:
@@ -84,7 +51,9 @@ class TritonModel:
         TargetMissingError: Triton's client is not installed.
     """
 
-    precision: Precision = "fp16"
+    graph = None
+    tolerance = TOLERANCE["fp16"]
+    """The server may compute in half precision."""
     concurrency = 64
     """Enough for a server to form large batches on several GPUs."""
     id_limits: Mapping[str, int] = MappingProxyType({})
@@ -185,7 +154,7 @@ class TritonModel:
 
     def wait_until_idle(self) -> None:
         """Pause, so that the server's threads become idle."""
-        time.sleep(_IDLE_SECONDS)
+        time.sleep(IDLE_SECONDS)
 
     def close(self) -> None:
         """Close the connection."""
@@ -198,9 +167,8 @@ class TritonModel:
                 return call()
         except self._protocol.errors as error:
             fault = self._protocol.fault(error)
-            code, fact, advice = fault.value
-            reason = without_secrets(one_line(self._protocol.reason(error)), self._request.headers)
-            reason = f"{fact.format(seconds=self._request.deadline)} ({reason})" if fact else reason
+            code, _, advice = fault.value
+            reason = fault.describe(self._protocol.reason(error), self._request)
             misfit = self._misfit(request) if request and fault is Fault.REFUSED else None
             kind, text = (ServerError if misfit is None else InputError), f"{reason}; {misfit or advice}"
             # The error of the client contains the response, in which a server may repeat headers.
@@ -271,7 +239,7 @@ class GrpcProtocol(_Protocol):
 
     def __init__(self, request: CheckRequest, model: str, version: str) -> None:
         super().__init__(request, model, version)
-        certificate = _certificate_file(request.certificate)
+        certificate = certificate_file(request.certificate)
         import tritonclient.grpc as module
 
         self._module: Any = module
@@ -309,20 +277,13 @@ class GrpcProtocol(_Protocol):
             "DEADLINE_EXCEEDED": Fault.TIMEOUT,
             "UNAUTHENTICATED": Fault.FORBIDDEN,
             "PERMISSION_DENIED": Fault.FORBIDDEN,
-            "UNAVAILABLE": Fault.UNTRUSTED if _UNTRUSTED in str(error) else Fault.UNREACHABLE,
+            "UNAVAILABLE": Fault.UNTRUSTED if UNTRUSTED in str(error) else Fault.UNREACHABLE,
         }
         return faults.get(status, Fault.SERVER_FAILED)
 
 
 _BINARY = "binary_tensor_data"
 """Name of the protocol's extension by which tensors follow the JSON of a request as bytes."""
-_HTTP_FAULTS = {
-    **dict.fromkeys(("400", "413", "415", "422"), Fault.REFUSED),
-    **dict.fromkeys(("401", "403", "407"), Fault.FORBIDDEN),
-    **dict.fromkeys(("408", "504"), Fault.TIMEOUT),
-}
-"""Status of a response -> the kind of fault; all remaining statuses are errors of the server."""
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, HTTPException)
 
 
 class HttpProtocol(_Protocol):
@@ -335,7 +296,7 @@ class HttpProtocol(_Protocol):
 
     def __init__(self, request: CheckRequest, model: str, version: str) -> None:
         super().__init__(request, model, version)
-        certificate = _certificate_file(request.certificate)
+        certificate = certificate_file(request.certificate)
         import gevent
         import tritonclient.http as module
         from geventhttpclient.response import HTTPConnectionClosed
@@ -345,7 +306,7 @@ class HttpProtocol(_Protocol):
         self._is_binary, self._outputs = False, list[str]()
         self._closed = HTTPConnectionClosed
         # geventhttpclient raises what the sockets raise.
-        self.errors = (module.InferenceServerException, OSError, *_MALFORMED)
+        self.errors = (module.InferenceServerException, OSError, *MALFORMED)
         scheme, address = split_url(request.server or "")
         self._client = module.InferenceServerClient(
             address,
@@ -392,37 +353,15 @@ class HttpProtocol(_Protocol):
 
     def fault(self, error: Exception) -> Fault:
         if isinstance(error, self._module.InferenceServerException):
-            return _HTTP_FAULTS.get(str(error.status()), Fault.SERVER_FAILED)
-        if _UNTRUSTED in str(error):
-            return Fault.UNTRUSTED
-        if isinstance(error, TimeoutError):
-            return Fault.TIMEOUT
-        if isinstance(error, (OSError, self._closed)):
-            return Fault.UNREACHABLE
-        return Fault.MALFORMED
+            status = str(error.status())
+            return HTTP_FAULTS.get(int(status) if status.isdecimal() else 0, Fault.SERVER_FAILED)
+        return Fault.UNREACHABLE if isinstance(error, self._closed) else connection_fault(error)
 
     def reason(self, error: Exception) -> str:
         if isinstance(error, self._module.InferenceServerException) and error.debug_details():
             # The body is not the error object of the protocol, and the client's message is about that.
             return f"[{error.status()}] {error.debug_details()}"
         return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _certificate_file(path: Path | None) -> str | None:
-    """The path of a file of certificates, for Triton's clients; raises InputError if it has none."""
-    if path is None:
-        return None
-    try:
-        ssl.create_default_context(cafile=os.fspath(path))
-    except OSError as error:  # SSLError is one
-        raise InputError(
-            f"--certificate {path}: no certificates can be read from it ({error}); name a file in PEM with the"
-            " certificate of the authority that signed the server's",
-            code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
-            field="certificate",
-            path=path,
-        ) from error
-    return os.fspath(path)
 
 
 def _add_headers(module: Any, client: Any, headers: Mapping[str, str]) -> None:
@@ -434,17 +373,6 @@ def _add_headers(module: Any, client: Any, headers: Mapping[str, str]) -> None:
 
     if headers:
         client.register_plugin(AddHeaders())
-
-
-def without_secrets(text: str, headers: Mapping[str, str]) -> str:
-    """A text without the values of headers, their last words, such as tokens, and their longer parts."""
-    secrets: set[str] = set()
-    for value in headers.values():
-        parts = re.split(r"[\s;,=]+", value)
-        secrets |= {value, value.split()[-1], *(part for part in parts if len(part) >= _LONG)}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from compressor.environment import COMPARABLE_FIELDS
 from compressor.results import Proof
 
+FIRST_TOKEN, SLOWDOWN = "first token", "slowdown"
+"""Names of the comparisons of times."""
+
 
 class _Record(BaseModel):
     # Unknown keys are ignored: a history may hold lines that a later version wrote.
@@ -55,6 +58,9 @@ class OutputAgreement(_Record):
 
 class Slowdown(_Record):
     """Median time of the model over that of the baseline, minus one, with a bootstrap interval over rounds.
+
+    The times are those of calls. Of a model that generates, they are those from a prompt to the first token, or those
+    per further token, whose 99th percentiles are of the time between two parts of a text.
 
     Attributes:
         baseline_p50, model_p50, baseline_p99, model_p99: quantiles of all calls, in milliseconds.
@@ -136,7 +142,8 @@ class Verdict(_Record):
         outputs: agreement of the outputs.
         proofs: proofs of an engine in int8 or bfloat16 that were run again, and hold, because the engine was proven on
             another machine.
-        slowdown: the comparison of times; None where nothing was timed.
+        slowdown: the comparison of times: of calls, or per further token; None where nothing was timed.
+        first_token: the comparison of times to the first token of a model that generates; None for other models.
         scenarios: results of LoadGen's scenarios.
         phase: the last phase of the check; `DONE` where it was not interrupted.
         interrupted: message of the error that interrupted `phase`, or empty.
@@ -154,6 +161,7 @@ class Verdict(_Record):
     outputs: OutputAgreement
     proofs: tuple[Proof, ...] = ()
     slowdown: Slowdown | None
+    first_token: Slowdown | None = None
     scenarios: tuple[ScenarioResult, ...] = ()
     phase: CheckPhase = CheckPhase.DONE
     interrupted: str = ""
@@ -172,16 +180,27 @@ class Verdict(_Record):
         return self.model, self.baseline, self.batch, self.seq, self.host, *machine
 
     @property
+    def cases(self) -> dict[str, str]:
+        """Each comparison of times and each scenario: its name -> why its bound does not hold; empty where it does."""
+        slowdowns = {FIRST_TOKEN: self.first_token, SLOWDOWN: self.slowdown}
+        timed = {name: self._failure(name, slow) for name, slow in slowdowns.items() if slow is not None}
+        return timed | {result.scenario: "" if result.holds else result.why for result in self.scenarios}
+
+    def _failure(self, name: str, slow: Slowdown) -> str:
+        """Why a limit of a slowdown does not hold, or empty."""
+        if slow.holds:
+            return ""
+        of = "" if self.first_token is None else " to the first token" if name == FIRST_TOKEN else " per token"
+        return (
+            f"{self.model} is {slow.slowdown:.1%} slower{of} than {self.baseline} (95% interval {slow.low:.1%} to"
+            f" {slow.high:.1%}), the limit is {slow.limit:.1%}"
+        )
+
+    @property
     def failures(self) -> tuple[str, ...]:
         """The bounds that do not hold, one line each."""
-        lines = []
-        if self.slowdown is not None and not self.slowdown.holds:
-            lines.append(
-                f"{self.model} is {self.slowdown.slowdown:.1%} slower than {self.baseline} (95% interval"
-                f" {self.slowdown.low:.1%} to {self.slowdown.high:.1%}), the limit is {self.slowdown.limit:.1%}"
-            )
-        lines += [f"{result.scenario}: {result.why}" for result in self.scenarios if not result.holds]
-        return tuple(lines)
+        timed = (FIRST_TOKEN, SLOWDOWN)
+        return tuple(why if name in timed else f"{name}: {why}" for name, why in self.cases.items() if why)
 
     @property
     def outcome(self) -> Outcome:
@@ -200,25 +219,27 @@ class Verdict(_Record):
         return [
             *([f"proofs     {len(self.proofs)} proofs of 8-bit products hold on this machine"] if self.proofs else []),
             self._outputs_line(),
-            *self._slowdown_lines(),
+            *self._slowdown_lines("" if self.first_token is None else "first token", self.first_token),
+            *self._slowdown_lines("" if self.first_token is None else "each further token", self.slowdown),
             *map(_scenario_line, self.scenarios),
             *([f"interrupted  {self.interrupted}"] if self.interrupted else []),
         ]
 
     def _outputs_line(self) -> str:
         if self.outputs.error is None:
-            text = "finite, of the expected shapes and types"
+            streams = self.first_token is not None
+            text = "text from every prompt, not compared" if streams else "finite, of the expected shapes and types"
         else:
             text = f"equal to {self.outputs.expected} within {self.outputs.error:.1e}"
         return f"outputs    {text} ({self.outputs.batches} batches); inputs: {self.inputs}"
 
-    def _slowdown_lines(self) -> list[str]:
-        slow = self.slowdown
+    def _slowdown_lines(self, heading: str, slow: Slowdown | None) -> list[str]:
         if slow is None:
             return []
         rounds = f"{slow.rounds} {'pairs of rounds' if slow.interleaved else 'rounds'} of {slow.calls} calls"
         result = Outcome.INTERRUPTED.value if self.outcome is Outcome.INTERRUPTED else slow.text
         return [
+            *([heading] if heading else []),
             f"p50        {slow.model_p50:.3f} ms, baseline {slow.baseline_p50:.3f} ms ({rounds})",
             f"p99        {slow.model_p99:.3f} ms, baseline {slow.baseline_p99:.3f} ms (not compared: too noisy)",
             f"speed      {1 / (1 + slow.slowdown):.2f}× as fast as the baseline; time {slow.slowdown:+.1%}"

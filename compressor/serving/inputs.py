@@ -15,7 +15,7 @@ from compressor.targets.example_rows import read_example_rows
 from compressor.targets.tensor_specs import PIXELS, TensorSpec
 from compressor.targets.trial_inputs import id_limits, require_ids, trial_feeds
 
-SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
+SENTENCE = "The film was not at all what the reviews had promised, and it was all the better for it."
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def real_rows(
     folder: Path,
     model: ir.Model,
     inputs: Sequence[TensorSpec],
-    texts: Sequence[tuple[str, ...]] = (SENTENCE,),
+    texts: Sequence[tuple[str, ...]] = ((SENTENCE,),),
     *,
     shortest: int = 1,
     longest: int = 128,

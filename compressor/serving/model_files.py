@@ -7,22 +7,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import onnx_ir as ir
 
 import graph_passes
 from compressor import report as reports
+from compressor.config.fields import flag_of
 from compressor.config.run import definite_fields
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.generation import DECODER, ENCODER, engine_of
 from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
+from compressor.serving.inputs import SENTENCE
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
 
 GRAPH = "model.onnx"
+GENERATION = (
+    *("compressor.errors", "compressor.silence_libraries", "compressor.targets.base", "compressor.targets.machine"),
+    *("compressor.targets.onnxruntime.ort_session", "compressor.generation", "compressor.generation.sessions"),
+    *("compressor.generation.engine_model", "compressor.generation.runner", "graph_passes.flow.caches"),
+)
+"""The modules that generate with the graphs of a folder: they import each other, ONNX Runtime, PyTorch and
+transformers, and are copied beside a model that generates."""
+STREAM_INPUTS = (
+    TensorSpec("text_input", ir.DataType.STRING, (1,)),
+    TensorSpec("max_tokens", ir.DataType.INT32, (1,)),
+    *(TensorSpec(name, ir.DataType.FLOAT, (1,)) for name in ("temperature", "top_p")),
+    TensorSpec("top_k", ir.DataType.INT32, (1,)),
+    TensorSpec("seed", ir.DataType.INT64, (1,)),
+    TensorSpec("stop", ir.DataType.STRING, (FREE,)),
+    TensorSpec("chat", ir.DataType.BOOL, (1,)),
+)
+STREAM_OUTPUTS = (
+    TensorSpec("text_output", ir.DataType.STRING, (1,)),
+    TensorSpec("tokens", ir.DataType.INT32, (1,)),
+)
+"""Inputs and outputs of a model that generates: the next part of the text, and the number of tokens so far."""
+_BACKEND = Path(__file__).with_name("python_backend")
 _RECENT_IR = 10
 """First IR version that ONNX Runtime before 1.18 (May 2024) cannot read."""
 _DEFAULT_BATCH, _DEFAULT_LENGTH = 8, 128
@@ -51,7 +77,7 @@ class ModelFiles:
     Attributes:
         backend: the backend that runs the model.
         device: the device that it runs on.
-        graph: the ONNX graph, which determines the valid inputs.
+        graph: the ONNX graph, which determines the valid inputs; None: the model reads text.
         inputs, outputs: inputs and outputs in the types and shapes of the backend.
         max_batch: maximum rows per batch; 0: the server forms no batches.
         lengths: minimum and maximum tokens per row that the model takes, as far as known.
@@ -59,12 +85,14 @@ class ModelFiles:
         default: name of the model's file in the version folder.
         by_capability: compute capability -> name of its TensorRT engine.
         placement: number of instances and their threads.
+        streams: whether the model generates, and sends a text in parts; of its inputs only the first is required.
+        parameters: further parameters of the model's file, by name.
         notes: notes for the user of the command.
     """
 
     backend: Backend
     device: Device
-    graph: ir.Model
+    graph: ir.Model | None
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int
@@ -73,6 +101,8 @@ class ModelFiles:
     default: str
     by_capability: Mapping[str, str] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
+    streams: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
@@ -90,6 +120,8 @@ def find_files(request: ServeRequest) -> ModelFiles:
             path=request.out,
         )
     report = reports.load(request.out)
+    if request.backend in (None, "python") and not request.engine and (request.out / DECODER).is_file():
+        return _generating_files(request, report)
     engines = tensorrt_engines.find_engines(request.out, request.engine)
     runtime = target("openvino")
     openvino = request.out / runtime.engine_file
@@ -116,8 +148,7 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
         )
     path = engine if engine.is_file() and not request.plain else request.out / GRAPH
     graph = graph_passes.load(path)
-    measured_on_gpu = target(report.target).needs_device or "CUDA" in str(report.session.get("provider"))
-    device: Device = request.device or ("gpu" if request.gpus or measured_on_gpu else "cpu")
+    device = _device(request, report)
     return _model_files(
         request,
         report,
@@ -129,6 +160,81 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
         serves_measured=report.target == DEFAULT_TARGET and path == engine,
         requirements=_requirements(graph, backend, device),
     )
+
+
+def _device(request: ServeRequest, report: Report) -> Device:
+    """The device of the instances: the requested one, else where the run was measured."""
+    measured_on_gpu = target(report.target).needs_device or "CUDA" in str(report.session.get("provider"))
+    return request.device or ("gpu" if request.gpus or measured_on_gpu else "cpu")
+
+
+def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
+    """The graphs with caches, the tokenizer, and the code that generates with them, for the server's Python backend."""
+    import transformers
+
+    from compressor.generation.runner import load_engine
+    from compressor.model_folder.companions import COMPANIONS
+
+    for name in ("max_batch", "queue_delay", "data"):
+        if name in request.model_fields_set and getattr(request, name) is not None:
+            raise UsageError(
+                f"{flag_of(name)}: a model that generates reads one text at a time, and warms up by itself; omit it, or"
+                " serve the graph of whole texts (--backend onnxruntime)",
+                code=ErrorCode.CONTRADICTION,
+                field=name,
+            )
+    runner = load_engine(request.out, provider="cpu")
+    runner.tokenize([SENTENCE])
+    network = type(runner.model).__name__
+    if not hasattr(transformers, network):
+        raise InputError(
+            f"{request.out}: transformers has no {network}, which the server's Python would need; use a model of a"
+            " class of transformers",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=request.out,
+            model_class=network,
+        )
+    files = {"model.py": _BACKEND / "generating_model.py"}
+    for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
+        engine = engine_of(graph)
+        source = engine if engine.is_file() and not request.plain else graph
+        files[graph.name] = source
+        files |= {data.name: data for data in graph_passes.data_files(graph_passes.load(source))}
+    companions = (file for pattern in COMPANIONS for file in request.out.glob(pattern) if file.is_file())
+    files |= {file.relative_to(request.out).as_posix(): file for file in companions}
+    text = (
+        f"the server's Python needs onnxruntime, torch, transformers {transformers.__version__} and numpy<2, which"
+        " Triton's own images lack"
+    )
+    return ModelFiles(
+        backend="python",
+        device=_device(request, report),
+        graph=None,
+        inputs=STREAM_INPUTS,
+        outputs=STREAM_OUTPUTS,
+        max_batch=0,
+        lengths=(1, runner.limit or 0),
+        files=files | dict(_sources()),
+        default="model.py",
+        placement=Placement(request.instances or 1, request.threads),
+        streams=True,
+        parameters={} if runner.limit is None else {"positions": str(runner.limit)},
+        notes=(Note(text=text, code=NoteCode.SERVER_REQUIREMENT),),
+    )
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    """The modules in `GENERATION` and the packages around them, by their paths in the version folder."""
+    for module in GENERATION:
+        file = Path(str(find_spec(module).origin))  # type: ignore[union-attr]
+        parts = module.split(".")
+        packages = parts if file.name == "__init__.py" else parts[:-1]
+        for end in range(1, len(packages) + 1):
+            package = "/".join(packages[:end])
+            own = ".".join(packages[:end]) in GENERATION
+            if not own:  # the package in this process exports more than the server has
+                yield f"{package}/__init__.py", _BACKEND / "__init__.py"
+        yield "/".join((*packages, file.name)), file
 
 
 def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> ModelFiles:
@@ -194,8 +300,7 @@ def _model_files(
 
 def _python_files(runtime: str) -> dict[str, Path]:
     """The files of a model in the Python backend, for a runtime."""
-    folder = Path(__file__).with_name("python_backend")
-    return {"model.py": folder / "model.py", "session.py": folder / f"{runtime}_session.py"}
+    return {"model.py": _BACKEND / "model.py", "session.py": _BACKEND / f"{runtime}_session.py"}
 
 
 def _lengths(inputs: Sequence[TensorSpec], report: Report) -> tuple[int, int]:

@@ -115,8 +115,13 @@ def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence
 
 
 def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
-    """The rows of the warm-up: images or texts of the data, or a sentence; a stored row where nothing tokenizes it."""
+    """The rows of the warm-up: images or texts of the data, or a sentence; a stored row where nothing tokenizes it.
+
+    A model that generates has none: it generates a token when it is loaded.
+    """
     shortest, longest = files.lengths
+    if files.graph is None:
+        return inputs.Rows((), ())
     if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
         return inputs.image_rows(
             request.out,
@@ -129,7 +134,7 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
         )
     if request.data is None and not has_pytorch():
         return inputs.stored_rows(files.graph, files.inputs, longest=longest)
-    texts: Sequence[tuple[str, ...]] = [inputs.SENTENCE]
+    texts: Sequence[tuple[str, ...]] = [(inputs.SENTENCE,)]
     if request.data is not None:
         from compressor.model_folder.sentence_modules import read_sentence_texts
         from compressor.tasks.raw_texts import read_texts

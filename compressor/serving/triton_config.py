@@ -61,6 +61,8 @@ class Warmup:
 
 def warmups(rows: Sequence[Feeds], max_batch: int) -> tuple[Warmup, ...]:
     """The shortest and the longest row, each in a batch of one row and in the largest batch that the server forms."""
+    if not rows:
+        return ()
     by_size = {sum(array.size for array in row.values()): row for row in reversed(rows)}
     extremes = [by_size[size] for size in sorted({min(by_size), max(by_size)})]
     return tuple(
@@ -87,6 +89,10 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     for tensors, entries in ((files.inputs, config.input), (files.outputs, config.output)):
         for tensor in tensors:
             entries.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims[leading:])
+    if files.streams:
+        config.model_transaction_policy.decoupled = True
+        for entry in config.input[1:]:
+            entry.optional = True
     if files.max_batch > 1:
         config.dynamic_batching.max_queue_delay_microseconds = request.queue_delay
     kind = pb.ModelInstanceGroup.KIND_GPU if files.device == "gpu" else pb.ModelInstanceGroup.KIND_CPU
@@ -95,8 +101,9 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
         # The backend passes the parameters to the provider. TensorFloat-32 keeps ten bits of a number: it is not fp32.
         accelerators = config.optimization.execution_accelerators
         accelerators.gpu_execution_accelerator.add(name="cuda", parameters={"use_tf32": "0"})
-    if files.placement.threads is not None:
-        config.parameters["intra_op_thread_count"].string_value = str(files.placement.threads)
+    threads = {} if files.placement.threads is None else {"intra_op_thread_count": str(files.placement.threads)}
+    for name, value in {**threads, **files.parameters}.items():
+        config.parameters[name].string_value = value
     for warmup in warmups:
         entry = config.model_warmup.add(name=warmup.name, batch_size=warmup.batch)
         for tensor in files.inputs:

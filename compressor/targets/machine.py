@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
-
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of processor time that a container may use in a period, and those of the period: `200000 100000`."""
 
@@ -17,7 +15,16 @@ def usable_cores() -> int:
         logical = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         logical = os.cpu_count() or 1
-    return max(1, min(logical, psutil.cpu_count(logical=False) or logical, _quota() or logical))
+    return max(1, min(logical, _physical_cores() or logical, _quota() or logical))
+
+
+def _physical_cores() -> int | None:
+    """Physical cores of the machine; None: unknown, as on a server of models, which lacks psutil."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return psutil.cpu_count(logical=False)
 
 
 def _quota() -> int | None:

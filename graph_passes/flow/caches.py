@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
+if TYPE_CHECKING:  # a server that generates reads this file, and has no onnx_ir
+    import onnx_ir as ir
 
 CACHES = "graph_passes.caches"
 """Key of a graph's metadata: JSON list of caches."""
@@ -80,7 +82,7 @@ def cache_writers(
         outputs: outputs of caches.
         captured: tensors that bodies of nodes read.
     """
-    writers = set[ir.Node]()
+    writers: set[ir.Node] = set()
     for node in reversed(nodes) if outputs else ():
         if all(
             (value in outputs or not value.is_graph_output())

@@ -80,6 +80,50 @@ def test_fields_without_effect_are_refused(fields: dict[str, Any], field: str) -
     assert fault(request_with, **fields) == (ErrorCode.CONTRADICTION, field)
 
 
+URL = "http://localhost:8000/v1/completions"
+STREAMS: tuple[dict[str, Any], ...] = (
+    {"model": URL, "baseline": URL},
+    {"model": "out", "baseline": "dense", "prompt_tokens": 8},
+)
+
+
+@pytest.mark.parametrize("models", STREAMS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"batch": 2}, {"seq": 8}, {"inputs": "rows.txt"}, {"kernel": "k.so"}, {"p99": 10}, {"scenario": "server"}),
+        *({"gzip": True}, {"server": "http://localhost:8000"}, {"save_baseline": "b.json"}, {"force": True}),
+    ],
+)
+def test_options_of_whole_outputs_are_refused_for_streams(models: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert fault(request_with, **models, **fields) == (ErrorCode.CONTRADICTION, next(iter(fields)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"new_tokens": 8}, "new_tokens"),
+        ({"model": URL}, "baseline"),
+        ({"baseline": URL}, "baseline"),
+        ({"prompt_tokens": 8, "baseline": "b.json"}, "baseline"),
+        ({"model": URL, "baseline": URL, "expect": "out"}, "expect"),
+        ({"model": URL, "baseline": URL, "tolerance": 0.1}, "tolerance"),
+        ({"model": URL, "baseline": URL, "threads": 2}, "threads"),
+        ({"model": URL, "baseline": URL, "certificate": "ca.pem"}, "certificate"),
+        ({"prompt_tokens": 8, "header": "A: b"}, "header"),
+    ],
+)
+def test_streams_are_of_two_endpoints_or_two_folders(fields: dict[str, Any], field: str) -> None:
+    assert fault(request_with, **fields) == (ErrorCode.CONTRADICTION, field)
+
+
+def test_lengths_of_streams_have_defaults() -> None:
+    assert request_with(**STREAMS[0]).lengths == (128, 32)
+    assert request_with(**STREAMS[1], new_tokens="3").lengths == (8, 3)
+    assert [request_with(**models).streams for models in STREAMS] == [True, True]
+    assert not request_with().streams
+
+
 def test_a_request_can_be_sent_to_another_process() -> None:
     request = request_with(max_slowdown="500%", p99="10ms", scenario="server", inputs="rows.tsv")
     assert pickle.loads(pickle.dumps(request)) == request
@@ -111,6 +155,8 @@ def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
         ({"batch": 0}, ErrorCode.OUT_OF_RANGE, "batch"),
         ({"seq": "many"}, ErrorCode.INVALID_VALUE, "seq"),
         ({"threads": 0}, ErrorCode.OUT_OF_RANGE, "threads"),
+        ({"prompt_tokens": 0}, ErrorCode.OUT_OF_RANGE, "prompt_tokens"),
+        ({"prompt_tokens": 8, "new_tokens": 1}, ErrorCode.OUT_OF_RANGE, "new_tokens"),
         ({"seed": -1}, ErrorCode.OUT_OF_RANGE, "seed"),
         ({"scenario": "multistream"}, ErrorCode.UNKNOWN_NAME, "scenario"),
         ({"p99": "1ms", "scenario": "offline"}, ErrorCode.CONTRADICTION, "p99"),

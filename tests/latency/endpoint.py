@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.base import Feeds, Precision
+from compressor.targets.base import TOLERANCE, Feeds, Precision
 from compressor.targets.tensor_specs import FREE, TensorSpec
 
 X = (TensorSpec("x", ir.DataType.FLOAT, (FREE, 4)),)
@@ -18,6 +18,7 @@ class FunctionEndpoint:
     """A model that is a function of arrays by name."""
 
     concurrency = 4
+    graph = None
     has_random_inputs = True
 
     def __init__(
@@ -30,7 +31,7 @@ class FunctionEndpoint:
         id_limits: Mapping[str, int] | None = None,
     ) -> None:
         self.function, self.name, self.inputs = function, name, inputs
-        self.precision: Precision = precision
+        self.tolerance = TOLERANCE[precision]
         self.host = "this process"
         self.id_limits: Mapping[str, int] = id_limits or {}
 

@@ -176,6 +176,17 @@ conflict(
 )
 
 CHECK = "config.check CheckRequest."
+STREAM = "check http://127.0.0.1:9/v1/completions --baseline http://127.0.0.1:9/v1/completions "
+conflict(CHECK + "server rule", SERVER + "--prompt-tokens 8", STREAM + "--prompt-tokens 8")
+conflict(CHECK + "new_tokens rule", SERVER + "--new-tokens 8", SERVER, "check out --baseline out --prompt-tokens 8")
+FOLDERS = "check out --baseline dense --prompt-tokens 8 "
+conflict(CHECK + "name rule", FOLDERS + "--batch 2", FOLDERS)
+conflict(CHECK + "name rule #2", STREAM + "--p99 5ms", STREAM)
+conflict(
+    CHECK + "is_mixed rule", STREAM.replace("check http://127.0.0.1:9/v1/completions", "check out"), STREAM, FOLDERS
+)
+conflict(CHECK + "tolerance rule", STREAM + "--tolerance 0.1", STREAM)
+conflict(CHECK + "expects_file rule", STREAM + "--expect out", STREAM + "--expect baseline", STREAM)
 conflict(
     CHECK + "threads rule",
     SERVER + "--threads 1",
@@ -183,7 +194,7 @@ conflict(
     "check small.onnx --baseline dense.onnx --threads 1",
 )
 conflict(
-    CHECK + "name rule",
+    CHECK + "name rule #3",
     "check small.onnx --baseline dense.onnx --gzip",
     "check --model small --server http://127.0.0.1:9 --baseline dense --gzip",
     "check small.onnx --baseline dense.onnx",
@@ -196,19 +207,19 @@ conflict(
     SERVER,
 )
 conflict(
-    CHECK + "tolerance rule",
+    CHECK + "tolerance rule #2",
     LOCAL + "--expect any --tolerance 0.1",
     LOCAL + "--expect any",
     LOCAL + "--tolerance 0.1",
 )
 conflict(
-    CHECK + "name rule #2",
+    CHECK + "name rule #4",
     "check small.onnx --baseline dense.onnx --tokenizer model",
     LOCAL,
     "check small.onnx --baseline dense.onnx",
 )
 conflict(
-    CHECK + "name rule #2",
+    CHECK + "name rule #4",
     "check small.onnx --baseline dense.onnx --text-columns text",
     LOCAL + "--text-columns text",
     "check small.onnx --baseline dense.onnx",

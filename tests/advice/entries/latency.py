@@ -101,6 +101,37 @@ def _(w: World) -> None:
     w.clear("server-unreachable", *command[:1], *command[2:], "--model", "small", "--server", "http://127.0.0.1:9")
 
 
+@advice("latency.local_generator LocalGenerator.__init__ file-missing")
+def _(w: World) -> None:
+    from tests.generation.counting import write_decoder_only
+
+    command = check_command(w)
+    for name in ("out", "dense"):
+        write_decoder_only(w.file(name))
+    streams = ("--prompt-tokens", "5", "--max-slowdown", "100000%", "--seconds", "0.1")
+    w.fails("check", "small.onnx", "--baseline", "dense.onnx", *streams)
+    w.right("check", "out", "--baseline", "dense", *streams)
+    w.right(*command)
+
+
+@advice("latency.streams read_stream server-error")
+def _(w: World) -> None:
+    from compressor.config.check import CheckRequest
+    from compressor.latency.event_streams import EventSource
+    from tests.latency.event_server import DONE, TEXT, completion, serving_events
+
+    def texts(body: Any) -> Any:
+        return TEXT if body["max_tokens"] > 2 else (completion("one"), DONE)
+
+    def run(url: str, new: int) -> None:
+        EventSource(CheckRequest(model=url, baseline=url, new_tokens=new), url)
+
+    with serving_events(texts) as url, serving_events(TEXT) as other:
+        w.fails(run, f"{url}/v1/completions", 2)
+        w.right(run, f"{url}/v1/completions", 8)
+        w.right(run, f"{other}/v1/completions", 2)
+
+
 @advice("latency.local_engine _load_built contradiction")
 def _(w: World) -> None:
     from compressor.latency.local_engine import _load_built
@@ -286,7 +317,7 @@ def _(w: World) -> None:
     w.right(load_batches, endpoint, request)
 
 
-@advice("latency.triton Fault text", zoo=True)
+@advice("latency.server_faults Fault text", zoo=True)
 def _(w: World) -> None:
     import pytest
 
@@ -331,7 +362,7 @@ def _(w: World) -> None:
         w.clear("server-unreachable", *command, f"{scheme}://127.0.0.1:9")
 
 
-@advice("latency.triton _certificate_file code")
+@advice("latency.server_faults certificate_file code")
 def _(w: World) -> None:
     import certifi
 
@@ -343,7 +374,8 @@ def _(w: World) -> None:
 def denied(w: World, name: str, *request: Any) -> Any:
     """A server whose client reports a fault, as which the message ends; returns the client."""
     pytest.importorskip("tritonclient.http")
-    from compressor.latency.triton import Fault, TritonModel
+    from compressor.latency.server_faults import Fault
+    from compressor.latency.triton import TritonModel
 
     def call() -> None:
         raise RuntimeError("no luck")
@@ -362,14 +394,14 @@ def denied(w: World, name: str, *request: Any) -> Any:
     return model
 
 
-@advice("latency.triton Fault text #2")
+@advice("latency.server_faults Fault text #2")
 def _(w: World) -> None:
     denied(w, "FORBIDDEN")
     command = ("check", "--model", "small", "--baseline", "dense", "--server", "https://127.0.0.1:9")
     w.clear("server-unreachable", *command, "--header", "Authorization: Bearer TOKEN")
 
 
-@advice("latency.triton Fault text #3")
+@advice("latency.server_faults Fault text #3")
 def _(w: World) -> None:
     import certifi
 

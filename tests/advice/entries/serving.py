@@ -44,6 +44,16 @@ def _(w: World) -> None:
         w.right(*export(w, run, "--backend", "onnxruntime", *flags, "--force"))
 
 
+@advice("serving.model_files _generating_files contradiction")
+def _(w: World) -> None:
+    from tests.generation.counting import write_decoder_only
+
+    run = write_decoder_only(served(w))
+    w.fails(*export(w, run, "--max-batch", "4"))
+    w.right(*export(w, run))
+    w.right(*export(w, run, "--backend", "onnxruntime", "--max-batch", "4", "--force"))
+
+
 @advice("serving.model_files _max_batch out-of-range")
 def _(w: World) -> None:
     run = built(w)

@@ -1,0 +1,125 @@
+"""Streams of generated tokens with their times, from any source.
+
+A source is an engine that generates on this machine (`local_generator`), or an endpoint of a server that sends text in
+parts (`event_streams`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from compressor.errors import ErrorCode, ServerError
+from compressor.measure.timing import Clock
+from compressor.targets.base import Feeds
+from compressor.targets.relative_error import Outputs
+
+PROMPTS = 4
+"""Number of prompts whose outputs are compared."""
+
+
+class Part(NamedTuple):
+    """What a source sends at once.
+
+    Attributes:
+        text: a part of the text, which may be empty; None: there is only a number of tokens.
+        tokens: number of tokens so far, this part included; None: the source does not count them here.
+    """
+
+    text: str | None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A text that a source generated, and when its parts arrived.
+
+    Attributes:
+        text: the text.
+        arrivals: milliseconds from the request to each part.
+        tokens: number of tokens; that of the parts where the source does not count them.
+    """
+
+    text: str
+    arrivals: np.ndarray
+    tokens: int
+
+    @property
+    def first(self) -> float:
+        """Milliseconds to the first token."""
+        return float(self.arrivals[0])
+
+    @property
+    def per_token(self) -> float:
+        """Milliseconds per token after the first one."""
+        return float(self.arrivals[-1] - self.arrivals[0]) / (self.tokens - 1)
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Milliseconds between each part and the next one."""
+        return np.diff(self.arrivals)
+
+
+class TokenSource(Protocol):
+    """A model that generates from a prompt, one after the other.
+
+    Attributes:
+        name: path of its folder, or its URL.
+        host: where it runs.
+        graph: folder of its graphs; None for a server.
+        tolerance: largest relative error of its outputs.
+    """
+
+    name: str
+    host: str
+    tolerance: float
+
+    @property
+    def graph(self) -> Path | None: ...
+
+    def prompt(self, number: int) -> Feeds:
+        """A random prompt; prompts of different numbers differ."""
+        ...
+
+    def stream(self, prompt: Feeds) -> Iterator[Part]:
+        """The parts of the text of a prompt, when they arrive; the work begins with the first one that is read."""
+        ...
+
+    def infer(self, prompt: Feeds) -> Outputs:
+        """The outputs for a prompt, by name."""
+        ...
+
+    def wait_until_idle(self) -> None:
+        """Wait until the threads of earlier calls are idle."""
+        ...
+
+
+def read_stream(source: TokenSource, prompt: Feeds, clock: Clock = time.perf_counter) -> Stream:
+    """The whole text of a prompt, with the times of its parts.
+
+    Raises:
+        ServerError: the text has fewer than two parts, or the server fails.
+    """
+    texts, arrivals, tokens = list[str](), list[float](), 0
+    parts = source.stream(prompt)
+    start = clock()
+    for part in parts:
+        texts.append(part.text or "")
+        if part.text is not None and (part.tokens is None or part.tokens > tokens):
+            arrivals.append(1e3 * (clock() - start))
+        tokens = tokens if part.tokens is None else part.tokens
+    tokens = tokens if tokens > 1 else len(arrivals)
+    if len(arrivals) < 2:
+        raise ServerError(
+            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so that there is no time"
+            " between tokens; name an endpoint that sends each token, or generate more (--new-tokens)",
+            code=ErrorCode.SERVER_ERROR,
+            url=source.name,
+            count=tokens,
+        )
+    return Stream("".join(texts), np.array(arrivals), tokens)
