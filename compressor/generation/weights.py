@@ -121,7 +121,7 @@ class Rounding:
 
 
 def reference_sessions(folder: Path) -> OrtSessions:
-    """The graphs of a folder as they are, which its engines have to agree with, with rounded weights where they have any.
+    """The graphs of a folder as they are, with rounded weights where its engine has them: the engine has to agree.
 
     Args:
         folder: the folder.
