@@ -133,7 +133,7 @@ class NoteCode(Code):
     COSTS_NOT_COUNTED = auto(), "Parameters and multiply-accumulates are not known, because the export failed."
     COSTS_NOT_MEASURED = (auto(), "Times of units are not known: no cost table of the model was measured here.")
     EXPERTS_KEPT = auto(), "Experts keep all neurons, because their weights are one tensor of three axes."
-    LOSS_UNBOUNDED = auto(), "An engine in 8 bits was chosen, and nothing bounds how much of the metric it may lose."
+    LOSS_UNBOUNDED = auto(), "An engine of fewer bits was chosen, and nothing bounds how much of the metric it loses."
     BUDGET_MET = auto(), "The plan meets the budget; the note has the requested and the reached cost."
     BUDGET_MISSED = auto(), "No plan that was measured meets the budget."
     TIMES_DRIFTED = auto(), "The dense engine takes another time at the end of the run than when units were allocated."
@@ -147,7 +147,7 @@ class NoteCode(Code):
     OUTLIER_RANGES = auto(), "Matmuls stay in floats: outliers of activations leave too few int8 values for the rest."
     FEW_CALIBRATION_ROWS = auto()
     QUANTIZED_FOR_TARGET = auto(), "A quantized graph was written for a target that this machine lacks."
-    PRODUCTS_IN_FLOAT = auto(), "Matmuls stay in floats in an int8 engine."
+    PRODUCTS_IN_FLOAT = auto(), "Matmuls stay in a finer precision than that of the engine."
     PROVEN_ELSEWHERE = (auto(), "An engine was proven with another instruction set or runtime version than here.")
     GRAPH_WRONG_IN_RUNTIME = auto(), "An installed runtime fails on a graph at a fixed shape, or miscomputes it."
     ENGINE_CHOSEN = auto(), "One of several engines was chosen to be delivered; the note says why."

@@ -275,8 +275,8 @@ class CheckRequest(Request):
     @property
     def is_unencrypted(self) -> bool:
         """Whether a server is called without encryption."""
-        url = self.model if self.is_url else self.server
-        return url is not None and not url.startswith(("grpcs://", "https://"))
+        urls = (self.model, self.baseline) if self.is_url else (self.server,)
+        return any(url is not None and not str(url).startswith(("grpcs://", "https://")) for url in urls)
 
     @property
     def is_http(self) -> bool:

@@ -244,7 +244,7 @@ def time_graphs(
         workload: the requests that are timed.
         threads: threads of the sessions; None: one per core.
         seconds: approximate duration of each measurement.
-        seed: seed of the bootstrap and the texts.
+        seed: seed of the bootstrap.
         log: receives the stages.
     """
     both = dense_engines(whole, workload, threads), open_engines(compressed, "cpu", threads)

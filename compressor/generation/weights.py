@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import smallest_that_holds
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
-from compressor.generation import DECODER, WEIGHTS, engine_of
+from compressor.generation import DECODER, FINER, WEIGHTS, engine_of
 from compressor.generation.prove import generation_cases, prove_steps
 from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import LOGITS, begin, decoded_ids, run_in_steps, step
@@ -34,7 +35,7 @@ from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
 from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
-from graph_passes.passes.quantize_weights import matrix_of, weights_of
+from graph_passes.passes.quantize_weights import OPERATOR, matrix_of, weights_of
 from graph_passes.quantizers.weight_blocks import floats_of_blocks, round_blocks
 
 _FINER: Mapping[WeightPrecision, str] = {"int4w": "int8w", "int8w": "floats"}
@@ -90,7 +91,7 @@ class Rounding:
         """The exceptions, in words."""
         if self.precision is None or not self.finer:
             return ""
-        return f"{len(self.finer)} product{'s' if len(self.finer) > 1 else ''} in {_FINER[self.precision]}"
+        return f"{len(self.finer)} matmul{'s' if len(self.finer) > 1 else ''} in {_FINER[self.precision]}"
 
     @property
     def row(self) -> Candidate:
@@ -108,7 +109,7 @@ class Rounding:
         bits, finer = WEIGHT_BITS[self.precision], 8 if self.precision == "int4w" else None
         report = QuantizeWeights(bits, dict.fromkeys(self.finer, finer))(model).report
         if not report.bits:
-            reasons = "; ".join(map(str, report.refused)) or "it has no product by constant weights"
+            reasons = "; ".join(map(str, report.refused)) or "it has no matmul with constant weights"
             raise InputError(
                 f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32",
                 code=ErrorCode.UNSUPPORTED_MODEL,
@@ -117,6 +118,7 @@ class Rounding:
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
         model.metadata_props[WEIGHTS] = ", ".join(filter(None, (self.precision, self.form)))
+        model.metadata_props[FINER] = json.dumps(self.finer)
         return model
 
 
@@ -130,14 +132,22 @@ def reference_sessions(folder: Path) -> OrtSessions:
         InputError: it has no graphs that generate, or they cannot be loaded.
     """
     engine = engine_of(folder / DECODER)
-    model = graph_passes.load(engine) if engine.is_file() else None
-    if model is None or WEIGHTS not in model.metadata_props:
+    known = graph_passes.load(engine).metadata_props if engine.is_file() else {}
+    if WEIGHTS not in known:
         return OrtSessions(folder, optimized=False)
+    precision = next(name for name in WEIGHT_BITS if known[WEIGHTS].startswith(name))
+    rounding = Rounding(precision, tuple(json.loads(known[FINER])))
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / DECODER
-        names = [node.name for node in model.graph if node.name]
-        graph_passes.save(ReturnToFloats(names)(model).model, path)
-        return OrtSessions(folder, optimized=False, decoder=path)
+        return _reference(folder, rounding, Path(scratch) / DECODER)
+
+
+def _reference(folder: Path, rounding: Rounding, path: Path) -> OrtSessions:
+    """The graphs of a folder as they are, with the rounded weights of the decoder in floats; written to `path`."""
+    model = rounding.apply(graph_passes.load(folder / DECODER))
+    names = {node: str(node.name) for node in model.graph if node.op_type == OPERATOR}
+    assert all(names.values()), "a matmul without a name would be compared with itself"
+    graph_passes.save(ReturnToFloats(names.values())(model).model, path)
+    return OrtSessions(folder, optimized=False, decoder=path)
 
 
 @dataclass(frozen=True)
@@ -238,11 +248,8 @@ class WeightTrials:
         Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance
         is that of engines in int8.
         """
-        texts, path = generation_cases(self.cases), self.scratch / "rounded.onnx"
-        model = rounding.apply(graph_passes.load(self.folder / DECODER))
-        names = [node.name for node in model.graph if node.name]
-        graph_passes.save(ReturnToFloats(names)(model).model, path)
-        reference = OrtSessions(self.folder, optimized=False, decoder=path)
+        texts = generation_cases(self.cases)
+        reference = _reference(self.folder, rounding, self.scratch / "rounded.onnx")
         expected = [run_in_steps(reference, text.feeds) for text in texts]
         return prove_steps(ProofStage.CACHED_WEIGHTS, "compressed", texts, expected, sessions, TOLERANCE["int8"])
 
@@ -261,7 +268,7 @@ class WeightTrials:
             if best is not None:
                 return best
             raise MismatchError(
-                "no number of products in a finer precision keeps the metric", code=ErrorCode.NUMBERS_DIFFER
+                "the metric does not hold, however many matmuls have a finer precision", code=ErrorCode.NUMBERS_DIFFER
             )
         except CompressorError as error:
             row = trial.rounding.row.model_copy(update={"form": "mixed", "failure": str(error), "holds": False})
@@ -270,7 +277,7 @@ class WeightTrials:
     def _ranked(self, precision: WeightPrecision) -> tuple[str, ...]:
         """Names of the weights of the decoder, those whose rounding changes the logits most first."""
         bits, scratch = WEIGHT_BITS[precision], self.scratch / "ranked.onnx"
-        with self.log.stage("ranking the products") as on_progress:
+        with self.log.stage("ranking the matmuls") as on_progress:
             return rank_weights(self.folder, bits, self._ranking_texts(), scratch, on_progress)
 
     def _ranking_texts(self) -> list[Feeds]:
@@ -333,7 +340,8 @@ class WeightTrials:
             text = f"no engine with caches keeps the metric within --max-drop; {row.label} loses least{change}"
             notes.append(Note(code=NoteCode.ENGINE_CHOSEN, text=text))
         if row.in_float:
-            text = f"{row.label}: the metric does not hold with fewer of them: {', '.join(row.in_float)}"
+            names = ", ".join(row.in_float)
+            text = f"{row.label}: the metric does not hold with fewer matmuls in a finer precision: {names}"
             notes.append(Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text))
         return notes
 

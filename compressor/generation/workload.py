@@ -147,6 +147,6 @@ def open_engines(folder: Path, provider: Provider, threads: int | None) -> Cache
         kernels={},
         optimization="",
         session=settings,
-        host=str(settings["provider"]),
+        host=f"{settings['provider']}, {settings['intra_op_threads']} threads",
         sessions=OrtSessions(folder, provider=provider, threads=threads),
     )

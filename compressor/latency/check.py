@@ -159,6 +159,7 @@ class _Check:
             inputs=self.batches.source,
             batch=request.batch,
             seq=request.lengths[0] if request.streams else self.batches.length(request.seq),
+            new_tokens=request.lengths[1] if request.streams else None,
             outputs=agreement,
             proofs=proofs,
             slowdown=slowdown,

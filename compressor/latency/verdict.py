@@ -138,7 +138,8 @@ class Verdict(_Record):
         model, baseline: the compared models.
         host: where the model runs.
         inputs: the origin of the inputs.
-        batch, seq: rows per call and tokens per row.
+        batch, seq: rows per call and tokens per row, or of a prompt.
+        new_tokens: tokens that follow a prompt; None where the model is called once.
         outputs: agreement of the outputs.
         proofs: proofs of an engine in int8 or bfloat16 that were run again, and hold, because the engine was proven on
             another machine.
@@ -158,6 +159,7 @@ class Verdict(_Record):
     inputs: str
     batch: int
     seq: int
+    new_tokens: int | None = None
     outputs: OutputAgreement
     proofs: tuple[Proof, ...] = ()
     slowdown: Slowdown | None
@@ -177,7 +179,7 @@ class Verdict(_Record):
     def comparison(self) -> tuple[object, ...]:
         """The values that must be equal for times to be comparable: models, sizes, host and machine."""
         machine = (self.machine.get(part) for part in COMPARABLE_FIELDS)
-        return self.model, self.baseline, self.batch, self.seq, self.host, *machine
+        return self.model, self.baseline, self.batch, self.seq, self.new_tokens, self.host, *machine
 
     @property
     def cases(self) -> dict[str, str]:

@@ -292,10 +292,12 @@ class CostSource:
 
         def holds(tables: list[CostTable]) -> bool:
             now = self._rescaled(tables)
-            drift = max(
-                abs(current.whole / current.dense * table.dense / table.whole - 1)
-                for current, table in zip(now, tables, strict=True)
+            # The calls of a request have no other engine to compare them with than each other.
+            alone = self.dense is self.engines.whole
+            before, after = (
+                [row.whole / (rows[0].whole if alone else row.dense) for row in rows] for rows in (tables, now)
             )
+            drift = max(abs(second / first - 1) for first, second in zip(before, after, strict=True))
             code, text = (
                 NoteCode.COSTS_REUSED,
                 "is that of an earlier run; times of the whole model were measured again",
@@ -330,7 +332,11 @@ class CostSource:
     def _note(self, code: NoteCode, text: str) -> None:
         self.log.add_notes([Note(code=code, text=text)])
 
-    @versioned(1, "compressor.measure.costs", "compressor.pruning.costs")
+    @versioned(
+        1,
+        *("compressor.measure.costs", "compressor.pruning.costs"),
+        *("compressor.generation.workload", "compressor.generation.deliver"),
+    )
     def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:
         """Tables that are measured now; the times of the first plans may be in a folder of unfinished work."""
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:

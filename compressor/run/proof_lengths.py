@@ -167,8 +167,11 @@ def _tied_note(tied: int) -> Note:
 
 
 def _unproven_note(switches: Sequence[int]) -> list[Note]:
-    text = (
-        "above {} tokens the model may compute something else (a window, or rotary embeddings), and no proof covers it,"
-        " since nothing as long is served; time that length to prove it (--seq {})"
-    )
-    return [Note(code=NoteCode.LENGTHS_UNPROVEN, text=text.format(switch, switch + 1)) for switch in switches]
+    return [
+        Note(
+            code=NoteCode.LENGTHS_UNPROVEN,
+            text=f"above {switch} tokens the model may compute something else (a window, or rotary embeddings), and no"
+            f" proof covers it, since nothing as long is served; time that length to prove it (--seq {switch + 1})",
+        )
+        for switch in switches
+    ]

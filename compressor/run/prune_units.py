@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Units
@@ -214,8 +215,10 @@ def check_reachable(step: Units, context: StepContext, source: CostSource) -> No
         require_reachable([*groups, *heads], counted)
 
 
-def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | None]) -> list[tuple[int, int | None]]:
-    """The sizes at which budgets hold.
+def timed_sizes(
+    step: Units, measure: MeasureConfig, lengths: Sequence[int | None], field: str = "seq"
+) -> list[tuple[int, int | None]]:
+    """The sizes at which budgets hold; `field` is the setting of the lengths.
 
     Raises:
         UsageError: a size of `budget_at` is not timed.
@@ -225,7 +228,8 @@ def timed_sizes(step: Units, measure: MeasureConfig, lengths: Sequence[int | Non
     for shape in requested:
         if shape not in sizes:
             raise UsageError(
-                f"--budget-at {'x'.join(map(str, shape))}: this size is not timed; add it to --batch and --seq",
+                f"--budget-at {'x'.join(map(str, shape))}: this size is not timed; add it to --batch and"
+                f" {flag_of(field)}",
                 code=ErrorCode.CONTRADICTION,
                 field="budget_at",
                 value=shape,

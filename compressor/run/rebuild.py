@@ -33,6 +33,8 @@ from compressor.measure import require_run
 from compressor.progress import Listener, RunLog
 from compressor.results import (
     CACHED_STAGES,
+    BudgetRow,
+    CostShare,
     DropStatus,
     Note,
     NoteCode,
@@ -45,7 +47,7 @@ from compressor.results import (
 from compressor.run import run_notes
 from compressor.run.measure import Results, drop_status
 from compressor.run.stages import Stages, build_options, row_cases
-from compressor.targets import QUANTIZED, TARGETS, BuildOptions, target
+from compressor.targets import QUANTIZED, TARGETS, WEIGHT_BITS, BuildOptions, target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
 from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
@@ -181,14 +183,21 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     return recipe.updated(max_drop=report.recipe.get("max_drop"))
 
 
+def _is_of_engine(row: BudgetRow | CostShare) -> bool:
+    """Whether a row is a time of the engine that a build replaces; engines with caches stay."""
+    return row.unit == "ms" and row.phase is None
+
+
 def _lasting_notes(run: FinishedRun, results: Results) -> list[Note]:
     """The notes of a run that a build of its engine does not replace."""
     before, outdated = run.report, set(map(NoteCode, _OF_THE_ENGINE.split()))
-    if run.recipe.engine.precision not in QUANTIZED:
+    if before.generation is not None and before.generation.precision != "fp32":
+        outdated -= {NoteCode.LOSS_UNBOUNDED, NoteCode.PRODUCTS_IN_FLOAT}
+    elif run.recipe.engine.precision not in QUANTIZED:
         outdated.update(map(NoteCode, _OF_QUANTIZED_GRAPHS.split()))
     if results.embeddings is not None:
         outdated.add(NoteCode.EMBEDDINGS_CHANGED)
-    if any(row.unit == "ms" for row in before.budget):
+    if any(map(_is_of_engine, before.budget)):
         outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
     return [note for note in before.notes if note.code not in outdated]
 
@@ -398,18 +407,20 @@ def _report(
         blocks=before.blocks,
         missing=None,
         # Times of the run are of its own engine; what was counted holds for every engine.
-        budget=tuple(row for row in before.budget if row.unit != "ms"),
+        budget=tuple(row for row in before.budget if not _is_of_engine(row)),
     )
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
     if None not in run.lengths:  # recorded even if nothing was timed: the next build of the folder uses them
         fields["seq"] = list(run.lengths)
     if chooses:
         fields["precision"] = AUTO
+    if before.recipe.get("precision") in WEIGHT_BITS:  # of the engine with caches, which stays as it is
+        fields["precision"] = before.recipe["precision"]
     changes = {
         **measured,
         "notes": tuple(dict.fromkeys((*_lasting_notes(run, results), *notes))),
         "candidates": (),
-        "costs": tuple(row for row in before.costs if row.unit != "ms"),
+        "costs": tuple(row for row in before.costs if not _is_of_engine(row)),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "recipe": {**before.recipe, **fields},

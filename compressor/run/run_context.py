@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,6 +201,7 @@ class RunContext(RunInputs):
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
         """What candidates for the engine of a graph are built, scored and timed with, in a folder for all of them."""
+        minutes = min((step.run_minutes for step in self.steps), default=math.inf)
         return EngineTrials(
             graph=graph,
             scorer=scorer,
@@ -211,5 +213,5 @@ class RunContext(RunInputs):
             matmul_times=self.matmul_times,
             scratch=scratch,
             log=self.log,
-            deadline=self.log.start + 60 * _CANDIDATES_SHARE * min(step.run_minutes for step in self.steps),
+            deadline=self.log.start + 60 * _CANDIDATES_SHARE * minutes,
         )

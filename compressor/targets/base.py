@@ -29,7 +29,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
 """Precisions of engines that compute matmuls in 8 bits."""
 WeightPrecision = Literal["int8w", "int4w"]
-"""Precisions of the weights alone, which products read with their activations in floats."""
+"""Precisions of the weights alone; activations stay in floats."""
 WEIGHT_BITS: Mapping[WeightPrecision, int] = {"int8w": 8, "int4w": 4}
 """Bits of the weights."""
 Provider = Literal["cpu", "cuda"]

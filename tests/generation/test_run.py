@@ -11,8 +11,7 @@ import torch
 import transformers as hf
 
 import compressor
-from compressor.config.recipe_fields import definite_fields
-from compressor.config.run import Recipe
+from compressor.config.run import Recipe, definite_fields
 from compressor.generation import DECODER, engine_of
 from compressor.generation.bench import bench_generation
 from compressor.generation.workload import Workload

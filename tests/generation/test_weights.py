@@ -200,7 +200,7 @@ def test_a_decoder_without_weights_to_round_is_refused(trials: WeightTrials) -> 
         ({"target": "trt"}, True, "target"),
         ({"provider": "cuda"}, True, "provider"),
         ({}, False, "model"),
-        ({"cache": False}, True, "cache"),
+        ({"no_cache": True}, True, "no_cache"),
     ],
 )
 def test_weights_are_rounded_for_engines_with_caches_alone(fields: Any, generates: bool, named: str) -> None:

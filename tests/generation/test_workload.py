@@ -12,8 +12,8 @@ from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.workload import Workload, open_engines
 from compressor.pruning.costs import keep_counts
-from compressor.pruning.request_costs import count_cache
 from compressor.results import Proof, ProofStage, Size
+from compressor.run.request_costs import count_cache
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan
 from graph_passes.flow.caches import bytes_per_token, cache_names

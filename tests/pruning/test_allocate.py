@@ -15,7 +15,6 @@ from compressor.pruning.allocate import (
     MAX_ATTEMPTS,
     MAX_BUDGET_RATIO,
     MIN_BUDGET_RATIO,
-    Budgets,
     Constraint,
     allocate_until_met,
     budget_notes,
@@ -25,7 +24,7 @@ from compressor.pruning.allocate import (
     require_reachable,
 )
 from compressor.results import NoteCode
-from compressor.run.prune_units import budget_rows
+from compressor.run.prune_units import budget_rows, budgets_of
 from compressor.units import PrunableGroup
 from tests.faults import fails_with
 
@@ -196,15 +195,16 @@ def test_fewer_heads_than_a_bundle_leave_none(heads: int) -> None:
         # A count's share is one of the dense model, although heads that are selected first cost less already.
         ({"macs": "50%"}, "macs", 3.0),
         ({"parameters": 0.25}, "parameters", 1.5),
+        ({"cache": 0.25}, "cache", 1.5),
     ],
 )
 def test_the_budgets_of_a_recipe(fields: dict[str, Any], unit: str, budget: float) -> None:
     _, table = random_problem(0)
-    tables = [table.model_copy(update={"unit": name}) for name in ("parameters", "macs", "ms")]
+    tables = [table.model_copy(update={"unit": name}) for name in ("parameters", "macs", "cache", "ms")]
     step = Units(**fields)
     if not step.is_timed:
         tables.pop()
-    constraints = Budgets(step.speedup, step.milliseconds, step.macs, step.parameters).constraints(tables)
+    constraints = budgets_of(step).constraints(tables)
     assert [(constraint.table.unit, constraint.budget) for constraint in constraints] == [(unit, budget)]
 
 

@@ -37,6 +37,8 @@ OTHER_VALUES: dict[str, Any] = {
     "map_rows": 7,
     "speedup": 7.0,
     "latency": "7ms",
+    "ttft": "7ms",
+    "cache": 0.7,
     "macs": 0.7,
     "parameters": 0.7,
     "budget_at": ("1x7",),

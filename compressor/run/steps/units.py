@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from compressor.config.fields import flag_of
-from compressor.config.sections import EngineConfig
 from compressor.config.steps import Step, Units
 from compressor.engines.build import drops_unread
 from compressor.engines.choices import Choice
@@ -26,7 +25,6 @@ from compressor.model_folder import example_feeds_by_size
 from compressor.pruning.allocate import Allocation, Constraint, PlanCosts, budget_notes, unreachable
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
-from compressor.pruning.request_costs import RequestEngines
 from compressor.results import Note, NoteCode
 from compressor.run.generation import is_engine_of_caches
 from compressor.run.model_units import prunable_groups
@@ -40,6 +38,7 @@ from compressor.run.prune_units import (
     share_left,
     timed_sizes,
 )
+from compressor.run.request_costs import RequestEngines
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps.base import (
     DELIVERED,
@@ -112,7 +111,7 @@ def _require_no_caches(step: Units) -> None:
 
 def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> None:
     run = context.run
-    if _requests(step, context, run.built.engine) is None:
+    if _requests(step, context) is None:
         _require_no_caches(step)
         timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     prunable_groups(step, run.model, context.graphs.refused)
@@ -122,7 +121,8 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
 
 @versioned(
     1,
-    *("compressor.pruning", "compressor.run.prune_units"),
+    *("compressor.pruning", "compressor.run.prune_units", "compressor.run.request_costs"),
+    *("compressor.generation.workload", "compressor.generation.deliver"),
     *("compressor.selection.allocation", "compressor.selection.gates", "compressor.selection.train_gate"),
     *("compressor.selection.pruners", "compressor.training.fit"),
 )
@@ -271,7 +271,7 @@ def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None =
     choice = Choice(run.built.engine.reference) if engine is None else engine.choice
     engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
     structure, groups = structure_of(run.model.folder.model, run.model.groups), run.model.groups
-    cached, workload = context.graphs.cached, _requests(step, context, choice.config)
+    cached, workload = context.graphs.cached, _requests(step, context)
     if cached is not None and workload is not None:
         requests = RequestEngines.of(engines, cached, workload)
         return requests.source(structure, groups, list(run.timed_inputs), run.log, counts_cache=step.cache is not None)
@@ -280,14 +280,14 @@ def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None =
     return CostSource(structure, groups, engines, dense.engine, inputs, run.log)
 
 
-def _requests(step: Units, context: StepContext, config: EngineConfig) -> Workload | None:
-    """The requests that the budgets bound, on an engine; None: they bound calls that read whole texts."""
+def _requests(step: Units, context: StepContext) -> Workload | None:
+    """The requests that the budgets bound; None: they bound calls that read whole texts."""
     run = context.run
     workload, bounds = run.sizes.workload, step.is_timed or step.is_unbounded or step.cache is not None
-    if workload is None or context.graphs.cached is None or not (bounds and is_engine_of_caches(config)):
+    if workload is None or context.graphs.cached is None or not (bounds and is_engine_of_caches(run.recipe.engine)):
         return None
     prompts = tuple(dict.fromkeys(prompt for _, prompt in workload.sizes))
-    bounded = timed_sizes(step, run.recipe.measure, prompts)
+    bounded = timed_sizes(step, run.recipe.measure, prompts, "prompt_tokens")
     return replace(workload, sizes=tuple(size for size in workload.sizes if size in bounded))
 
 

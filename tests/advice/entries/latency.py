@@ -105,13 +105,12 @@ def _(w: World) -> None:
 def _(w: World) -> None:
     from tests.generation.counting import write_decoder_only
 
-    command = check_command(w)
     for name in ("out", "dense"):
         write_decoder_only(w.file(name))
     streams = ("--prompt-tokens", "5", "--max-slowdown", "100000%", "--seconds", "0.1")
     w.fails("check", "small.onnx", "--baseline", "dense.onnx", *streams)
     w.right("check", "out", "--baseline", "dense", *streams)
-    w.right(*command)
+    w.right(*check_command(w))
 
 
 @advice("latency.streams read_stream server-error")

@@ -219,7 +219,7 @@ def _(w: World) -> None:
 
 
 def training(w: World, *flags: Any) -> tuple[Any, ...]:
-    from tests.cli.test_train import TINY
+    from tests.cli.test_language_models import TINY
 
     w.file("train.txt").write_text(language.text(30))
     return ("train", "trained", "--data", "train.txt", *TINY.split(), *flags)

@@ -52,6 +52,8 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "Units.method": ("reconstruct", "fisher", "magnitude"),
     "speedup": (None, 1.2),
     "latency": (None, "1ms"),
+    "ttft": NEVER,
+    "cache": NEVER,
     "macs": (0.7, 0.6),
     "parameters": (None, 0.95),
     "Units.keep": NEVER,

@@ -97,8 +97,7 @@ class RequestEngines(PlanEngines):
         return self._whole_engine
 
     def release(self) -> None:
-        """Free the memory of the engines of the whole model, which are loaded again when they are needed."""
-        self._whole_engine = None
+        """Do nothing: the engines of the whole model are also those that requests are compared with."""
 
 
 def count_cache(
