@@ -8,6 +8,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,8 +181,12 @@ needs_server = pytest.mark.skipif(triton_server.missing() is not None, reason=st
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[triton_server.Server]:
-    """A real server, whose Python has the packages of this environment behind its own ones."""
-    with triton_server.Server(model.parent, has_pytorch=True) as running:
+    """A real server, whose models have the packages of this environment behind those of its own Python."""
+    packages = f"import sys\nsys.path.append({sysconfig.get_path('platlib')!r})\n"
+    for file in model.parent.glob("*/1/model.py"):
+        start = "from __future__ import annotations\n"
+        file.write_text(file.read_text().replace(start, f"{start}{packages}", 1))
+    with triton_server.Server(model.parent) as running:
         yield running
 
 

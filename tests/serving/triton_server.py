@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sysconfig
 import tempfile
 import time
 import urllib.error
@@ -42,7 +41,6 @@ class Server:
     Args:
         repository: folder of models; all are loaded.
         options: further options of its command line, e.g. `--model-control-mode=poll`.
-        has_pytorch: whether its Python has the packages of this environment too, behind its own ones.
 
     Attributes:
         repository: folder of models.
@@ -50,9 +48,9 @@ class Server:
         pid: id of its process.
     """
 
-    def __init__(self, repository: Path, *options: str, has_pytorch: bool = False) -> None:
+    def __init__(self, repository: Path, *options: str) -> None:
         self.repository = repository
-        self._options, self._has_pytorch = options, has_pytorch
+        self._options = options
         self._log = tempfile.NamedTemporaryFile(mode="w+", prefix="triton-", suffix=".log")  # noqa: SIM115
         self._ports = _free_ports(2)
         self.http, self.grpc = (f"127.0.0.1:{port}" for port in self._ports)
@@ -98,9 +96,6 @@ class Server:
             "LD_LIBRARY_PATH": libraries,
             "OMP_NUM_THREADS": "1",
         }
-        if self._has_pytorch:
-            folders = (package.parents[1], sysconfig.get_path("platlib"))
-            environment["PYTHONPATH"] = ":".join(map(str, folders))
         command = [
             str(package / "bin" / "tritonserver"),
             f"--model-repository={self.repository}",
