@@ -78,3 +78,9 @@ def test_a_plan_without_heads_has_engines_too(tmp_path: Path) -> None:
     assert engine.sessions.bytes_per_token == 0
     for feeds in workload.feeds(cached.folder, engine.sessions.vocabulary).values():
         assert np.isfinite(engine.run(feeds)[LOGITS]).all()
+
+
+def test_times_with_other_threads_are_of_another_host() -> None:
+    """Cost tables are stored under it."""
+    first, second = (open_engines(exported("gpt2"), "cpu", threads) for threads in (1, 2))
+    assert first.host != second.host

@@ -293,6 +293,27 @@ def test_a_request_takes_the_time_of_its_calls(source: CostSource, monkeypatch: 
     assert timed.time_plan({"a": 64}, tables) == pytest.approx([4.0, 1.0, 7.0])
 
 
+@pytest.mark.parametrize(("token", "code"), [(2.2, NoteCode.COSTS_REUSED), (4.0, NoteCode.COSTS_REMEASURED)])
+def test_stored_times_of_requests_hold_while_their_calls_compare_as_before(
+    source: CostSource, monkeypatch: pytest.MonkeyPatch, token: float, code: NoteCode
+) -> None:
+    """Requests have no other engine to be compared with."""
+    sizes = [Size(1, 128, "prompt"), Size(1, 128, "token")]
+    stored = [table(1.0).model_copy(update={**size._asdict(), "dense": 5.0}) for size in sizes]
+    engines: Any = SimpleNamespace(**{**vars(source.engines), "whole": source.dense})
+    inputs: Any = {size: {"phase": size.phase} for size in sizes}
+    requests = replace(source, engines=engines, inputs=inputs)
+    monkeypatch.setattr(measure, "measure_times", lambda *args: stored)
+    requests.time_tables(table(1.0))
+
+    def times(engines: object, feeds: Any, *args: object) -> list[float]:
+        return [1e-3 * (4.0 if feeds["phase"] == "prompt" else 4.0 * token / 2.0)] * 2
+
+    monkeypatch.setattr(measure, "paired_times", times)
+    requests.time_tables(table(1.0))
+    assert source.log.codes == [code]  # type: ignore[attr-defined]
+
+
 @given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))
 def test_the_sum_of_a_cost_is_the_inverse_of_the_cost_of_a_sum(steps: list[float], total: float) -> None:
     times = [sum(steps[: number + 1]) for number in range(5)]
