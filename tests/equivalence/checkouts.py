@@ -45,11 +45,10 @@ class Checkout:
         return ["compressor.cli", *words, *(flag for flag in ADDED_FLAGS if words[0] == "run" and flag in self.flags)]
 
     def _spelled(self, word: str) -> str:
-        if word not in FLAGS or word in self.flags:
-            return word
-        if FLAGS[word] not in self.flags:
-            raise CaseError(f"{self.path}: knows neither {word} nor {FLAGS[word]}")
-        return FLAGS[word]
+        renamed = FLAGS.get(word, word)  # a flag of an earlier meaning may have the former name
+        if word in FLAGS and not {word, renamed} & self.flags:
+            raise CaseError(f"{self.path}: knows neither {word} nor {renamed}")
+        return renamed if renamed in self.flags else word
 
     @property
     def is_unchanged(self) -> bool:

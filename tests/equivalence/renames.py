@@ -41,7 +41,7 @@ IGNORED_NUMBERS = re.compile(
     r"(?:^|\.)(?:seconds|milliseconds|peak_memory_bytes|file_bytes|machine|session|built)(?:\.|$)"
     r"|_(?:runtime|per_second)$"
     r"|^speeds\.\d+\.(?:dense|compressed|ratio|low|high)(?:\.|$)"
-    r"|^speeds_over_rewritten\."
+    r"|^(?:speeds_over_rewritten|throughputs)\."
     r"|(?:^|\.)(?:calibration_rows|allow_float_products|keep_unread_positions)$"
 )
 """Paths of numbers in JSON files that depend on time, memory or the length of names, and fields that the base version
