@@ -204,9 +204,12 @@ def _counting(draw: np.random.Generator, shortest: int, longest: int) -> str:
 
 
 def _write_plans(folder: Path) -> None:
-    """Write plans with the names of the base version: `encoder` is a bidirectional site, `decoder` a causal one."""
+    """Write plans with the names of both versions."""
     folder.mkdir()
-    bert = [_site(BERT_SITE.format(0), "bidirectional", (0, 2), (1.0, 0.5)), _site(BERT_SITE.format(1), "bidirectional", (1,))]
+    bert = [
+        _site(BERT_SITE.format(0), "bidirectional", (0, 2), (1.0, 0.5)),
+        _site(BERT_SITE.format(1), "bidirectional", (1,)),
+    ]
     llama = [
         _site("model.layers.0.self_attn", "causal", (2, 3), kv_heads=2),
         _site("model.layers.1.self_attn", "causal", (), kv_heads=2),
