@@ -39,7 +39,9 @@ class Checkout:
 
     def command(self, line: str) -> list[str]:
         """The module that runs a command of the base version, and its arguments, with the flags of this version."""
-        words = [self._spelled(word) for word in shlex.split(line)]
+        words = shlex.split(line)
+        if words[0] != "train":  # whose flags have kept their names
+            words = [self._spelled(word) for word in words]
         if words[0] == "study" and (self.path / "benchmarks" / "studies").is_dir():
             return ["benchmarks.studies", *words[1:]]
         return ["compressor.cli", *words, *(flag for flag in ADDED_FLAGS if words[0] == "run" and flag in self.flags)]

@@ -15,6 +15,7 @@ FLAGS = {
     "--prune": "--drop-blocks-by-kind",
     "--restart": "--from-original-weights",
     "--guarantee": "--certify",
+    "--steps": "--training-steps",
 }
 """Flag of the base version -> flag of the current one. The key of a recipe is the flag without dashes."""
 ADDED_FLAGS = ("--keep-unread-positions",)
