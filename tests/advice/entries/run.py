@@ -688,7 +688,7 @@ def _(w: World) -> None:
     w.notes(rebuild._note_what_to_expect, run, RunLog(NullListener()))
 
 
-@advice("run.proof_lengths _unproven_note text")
+@advice("run.proof_lengths _unproven_note lengths-unproven")
 def _(w: World) -> None:
     from compressor.run.proof_lengths import _unproven_note
 
