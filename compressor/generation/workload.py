@@ -73,7 +73,8 @@ class Workload:
         after = max(1, self.new_tokens // 2) if phase == "token" else 0
         earlier = after if has_encoder or not after else prompt + after
         read = 1 if has_encoder or after else prompt
-        return {_EARLIER: np.array(earlier), **random_texts(folder, vocabulary, batch, prompt, earlier + read)}
+        # Sessions read the number of texts off the first array.
+        return {**random_texts(folder, vocabulary, batch, prompt, earlier + read), _EARLIER: np.array(earlier)}
 
 
 def random_texts(folder: Path, vocabulary: int, batch: int, source: int, length: int, *, seed: int = 0) -> Feeds:
