@@ -26,11 +26,11 @@ from compressor.generation import DECODER, FINER, WEIGHTS, engine_of
 from compressor.generation.prove import generation_cases, prove_steps
 from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import LOGITS, begin, decoded_ids, run_in_steps, step
-from compressor.generation.workload import Workload, call_of
+from compressor.generation.workload import CachedEngine, Workload, call_of, open_engines
 from compressor.measure.timing import alternate_calls
 from compressor.progress import ProgressCallback, RunLog
 from compressor.results import Candidate, Note, NoteCode, Proof, ProofStage, loss_of, size_label
-from compressor.targets.base import TOLERANCE, WEIGHT_BITS, Engine, Feeds, WeightPrecision
+from compressor.targets.base import TOLERANCE, WEIGHT_BITS, Feeds, WeightPrecision
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
@@ -230,17 +230,17 @@ class WeightTrials:
             with self.log.stage(f"trying {row.label}, with caches"):
                 if rounding.precision is not None:
                     graph_passes.save(rounding.apply(graph_passes.load(floats)), engine)
-                sessions = self._open(engine)
-                proofs = () if rounding.precision is None else (self._prove(rounding, sessions),)
-            whole = dataclasses.replace(self.scorer.dense, engine=_whole_texts(engine, sessions))
+                opened = self._open(engine)
+                proofs = () if rounding.precision is None else (self._prove(rounding, opened.sessions),)
+            whole = dataclasses.replace(self.scorer.dense, engine=opened)
             scored = self.scorer.measure(whole, f"{row.label}, with caches")
         except CompressorError as error:
             return Trial(rounding, row.model_copy(update={"failure": str(error), "holds": False}), error=error)
         update = {**self.scorer.compare(scored), "proofs": proofs, "file_bytes": _bytes(engine)}
         return Trial(rounding, row.model_copy(update=update), engine)
 
-    def _open(self, decoder: Path) -> OrtSessions:
-        return OrtSessions(self.folder, provider="cpu", threads=self.threads, decoder=decoder)
+    def _open(self, decoder: Path) -> CachedEngine:
+        return open_engines(self.folder, "cpu", self.threads, decoder=decoder)
 
     def _prove(self, rounding: Rounding, sessions: OrtSessions) -> Proof:
         """The proof that an engine computes what the graph with its rounded weights does.
@@ -297,7 +297,7 @@ class WeightTrials:
             if trial.engine is None:
                 timed.append(trial)
                 continue
-            sessions, milliseconds, ratios = self._open(trial.engine), {}, []
+            sessions, milliseconds, ratios = self._open(trial.engine).sessions, {}, []
             for size, feeds in texts.items():
                 if size.phase != "token":
                     continue
@@ -344,38 +344,6 @@ class WeightTrials:
             text = f"{row.label}: the metric does not hold with fewer matmuls in a finer precision: {names}"
             notes.append(Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text))
         return notes
-
-
-@dataclass(kw_only=True, eq=False)
-class _WholeTexts(Engine):
-    """Reads whole texts with sessions that keep caches, so that they are scored like any engine."""
-
-    sessions: OrtSessions
-
-    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """See `Engine.run`."""
-        caches, length = begin(self.sessions, feeds), decoded_ids(feeds).shape[1]
-        return {LOGITS: step(self.sessions, feeds, 0, length, caches)[0]}
-
-    def memory(self, feeds: Feeds) -> int | None:
-        """See `Engine.memory`."""
-        return None
-
-
-def _whole_texts(path: Path, sessions: OrtSessions) -> _WholeTexts:
-    return _WholeTexts(
-        path=path,
-        specs=(),
-        outputs=(LOGITS,),
-        precision="fp32",
-        attentions=0,
-        fused=0,
-        kernels={},
-        optimization="",
-        session={},
-        host="",
-        sessions=sessions,
-    )
 
 
 def rank_weights(

@@ -106,7 +106,7 @@ def call_of(sessions: Sessions, feeds: Feeds) -> Callable[[], np.ndarray]:
 
 @dataclass(kw_only=True, eq=False)
 class CachedEngine(Engine):
-    """The engines of a folder that generates, which make the calls of a workload.
+    """The engines of a folder that generates, which make the calls of a workload, or read whole texts at once.
 
     Attributes:
         sessions: the engines.
@@ -116,7 +116,7 @@ class CachedEngine(Engine):
     _prepared: tuple[Feeds, Callable[[], np.ndarray]] | None = field(default=None, init=False, repr=False)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Logits of a call of a workload; see `Engine.run`."""
+        """Logits of a call of a workload, or of whole texts; see `Engine.run`."""
         if self._prepared is None or self._prepared[0] is not feeds:
             self._prepared = feeds, call_of(self.sessions, feeds)
         return {LOGITS: self._prepared[1]()}
@@ -126,20 +126,21 @@ class CachedEngine(Engine):
         return None
 
 
-def open_engines(folder: Path, provider: Provider, threads: int | None) -> CachedEngine:
+def open_engines(folder: Path, provider: Provider, threads: int | None, *, decoder: Path | None = None) -> CachedEngine:
     """Load the engines of a folder that generates.
 
     Args:
         folder: the folder.
         provider: device to run on.
         threads: threads per call; None: one per core.
+        decoder: the file of the decoder; None: that of the folder.
 
     Raises:
         InputError: the folder has no graphs that generate, or they cannot be loaded.
     """
     settings = session_settings(provider, threads)
     return CachedEngine(
-        path=engine_of(folder / DECODER),
+        path=decoder or engine_of(folder / DECODER),
         specs=(),
         outputs=(LOGITS,),
         precision="fp32",
@@ -149,5 +150,5 @@ def open_engines(folder: Path, provider: Provider, threads: int | None) -> Cache
         optimization="",
         session=settings,
         host=f"{settings['provider']}, {settings['intra_op_threads']} threads",
-        sessions=OrtSessions(folder, provider=provider, threads=threads),
+        sessions=OrtSessions(folder, provider=provider, threads=threads, decoder=decoder),
     )
