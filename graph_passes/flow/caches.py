@@ -6,7 +6,8 @@ output lose the same ones. An encoder returns keys and values that the decoder r
 belongs to another graph.
 
 Which inputs and outputs are caches is recorded in the metadata of the graph that reads them, because names differ
-between exporters.
+between exporters. In a graph without a record, an output that is an input with further positions after its own is the
+next content of this input.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # a server that generates reads this file, and has no onnx_ir
 
 CACHES = "graph_passes.caches"
 """Key of a graph's metadata: JSON list of caches."""
+
+_AXES = 4
+"""Minimum number of axes of a cache: text, head, position, width. A memory of hidden states has no axis of heads."""
 
 Cache = tuple[str, str]
 """Name of an input, and of the output that the next call reads as this input: of the same graph, or of an earlier one.
@@ -44,14 +48,35 @@ def record_caches(model: ir.Model, caches: Iterable[Cache]) -> None:
 
 
 def cache_names(model: ir.Model) -> dict[str, str]:
-    """The caches that a graph's metadata record: name of the input -> name of the output that holds its content."""
-    return dict(json.loads(model.metadata_props.get(CACHES, "[]")))
+    """The caches of a graph: name of the input -> name of the output that holds its content.
+
+    They are those that the metadata record; without a record, those that the graph returns with further positions.
+    """
+    recorded = model.metadata_props.get(CACHES)
+    return _returned_caches(model) if recorded is None else dict(json.loads(recorded))
+
+
+def _returned_caches(model: ir.Model) -> dict[str, str]:
+    """The inputs of four or more axes that a graph returns with further positions after their own."""
+    from graph_passes.flow.rules import RULES  # a server that generates has no onnx_ir
+
+    inputs = {value for value in model.graph.inputs if value.shape is not None and len(value.shape) >= _AXES}
+    caches: dict[str, str] = {}
+    for output in model.graph.outputs if inputs else ():
+        value = output
+        while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+            value = node.inputs[0]
+        rule = RULES.get((node.domain, node.op_type)) if node is not None else None
+        for source, result in rule.continued(node) if rule is not None and node is not None else ():
+            earlier = node.inputs[source] if source < len(node.inputs) else None
+            if earlier in inputs and result < len(node.outputs) and node.outputs[result] is value:
+                caches.setdefault(earlier.name or "", output.name or "")
+    return caches
 
 
 def read_caches(model: ir.Model) -> dict[ir.Value, ir.Value | None]:
     """The caches that a graph reads: input -> output of the same graph; None: the output of another graph."""
-    outputs = {value.name: value for value in model.graph.outputs}
-    names = cache_names(model)
+    outputs, names = {value.name: value for value in model.graph.outputs}, cache_names(model)
     return {value: outputs.get(names[value.name]) for value in model.graph.inputs if value.name in names}
 
 

@@ -116,6 +116,10 @@ class Rule:
     node. `position` is that of an input, and `axis` an axis of this input.
     """
 
+    def continued(self, node: ir.Node) -> Iterable[tuple[int, int]]:
+        """Outputs that hold an input with further positions after its own, as pairs of (input, output)."""
+        return ()
+
     def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
         """Axes of the first input of which `rewrite` accepts more than needed; others are cut before the node."""
         return ()

@@ -8,12 +8,14 @@ from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
 from graph_passes.passes.fuse_for_ort import FuseForOrt
+from graph_passes.passes.fuse_rotary_embedding import FuseRotaryEmbedding
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.insert_product_gates import InsertProductGates
 from graph_passes.passes.insert_quantizers import InsertQuantizers
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
+from graph_passes.passes.merge_reshapes import MergeReshapes
 from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
@@ -43,12 +45,14 @@ __all__ = [
     "FoldWeights",
     "FuseCachedAttention",
     "FuseForOrt",
+    "FuseRotaryEmbedding",
     "InsertGates",
     "InsertProductGates",
     "InsertQuantizers",
     "LowerBlockSparse",
     "LowerOpset",
     "MakeAxesExplicit",
+    "MergeReshapes",
     "NameSqueezedAxes",
     "NarrowIntegers",
     "Normalize",

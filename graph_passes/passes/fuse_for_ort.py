@@ -6,9 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 
 import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
+from graph_passes.flow.caches import read_caches
 from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention, FusedCachedAttention
+from graph_passes.passes.fuse_rotary_embedding import FuseRotaryEmbedding
+from graph_passes.passes.merge_reshapes import MergeReshapes
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 
@@ -30,9 +34,10 @@ class FuseForOrt(GraphPass[FusedForOrt]):
     """Replace attention, normalization and activation by ONNX Runtime's fused operators.
 
     Cases:
-        1. The graph is rewritten by `FuseCachedAttention`, `PrepareForFusion`, onnxscript's rules, and
-           `RemoveIdleExpands`, in that order.
-        2. Bodies of local functions are set aside while those rules run: the optimizer would inline them, and would
+        1. A graph that reads caches is rewritten by `FuseRotaryEmbedding`, `FuseCachedAttention` and `MergeReshapes`:
+           a call that computes one token spends as much time on small operators as on products.
+        2. The graph is rewritten by `PrepareForFusion`, onnxscript's rules, and `RemoveIdleExpands`, in that order.
+        3. Bodies of local functions are set aside while those rules run: the optimizer would inline them, and would
            match the attention inside the body of block-sparse attention.
 
     The caller has to compare the outputs: onnxscript does not prove its rewrites, and raises any exception on graphs
@@ -42,7 +47,12 @@ class FuseForOrt(GraphPass[FusedForOrt]):
     def call(self, model: ir.Model) -> ReportedResult[FusedForOrt]:
         from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
+        if has_caches := bool(read_caches(model)):
+            CommonSubexpressionEliminationPass()(model)  # layers compute the tables of positions anew
+            FuseRotaryEmbedding()(model)
         cached = FuseCachedAttention()(model).report
+        if has_caches:
+            MergeReshapes()(model)
         PrepareForFusion()(model)
         functions, imports = dict(model.functions), dict(model.opset_imports)
         model.functions.clear()

@@ -8,7 +8,7 @@ share key/value heads unevenly, key/value heads are repeated until each query he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -191,9 +191,18 @@ def _separate(context: RuleContext, value: ir.Value | None, axis: int, per: Per 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRule(Rule):
-    """The rule of one fused operator, from the layout of heads in its inputs and outputs."""
+    """The rule of one fused operator.
+
+    Attributes:
+        layout: the layout of heads in the inputs and outputs of a node.
+        caches: positions of the inputs with earlier keys and values, and of the outputs with those of all positions.
+    """
 
     layout: Callable[[ir.Node, RuleContext], HeadLayout]
+    caches: tuple[tuple[int, int], ...] = ()
+
+    def continued(self, node: ir.Node) -> Iterable[tuple[int, int]]:
+        return self.caches
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         layout = self.layout(node, context)
@@ -345,10 +354,10 @@ def _need_of_heads(
 
 
 RULES: dict[tuple[str, str], Rule] = {
-    ("", "Attention"): AttentionRule(standard_attention),
-    ("com.microsoft", "Attention"): AttentionRule(packed_attention),
-    ("com.microsoft", "MultiHeadAttention"): AttentionRule(multi_head_attention),
-    ("com.microsoft", "GroupQueryAttention"): AttentionRule(grouped_query_attention),
+    ("", "Attention"): AttentionRule(standard_attention, ((4, 1), (5, 2))),
+    ("com.microsoft", "Attention"): AttentionRule(packed_attention, ((4, 1),)),
+    ("com.microsoft", "MultiHeadAttention"): AttentionRule(multi_head_attention, ((6, 1), (7, 2))),
+    ("com.microsoft", "GroupQueryAttention"): AttentionRule(grouped_query_attention, ((3, 1), (4, 2))),
     ("", "RotaryEmbedding"): AttentionRule(rotary_embedding),
     ("com.microsoft", "RotaryEmbedding"): AttentionRule(rotary_embedding),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -98,6 +98,9 @@ class SplitRule(Rule):
 
 class ConcatRule(Rule):
     """Concat: the inputs follow one another along an axis of the output."""
+
+    def continued(self, node: ir.Node) -> Iterable[tuple[int, int]]:
+        yield 0, 0
 
     def _axis(self, node: ir.Node, context: RuleContext) -> int:
         return node.attributes.get_int("axis", 0) % len(context.shape(node.outputs[0]))

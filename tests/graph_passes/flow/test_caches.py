@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from graph_passes import PlanError, RefusalCode, Shrunk, shrink
+from graph_passes import Plan, PlanError, RefusalCode, Shrunk, gate_groups, shrink
+from graph_passes.attention.gate_initializers import set_gates
 from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import DropIdleCaches
 from graph_passes.shrink import find_groups, shrink_parts
@@ -87,13 +88,69 @@ def test_a_cache_may_be_computed_from_what_attention_reads() -> None:
     assert_cut(decoder("kw, vw", tail=constants + window), (0, 3))
 
 
-def test_without_recorded_caches_the_graph_is_refused() -> None:
+@pytest.mark.parametrize("kept", [(0, 1, 3), (2,)])
+def test_caches_are_recognized_where_none_are_recorded(kept: tuple[int, ...]) -> None:
     model = decoder()
     model.metadata_props.clear()
+    assert cache_names(model) == dict(PAIRS)
+    assert_cut(model, kept)
+
+
+def test_a_graph_that_records_no_caches_returns_every_head() -> None:
+    model = decoder()
+    record_caches(model, [])
     shrunk = shrink(model, plan((0, 1)))
     assert {refusal.code for refusal in shrunk.refused} <= {RefusalCode.EVERY_HEAD_NEEDED, RefusalCode.GRAPH_INPUT}
     assert shrunk.refused
     assert not shrunk.caches
+
+
+ATTENTIONS = {
+    "GroupQueryAttention": (
+        "com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (q, k, v, past_k, past_v, last, total)",
+        "int32[B] last, int32[1] total",
+    ),
+    "MultiHeadAttention": (
+        "com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , , past_k, past_v)",
+        "",
+    ),
+    "Attention": ("Attention <q_num_heads = 4, kv_num_heads = 2> (q, k, v, , past_k, past_v)", ""),
+}
+"""Operator with a cache -> its call, and the further inputs of the graph."""
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_caches_of_fused_attentions_are_recognized_and_cut(name: str) -> None:
+    call, extra = ATTENTIONS[name]
+    heads = 2 if name == "MultiHeadAttention" else 4
+    inputs = "float[B, S, 8] x, float[B, 2, P, 8] past_k, float[B, 2, P, 8] past_v, float[B, T] mask"
+    model = graph(
+        f"q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) c, present_k, present_v = {call} o = MatMul(c, wo)"
+        " y = Add(x, o)",
+        f"float[8, {heads * 8}] wq, float[8, 16] wk, float[8, 16] wv, float[{heads * 8}, 8] wo",
+        inputs=", ".join(filter(None, [inputs, extra])),
+        outputs="float[B, S, 8] y, float[B, 2, T, 8] present_k, float[B, 2, T, 8] present_v",
+        opset=23 if name == "Attention" else 18,
+    )
+    assert cache_names(model) == dict(PAIRS)
+    (group,) = find_groups(model).groups
+    pruned = Plan(groups=(group.plan(range(heads // 2, heads)),))  # those of the second key/value head
+    gate_groups(model, pruned)
+    set_gates(model.graph, pruned)
+    shrunk = shrink(model.clone(), pruned)
+    assert not shrunk.refused
+    assert {value.name: value.shape[1] for value in shrunk.model.graph.inputs[1:3] if value.shape} == {
+        "past_k": 1,
+        "past_v": 1,
+    }
+    if name == "Attention":
+        return  # the installed ONNX Runtime may not have the operator with a cache
+    sizes = {"B": 2, "S": 1, "P": 3, "T": 4}
+    feeds = draw(model, sizes) | ({"last": np.full(2, 3, np.int32), "total": np.array([4], np.int32)} if extra else {})
+    y, *caches = run(model, feeds)
+    smaller = run(shrunk.model, cut(feeds, shrunk))
+    assert error(smaller[:1], [y]) <= 1e-4
+    assert error(smaller[1:], [cache[:, 1:] for cache in caches]) <= 1e-4
 
 
 def test_groups_are_found_in_a_graph_with_caches() -> None:
