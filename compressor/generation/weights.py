@@ -34,7 +34,7 @@ from compressor.targets.base import TOLERANCE, WEIGHT_BITS, Feeds, WeightPrecisi
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
-from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
+from graph_passes.passes import FoldWeights, JoinProducts, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import OPERATOR, matrix_of, weights_of
 from graph_passes.quantizers.weight_blocks import floats_of_blocks, round_blocks
 
@@ -117,6 +117,7 @@ class Rounding:
             )
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
+        JoinProducts()(model)
         model.metadata_props[WEIGHTS] = ", ".join(filter(None, (self.precision, self.form)))
         model.metadata_props[FINER] = json.dumps(self.finer)
         return model

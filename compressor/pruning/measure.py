@@ -333,8 +333,8 @@ class CostSource:
         self.log.add_notes([Note(code=code, text=text)])
 
     @versioned(
-        1,
-        *("compressor.measure.costs", "compressor.pruning.costs"),
+        2,
+        *("compressor.measure.costs", "compressor.pruning.costs", "graph_passes.passes.fuse_for_ort"),
         *("compressor.generation.workload", "compressor.generation.deliver"),
     )
     def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:

@@ -63,13 +63,16 @@ def _returned_caches(model: ir.Model) -> dict[str, str]:
     inputs = {value for value in model.graph.inputs if value.shape is not None and len(value.shape) >= _AXES}
     caches: dict[str, str] = {}
     for output in model.graph.outputs if inputs else ():
-        value = output
-        while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value: ir.Value | None = output
+        while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
             value = node.inputs[0]
-        rule = RULES.get((node.domain, node.op_type)) if node is not None else None
-        for source, result in rule.continued(node) if rule is not None and node is not None else ():
+        node = None if value is None else value.producer()
+        rule = None if node is None else RULES.get((node.domain, node.op_type))
+        if node is None or rule is None:
+            continue
+        for source, result in rule.continued(node):
             earlier = node.inputs[source] if source < len(node.inputs) else None
-            if earlier in inputs and result < len(node.outputs) and node.outputs[result] is value:
+            if earlier in inputs and node.outputs[result : result + 1] == (value,):
                 caches.setdefault(earlier.name or "", output.name or "")
     return caches
 

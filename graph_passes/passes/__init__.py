@@ -12,6 +12,7 @@ from graph_passes.passes.fuse_rotary_embedding import FuseRotaryEmbedding
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.insert_product_gates import InsertProductGates
 from graph_passes.passes.insert_quantizers import InsertQuantizers
+from graph_passes.passes.join_products import JoinProducts
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
@@ -49,6 +50,7 @@ __all__ = [
     "InsertGates",
     "InsertProductGates",
     "InsertQuantizers",
+    "JoinProducts",
     "LowerBlockSparse",
     "LowerOpset",
     "MakeAxesExplicit",

@@ -42,7 +42,7 @@ class MergeReshapes(GraphPass[Names]):
 
 def _target(node: ir.Node | None, probe: Probe) -> list[int] | None:
     """The sizes of a reshape, if they are constant and zero copies a size; None for other nodes."""
-    if node is None or node.op_type != "Reshape" or node.domain or node.attributes.get_int("allowzero", 0):
+    if node is None or node.op_type != "Reshape" or node.domain or node.attributes.get_int("allowzero", 0) != 0:
         return None
     content = probe.constant(node.inputs[1])
     return None if content is None else [int(size) for size in content]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,8 @@ from compressor.results import NoteCode, ProofStage
 from compressor.run.generation import require_weights
 from compressor.targets import WEIGHT_BITS, WeightPrecision
 from compressor.targets.base import Feeds
-from graph_passes.passes import QuantizeWeights, ReturnToFloats
+from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
+from graph_passes.passes.quantize_weights import matrix_of, weights_of
 from tests.faults import fails_with
 from tests.generation.exported import QUICK, exported, inputs
 from tests.targets.engines import FakeEngine
@@ -54,8 +56,13 @@ def engine(folder: Path, rounding: Rounding, out: Path) -> OrtSessions:
     return OrtSessions(folder, provider="cpu", threads=1, decoder=out)
 
 
-def matrices(folder: Path) -> list[str]:
-    return list(QuantizeWeights(8)(graph_passes.load(folder / DECODER)).report.bits)
+def matrices(folder: Path) -> dict[str, int]:
+    """Name of each matrix of weights -> its columns."""
+    model = graph_passes.load(folder / DECODER)
+    FoldWeights()(model)
+    nodes = [node for node in model.graph if weights_of(node) is not None]
+    columns = {str(node.inputs[1].name): matrix_of(node).shape[1] for node in nodes if node.inputs[1] is not None}
+    return {name: columns[name] for name in QuantizeWeights(8)(model).report.bits}
 
 
 def in_floats(model: ir.Model) -> ir.Model:
@@ -75,7 +82,7 @@ def test_tokens_are_those_of_the_graph_with_rounded_weights(
     graphs: tuple[Path, Feeds], precision: WeightPrecision, tmp_path: Path
 ) -> None:
     folder, feeds = graphs
-    rounding = Rounding(precision, tuple(matrices(folder)[:2]))
+    rounding = Rounding(precision, tuple(list(matrices(folder))[:2]))
     sessions = engine(folder, rounding, tmp_path / "engine.onnx")
     assert sessions.precision.startswith(precision)
     output = run_in_steps(sessions, feeds)[LOGITS]
@@ -90,7 +97,7 @@ def test_tokens_are_those_of_the_graph_with_rounded_weights(
 
 def test_products_are_ranked_by_what_rounding_each_alone_does(graphs: tuple[Path, Feeds], tmp_path: Path) -> None:
     folder, feeds = graphs
-    names = matrices(folder)
+    names = list(matrices(folder))
     model = graph_passes.load(folder / DECODER)
     expected = run_in_steps(OrtSessions(folder, optimized=False), feeds)[LOGITS]
     changes = {}
@@ -137,10 +144,13 @@ def trials(graphs: tuple[Path, Feeds], tmp_path: Path) -> WeightTrials:
     )
 
 
-def bits_of(folder: Path) -> list[int]:
-    """The bits of the weights of each product of a delivered engine."""
-    nodes = graph_passes.load(engine_of(folder / DECODER)).graph
-    return [node.attributes.get_int("bits") for node in nodes if node.op_type == "MatMulNBits"]
+def columns_of(folder: Path) -> dict[int, int]:
+    """Bits of weights -> the number of columns of the matrices that a delivered engine stores with so many bits."""
+    columns: dict[int, int] = Counter()
+    for node in graph_passes.load(engine_of(folder / DECODER)).graph:
+        if node.op_type == "MatMulNBits":
+            columns[node.attributes.get_int("bits")] += node.attributes.get_int("N")
+    return columns
 
 
 @pytest.mark.parametrize("precision", WEIGHT_BITS)
@@ -148,7 +158,7 @@ def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials,
     (row,) = trials.choose([precision])
     assert (row.label, row.chosen, row.failure) == (f"ort {precision}", True, "")
     assert [proof.stage for proof in row.proofs] == [ProofStage.CACHED_WEIGHTS]
-    assert bits_of(trials.folder) == [WEIGHT_BITS[precision]] * len(matrices(trials.folder))
+    assert columns_of(trials.folder) == {WEIGHT_BITS[precision]: sum(matrices(trials.folder).values())}
     assert [note.code for note in trials.log.notes] == [NoteCode.LOSS_UNBOUNDED]
     assert OrtSessions(trials.folder, provider="cpu", threads=1).precision == precision
 
@@ -168,8 +178,9 @@ def test_the_metric_bounds_what_rounding_may_lose(trials: WeightTrials, share: f
         assert second.holds
         fewer = trials._try(Rounding("int4w", second.in_float[:-1]))
         assert not fewer.candidate.holds
-        assert sorted(set(bits_of(trials.folder))) == [4, 8]
-        assert bits_of(trials.folder).count(8) == len(second.in_float)
+        columns = matrices(trials.folder)
+        finer = sum(columns[name] for name in second.in_float)
+        assert columns_of(trials.folder) == {8: finer, 4: sum(columns.values()) - finer}
     else:
         assert first.chosen
         assert second.failure

@@ -18,7 +18,7 @@ from compressor.units.find import find_units
 from graph_passes import Plan, find_groups, gate_groups, load, shrink
 from graph_passes.attention.gate_initializers import set_gates
 from graph_passes.flow.caches import read_caches
-from graph_passes.passes import FuseCachedAttention, Normalize
+from graph_passes.passes import FuseCachedAttention, FuseRotaryEmbedding, MergeReshapes, Normalize
 from tests.graph_passes.graphs import error, run
 
 pytestmark = pytest.mark.zoo
@@ -69,8 +69,13 @@ def test_fused_attention_computes_the_same(decoder: ir.Model, share: float) -> N
         model = shrink(model, plan).model
     else:
         Normalize()(model)
-    result = FuseCachedAttention()(model.clone())
+    copy = model.clone()
+    rotated = FuseRotaryEmbedding()(copy).report
+    if any(node.op_type == "Cos" for node in model.graph):  # queries and keys of each layer
+        assert len(rotated) == sum(node.op_type == "Neg" for node in model.graph)
+    result = FuseCachedAttention()(copy)
     assert result.report.refused == ()
+    MergeReshapes()(result.model)
     caches = read_caches(model)
     assert len(result.report.extending) == sum(present is not None for present in caches.values()) // 2
     assert len(result.report.reading) == sum(present is None for present in caches.values()) // 2
