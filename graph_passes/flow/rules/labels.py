@@ -48,6 +48,7 @@ class LabelRule(Rule):
     """The rule of an operator whose axes `describe` labels."""
 
     describe: Callable[[ir.Node, RuleContext], Labels]
+    is_norm: bool = False
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         labels = self.describe(node, context)
