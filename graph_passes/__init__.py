@@ -1,7 +1,7 @@
 """Shrink the ONNX graph of a transformer by a plan. The package imports neither torch nor compressor."""
 
 from graph_passes.attention.find import GraphSite, find_attention
-from graph_passes.attention.find_groups import FoundGroup, FoundGroups
+from graph_passes.attention.find_groups import GraphGroup, GraphGroups
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphError, GraphErrorCode, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
@@ -14,10 +14,10 @@ from graph_passes.weights.weight_file import WEIGHTS, WeightFile
 __all__ = [
     "WEIGHTS",
     "BlockMask",
-    "FoundGroup",
-    "FoundGroups",
     "GraphError",
     "GraphErrorCode",
+    "GraphGroup",
+    "GraphGroups",
     "GraphPassError",
     "GraphSite",
     "GroupPlan",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.find_groups import FoundGroups, search_groups
+from graph_passes.attention.find_groups import GraphGroups, search_groups
 from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.attention.match_plan import weight_name
 from graph_passes.block_sparse.masks import mask_name
@@ -38,18 +37,16 @@ from graph_passes.plan import Plan, SitePlan
 from graph_passes.weights.match_weights import MatchedWeight, match_weights
 from graph_passes.weights.records import WeightRecord, fingerprint
 
-_log = logging.getLogger(__name__)
 
-
-def find_groups(model: ir.Model) -> FoundGroups:
+def find_groups(model: ir.Model) -> GraphGroups:
     """The heads of each attention and the neurons of each feed-forward that `shrink` can remove from a graph.
 
     The graph may be of any exporter. Where it takes images or sounds of free sizes, store those of an example first
-    (`record_example_sizes`). A plan of these groups (`FoundGroup.plan`) can be applied to it:
+    (`record_example_sizes`). A plan of these groups (`GraphGroup.plan`) can be applied to it:
 
     ```
-    found = find_groups(model)
-    plan = Plan(groups=tuple(group.plan(range(group.units // 2)) for group in found.groups))
+    groups = find_groups(model).groups
+    plan = Plan(groups=tuple(group.plan(range(group.units // 2)) for group in groups))
     shrunk = shrink(model, plan)
     ```
 
@@ -159,8 +156,7 @@ def shrink(
             the graph has other weights than the plan.
         ValueError: a name of `lower` that has no mask in the plan.
     """
-    if unknown := sorted(set(lower or ()) - plan.masks.keys()):
-        raise ValueError(f"lower: {listed(unknown)}: no mask in the plan; use its masked sites, {listed(plan.masks)}")
+    _check_masked(lower or (), plan)
     _normalize(model)
     parameters_before = count_parameters(model)
     matches, transferred = _transfer_weights(model, plan, weights)
@@ -180,7 +176,7 @@ def shrink(
     RecordReach(plan)(model)
     refused = removal.report.refused
     gates = find_gates(model.graph)
-    shrunk = Shrunk(
+    return Shrunk(
         model=model,
         plan=plan,
         removed=_removed(plan, refused),
@@ -194,8 +190,11 @@ def shrink(
         transferred=transferred,
         caches=removal.report.caches,
     )
-    _log.debug("shrunk: %d -> %d parameters, %d refusals", *shrunk.parameters, len(refused))
-    return shrunk
+
+
+def _check_masked(names: Collection[str], plan: Plan) -> None:
+    if unknown := sorted(set(names) - plan.masks.keys()):
+        raise ValueError(f"lower: {listed(unknown)}: no mask in the plan; use its masked sites, {listed(plan.masks)}")
 
 
 def shrink_parts(models: Mapping[str, ir.Model], plan: Plan) -> dict[str, Shrunk]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from compressor.run.model_units import ModelCosts
-    from graph_passes import FoundGroup, FoundGroups, Refusal
+    from graph_passes import GraphGroup, GraphGroups, Refusal
 
 _COLUMNS = ("name", "type", "kind", "units", "step", "kv_heads", "head_dim", "parameters", "macs", "ms")
 _SHARES = ("parameters", "macs")
@@ -108,10 +108,10 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
         return model
 
     with console.stage("finding units"):
-        found = graph_passes.find_groups(load())
-    _require_groups(path, found)
+        groups = graph_passes.find_groups(load())
+    _require_groups(path, groups)
     reasons: dict[tuple[str, str], list[Refusal]] = {}
-    for obstacle in found.obstacles:
+    for obstacle in groups.obstacles:
         reasons.setdefault((obstacle.op, obstacle.why), []).append(obstacle)
     for obstacles in reasons.values():
         names = listed(min(obstacle.sites) for obstacle in obstacles)
@@ -120,10 +120,10 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
     if options.count:
         try:
             with console.stage("counting the cost of units"):
-                shares = _shares(load, found, _LENGTHS if options.seq is None else (options.seq,))
+                shares = _shares(load, groups, _LENGTHS if options.seq is None else (options.seq,))
         except graph_passes.GraphPassError as error:
             console.note(f"parameters and multiply-accumulates were not counted: {error}")
-    for group in found.groups:
+    for group in groups.groups:
         row = {"name": group.name, "type": group.type, "kind": group.kind, "units": group.units}
         sizes = {"kv_heads": group.kv_heads, "head_dim": group.head_dim}
         yield dict.fromkeys(_COLUMNS) | row | sizes | shares.get(group.name, {})
@@ -152,7 +152,7 @@ def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _require_groups(path: Path, found: FoundGroups) -> None:
+def _require_groups(path: Path, groups: GraphGroups) -> None:
     """Check that something can be removed from a graph.
 
     Raises:
@@ -160,15 +160,15 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
     """
     import graph_passes
 
-    if found.groups:
+    if groups.groups:
         return
-    first = next(iter(found.obstacles), None)
+    first = next(iter(groups.obstacles), None)
     remedy = ""
     if first is not None and first.code is graph_passes.RefusalCode.UNKNOWN_SHAPE:
         remedy = "; state the sizes of inputs that the graph runs on (--inputs FILE.npz)"
     raise InputError.of_file(
         path,
-        f"nothing can be removed. {found.outcome}{remedy}",
+        f"nothing can be removed. {groups.outcome}{remedy}",
         ErrorCode.SITE_REFUSED,
         operator=first.op if first is not None else None,
         node=first.node if first is not None else None,
@@ -176,22 +176,22 @@ def _require_groups(path: Path, found: FoundGroups) -> None:
     )
 
 
-def _shares(load: Callable[[], ir.Model], found: FoundGroups, lengths: Sequence[int]) -> dict[str, dict[str, float]]:
+def _shares(load: Callable[[], ir.Model], groups: GraphGroups, lengths: Sequence[int]) -> dict[str, dict[str, float]]:
     """Name of the group -> its shares of the parameters and of the multiply-accumulates, as far as they are known.
 
     Groups whose names differ in numbers alone are those of similar layers, of which the first and the last are counted.
 
     Args:
         load: returns the graph.
-        found: its groups.
+        groups: its groups.
         lengths: sizes of the free axes other than the batch, of which the first is used that the graph runs with.
     """
     import graph_passes
     from compressor.measure.macs import macs
 
-    def shrunk_without(pruned: FoundGroup | None) -> ir.Model:
-        kept = {group.name: group.units // 2 if group is pruned else group.units for group in found.groups}
-        plan = graph_passes.Plan(groups=tuple(group.plan(range(kept[group.name])) for group in found.groups))
+    def shrunk_without(pruned: GraphGroup | None) -> ir.Model:
+        kept = {group.name: group.units // 2 if group is pruned else group.units for group in groups.groups}
+        plan = graph_passes.Plan(groups=tuple(group.plan(range(kept[group.name])) for group in groups.groups))
         return graph_passes.shrink(load(), plan).model
 
     def count(model: ir.Model) -> dict[str, int | None]:
@@ -199,8 +199,8 @@ def _shares(load: Callable[[], ir.Model], found: FoundGroups, lengths: Sequence[
 
     whole_model = shrunk_without(None)
     length = next((length for length in lengths if macs(whole_model, 1, length) is not None), lengths[0])
-    classes: dict[Hashable, list[FoundGroup]] = {}
-    for group in found.groups:
+    classes: dict[Hashable, list[GraphGroup]] = {}
+    for group in groups.groups:
         pattern = re.sub(r"\d+", "#", group.name)
         classes.setdefault((pattern, group.type, group.units, group.width, group.kv_heads), []).append(group)
     whole, shares = count(whole_model), dict[str, dict[str, float]]()

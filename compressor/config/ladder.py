@@ -108,7 +108,7 @@ def _budget(recipe: Recipe, name: str) -> Any:
 
 
 def _units_of(recipe: Recipe) -> Units:
-    return next(step for step in steps_of(recipe) if isinstance(step, Units))
+    return next(step.units for step in steps_of(recipe) if step.units is not None)
 
 
 def rung_name(name: str, value: float | str) -> str:

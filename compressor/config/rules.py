@@ -245,7 +245,7 @@ def _facts_of_steps(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[t
             yield "certified", ("certify", step.changed["certify"])
             if later := steps[number + 1 :]:
                 yield "changes_certified", (later[0].flag, value_of(later[0], later[0].flag))
-            elif isinstance(step, Units) and engine.rounds:
+            elif step.units is not None and engine.rounds:
                 yield "rounds_certified", ("precision", engine.precision)
     if recipe.graph is not None:
         yield "graph", ("model", recipe.graph)
@@ -301,7 +301,7 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
 def _check_units_after_heads(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     # 12. The types of units that a step may remove depend on the steps before it.
     heads = next((step for step in steps if isinstance(step, Heads)), None)
-    units = next((step.changed for step in steps if isinstance(step, Units)), {})
+    units = next((step.units.changed for step in steps if step.units is not None), {})
     options = ("prune_units", "group_by", "start_from")
     option = next((name for name in options if name in units and units[name] != "neurons"), None)
     if heads is not None and option is not None:

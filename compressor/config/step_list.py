@@ -225,7 +225,7 @@ def _with_settings(recipe: RecipeSections, step: Step, *, follows_heads: bool) -
         return step.model_copy(update={"steps": tuple(parts)})
     unset = (type(step).model_fields.keys() & set(_LEARNING)) - step.model_fields_set
     changes = {name: getattr(recipe.selection, name) for name in unset}
-    if follows_heads and isinstance(step, Units):
+    if follows_heads and "prune_units" in type(step).model_fields:
         changes["prune_units"] = "neurons"
     return step.model_copy(update=changes) if changes else step
 
@@ -235,7 +235,7 @@ def extended_plan(recipe: RecipeSections) -> Path | None:
     steps, stored = parts_of(steps_of(recipe)), recipe.stored_plan
     first = steps[0] if steps and stored is not None else None
     is_followed = isinstance(first, Follow) and first.plan.resolve() == (stored or first.plan).resolve()
-    return stored if is_followed and any(isinstance(step, Units) for step in steps) else None
+    return stored if is_followed and any(step.units is not None for step in steps) else None
 
 
 def heads_of(recipe: RecipeSections) -> Heads:

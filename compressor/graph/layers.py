@@ -92,9 +92,9 @@ class Division:
 
     def __init__(self, graph: ir.Graph) -> None:
         nodes = list(graph)
-        found = list(_linears_of(nodes))
-        matmuls = {linear.output: linear for linear, _ in found}
-        absorbed = {node for _, replaced in found for node in replaced}
+        linears = list(_linears_of(nodes))
+        matmuls = {linear.output: linear for linear, _ in linears}
+        absorbed = {node for _, replaced in linears for node in replaced}
         self.parameters, self.linears = _parameters(graph), tuple(matmuls.values())
         self.uses = Counter(
             value for node in nodes if node not in absorbed for value in node.inputs if value is not None

@@ -39,7 +39,7 @@ from compressor.targets.graph_facts import graph_digest
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 from compressor.units import Site
 from compressor.units.hook import unwrap
-from graph_passes import FoundGroup, Plan, Refusal, RefusalCode
+from graph_passes import GraphGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
 from graph_passes.passes import Normalize
 from graph_passes.passes.insert_gates import FINGERPRINT
@@ -336,7 +336,7 @@ class GraphNetwork(PreTrainedModel):
         return nn.functional.cross_entropy(output.flatten(0, -2), labels.flatten())
 
 
-def _no_linear(group: FoundGroup) -> Refusal:
+def _no_linear(group: GraphGroup) -> Refusal:
     node = group.products[0]
     why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
     return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)

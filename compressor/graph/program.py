@@ -17,7 +17,7 @@ import graph_passes
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
 from compressor.targets.graph_facts import graph_digest, stored_precision
-from graph_passes import FoundGroups
+from graph_passes import GraphGroups
 from graph_passes.passes import Normalize
 
 _TOKENS, _TYPES = "input_ids", "token_type_ids"
@@ -69,7 +69,7 @@ class Program:
     file: Path
     content: str
     model: ir.Model
-    search: FoundGroups
+    search: GraphGroups
     precision: Literal["fp32", "fp16", "bf16"]
     sizes: Mapping[str, tuple[int, ...]]
 

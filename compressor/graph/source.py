@@ -139,9 +139,9 @@ def _companion_folder(path: Path, graph: Path) -> Path:
         return path
     inner = graph.parent
     above = inner.parent
-    has_own = any(any(inner.glob(pattern)) for pattern in COMPANIONS)
+    has_companions = any(any(inner.glob(pattern)) for pattern in COMPANIONS)
     is_layout = inner.name == "onnx" and any((above / name).is_file() for name in (CONFIG, PREPROCESSOR))
-    return above if is_layout and not has_own else inner
+    return above if is_layout and not has_companions else inner
 
 
 def _require_free_rows(graph: Path, program: Program) -> None:

@@ -191,12 +191,12 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float], remov
         ratio = f" ({table.dense / minimum:.3g} times as fast as dense)" if minimum > 0 else ""
     else:
         subject, ratio = f"of {UNIT_NAMES[table.unit]}", f" ({minimum / table.dense:.1%} of dense)"
-    made_of = ", ".join(
+    composition = ", ".join(
         f"{_amount(parts[first][name], table)} of {text}" for name, text in _PARTS.items() if parts[first][name] > 0
     )
     return BudgetError(
         f"the budget {subject} is {_amount(budgets[first], table)}, but {_amount(minimum, table)} remain{ratio} even"
-        f" when every head and neuron that may be removed is removed: {made_of}; allow more",
+        f" when every head and neuron that may be removed is removed: {composition}; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budgets=tuple(budgets),
         least=tuple(least),

@@ -203,7 +203,7 @@ def _finished(rungs: Sequence[Recipe], out: Path, listener: Listener) -> dict[Pa
             continue
         report = reports.load(folder)
         starts = {step.units.start_from for step in steps_of(rung) if step.units is not None}
-        again = [other.output.out for other in rungs if other.output.out in starts - finished.keys()]
+        again = [start.output.out for start in rungs if start.output.out in starts - finished.keys()]
         change = _change(rung, report, out) or (f"{again[0].name} runs again" if again else None)
         if change is None:
             finished[folder] = report
@@ -243,7 +243,7 @@ def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
     for folder in (folder for model in models for folder in source_folders(model)):
         files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs
         yield from (file for file in files if file.name != FILE_NAME)
-    own = out.resolve()
+    outputs = out.resolve()
     for rows in recipe.rows.sources:
         yield Path(rows)
-        yield from (path for path in Path(rows).resolve().rglob("*") if not path.is_relative_to(own))
+        yield from (path for path in Path(rows).resolve().rglob("*") if not path.is_relative_to(outputs))

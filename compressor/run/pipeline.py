@@ -24,7 +24,7 @@ from compressor.config.fields import fields_with, flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Step, Units, parts_of
+from compressor.config.steps import Step, parts_of
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, drops_unread, require_complete
 from compressor.engines.choices import Choice, choices
@@ -221,7 +221,9 @@ def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> Ru
 def _steps_before_start(recipe: Recipe) -> tuple[Step, ...]:
     """The steps of a later rung without the folder that it goes on from, which does not exist yet."""
     steps = steps_of(recipe)
-    return tuple(step.model_copy(update={"start_from": None}) if isinstance(step, Units) else step for step in steps)
+    return tuple(
+        step.model_copy(update={"start_from": None}) if "start_from" in step.changed else step for step in steps
+    )
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
@@ -380,7 +382,7 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     Raises:
         SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
     """
-    if run.followed is not None and not any(isinstance(step, Units) for step in run.steps):
+    if run.followed is not None and not any(step.units is not None for step in run.steps):
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):

@@ -229,7 +229,7 @@ def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Pa
     location = f", which lies {preposition} the {model.kind}" if file == model.path / "plan.json" else ""
     source = "" if weights is None else f", and the weights are those of {weights}"
     learned = "nothing was learned" if len(steps) == 1 else "no unit was selected"
-    if any(isinstance(step, Units) for step in steps):
+    if any(step.units is not None for step in steps):
         learned = "units are removed from what it keeps"
     return Note(code=NoteCode.PLAN_FOLLOWED, text=f"the plan is {file}{location}{source}: {learned}")
 

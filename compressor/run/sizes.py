@@ -58,13 +58,13 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
     shapes = [*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)]
     served = () if data is None else row_cases(data, inputs, longest=limit)
     cases = partial(make_cases, inputs, maximum_length=limit, mask_reach=mask_reach)
-    made_up = cases(shapes=shapes)
-    longest = longest_text((*made_up, *served))
+    generated = cases(shapes=shapes)
+    longest = longest_text((*generated, *served))
     switches = switch_lengths(folder, longest, limit) if longest else ()
     sides = [(_SIDE_BATCH, length) for length in both_sides(switches, 0, longest)]
     if sides:
-        made_up = cases(shapes=(*shapes, *sides))
-    proven = (*made_up, *served)
+        generated = cases(shapes=(*shapes, *sides))
+    proven = (*generated, *served)
     options = build_options(recipe, lengths, [case.feeds for case in proven], data)
     beyond = tuple(switch for switch in switches if switch >= longest)
     workload = None

@@ -164,9 +164,9 @@ def row_cases(data: Data, inputs: Inputs, *, longest: int | None = None) -> tupl
     for batch in (batch for batch in batches if batch):
         encoded = data.task.model_inputs(data.task.collate([rows[row] for row in batch]))
         first = next(iter(encoded.values()))
-        made_up = {name: np.asarray(value) for name, value in inputs(len(first), first.shape[-1], 0).items()}
-        if any(name in encoded and len(encoded[name]) != len(value) for name, value in made_up.items()):
+        generated = {name: np.asarray(value) for name, value in inputs(len(first), first.shape[-1], 0).items()}
+        if any(name in encoded and len(encoded[name]) != len(value) for name, value in generated.items()):
             continue  # a graph of another batch size
-        feeds = {name: np.asarray(encoded.get(name, value)) for name, value in made_up.items()}
+        feeds = {name: np.asarray(encoded.get(name, value)) for name, value in generated.items()}
         cases.append(Case(feeds, f"rows: {case_name(feeds)}"))
     return tuple(cases)

@@ -150,10 +150,10 @@ def _read(selection: Heads) -> tuple[Search, SearchOptions]:
     """The configured search, and the options of its evaluations."""
     method, options = selection.method, selection.options
     check_option_names(method, options, option_names(method))
-    own, shared = read_method_options(method, options)
-    if "seed" in type(own).model_fields and "seed" not in own.model_fields_set:
-        own = own.model_copy(update={"seed": selection.seed})
-    return METHODS[method].load()(own), shared
+    of_method, shared = read_method_options(method, options)
+    if "seed" in type(of_method).model_fields and "seed" not in of_method.model_fields_set:
+        of_method = of_method.model_copy(update={"seed": selection.seed})
+    return METHODS[method].load()(of_method), shared
 
 
 def _certified_budget(selection: Heads, keep: int | None) -> float:

@@ -231,8 +231,8 @@ def _sources() -> Iterator[tuple[str, Path]]:
         packages = parts if file.name == "__init__.py" else parts[:-1]
         for end in range(1, len(packages) + 1):
             package = "/".join(packages[:end])
-            own = ".".join(packages[:end]) in GENERATION
-            if not own:  # the package in this process exports more than the server has
+            is_listed = ".".join(packages[:end]) in GENERATION
+            if not is_listed:  # the package in this process exports more than the server has
                 yield f"{package}/__init__.py", _BACKEND / "__init__.py"
         yield "/".join((*packages, file.name)), file
 

@@ -141,8 +141,8 @@ class _Check:
         expected = [*self._outputs, *(value for reader in read for value in self._read[reader])]
         actual = [*outputs, *(value for values in read.values() for value in values)]
         return len(expected) == len(actual) and all(  # up to rounding in their type
-            is_close(value, other, max(_TOLERANCE, _ROUNDING * torch.finfo(other.dtype).eps))
-            for value, other in zip(actual, expected, strict=True)
+            is_close(value, reference, max(_TOLERANCE, _ROUNDING * torch.finfo(reference.dtype).eps))
+            for value, reference in zip(actual, expected, strict=True)
         )
 
     def _run(self, readers: Mapping[nn.Module, Tensor | None]) -> tuple[list[Tensor], dict[nn.Module, list[Tensor]]]:

@@ -48,7 +48,7 @@ _CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundGroup:
+class GraphGroup:
     """Units of a graph that `shrink` can remove.
 
     Attributes:
@@ -112,7 +112,7 @@ class FoundGroup:
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundGroups:
+class GraphGroups:
     """What can be removed from a graph.
 
     Attributes:
@@ -121,7 +121,7 @@ class FoundGroups:
             `Refusal.sites` has the name that the group would have.
     """
 
-    groups: tuple[FoundGroup, ...]
+    groups: tuple[GraphGroup, ...]
     obstacles: tuple[Refusal, ...]
 
     @property
@@ -135,14 +135,14 @@ class FoundGroups:
             f" {stop}"
         )
 
-    def __getitem__(self, name: str) -> FoundGroup:
+    def __getitem__(self, name: str) -> GraphGroup:
         for group in self.groups:
             if group.name == name:
                 return group
         raise KeyError(name)
 
 
-def search_groups(model: ir.Model) -> FoundGroups:
+def search_groups(model: ir.Model) -> GraphGroups:
     """The groups of a graph that `passes.Normalize` has normalized; see `graph_passes.find_groups`."""
     return _Search(model).run()
 
@@ -178,7 +178,7 @@ class _Search:
         self.names: dict[GraphProduct, str] = {}
         self.obstacles: list[Refusal] = []
 
-    def run(self) -> FoundGroups:
+    def run(self) -> GraphGroups:
         sites, unrecognized = search_attention(self.model, self.probe)
         stop = _end_of_shapes(self.model, self.probe)
         if stop is not None:
@@ -193,7 +193,7 @@ class _Search:
         taken = {product.node for candidate in heads for product in candidate.products}
         neurons = self._neurons([product for product in products if product.node not in taken])
         candidates = sorted([*heads, *neurons], key=lambda candidate: self.order.positions[candidate.products[0].node])
-        return FoundGroups(tuple(self._named(candidates)), tuple(dict.fromkeys(self.obstacles)))
+        return GraphGroups(tuple(self._named(candidates)), tuple(dict.fromkeys(self.obstacles)))
 
     def _calls(self, sites: Sequence[GraphSite]) -> Iterator[_Candidate]:
         """The attentions whose heads can be removed, with the products that sum over them, each alone."""
@@ -287,14 +287,14 @@ class _Search:
             if value is not None and len(self.probe.shape(value) or ()) > 1
         )
 
-    def _named(self, candidates: Sequence[_Candidate]) -> Iterator[FoundGroup]:
+    def _named(self, candidates: Sequence[_Candidate]) -> Iterator[GraphGroup]:
         sites = [candidate.attentions[0].name if candidate.attentions else None for candidate in candidates]
         linears = [self.names[candidate.products[0]] for candidate in candidates]
         for candidate, site, linear in zip(candidates, sites, linears, strict=True):
             is_unique = site is not None and sites.count(site) == 1 and site not in self.names.values()
             name = site if site is not None and (is_unique or site == linear) else linear
             first = candidate.products[0]
-            yield FoundGroup(
+            yield GraphGroup(
                 name=name,
                 type=candidate.type,
                 units=first.units // candidate.width,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from graph_passes.attention.find import GraphSite
-from graph_passes.attention.find_groups import FoundGroup
+from graph_passes.attention.find_groups import GraphGroup
 from graph_passes.attention.products import GraphProduct, find_products
 from graph_passes.errors import GraphErrorCode, PlanError, listed
 from graph_passes.flow.concrete_shapes import Probe
@@ -161,7 +161,7 @@ def match_feed_forwards(
     groups: Sequence[NeuronPlan],
     model: ir.Model,
     matches: Mapping[str, MatchedWeight],
-    found: Sequence[FoundGroup] = (),
+    graph_groups: Sequence[GraphGroup] = (),
 ) -> list[tuple[NeuronPlan, GraphProduct]]:
     """Pair each feed-forward with the products that read its neurons; a module that is called often has several.
 
@@ -174,7 +174,7 @@ def match_feed_forwards(
 
     Args:
         matches: name of a parameter -> the initializers that hold it, where its values are known.
-        found: the groups of the graph, see `find_groups`.
+        graph_groups: the groups of the graph, see `find_groups`.
 
     Raises:
         PlanError: a feed-forward has no product, or several, or a product belongs to several feed-forwards.
@@ -182,7 +182,7 @@ def match_feed_forwards(
     products = find_products(model, Probe(model)) if groups else []
     pairs: list[tuple[NeuronPlan, GraphProduct]] = []
     owners: dict[ir.Node, str] = {}
-    nodes = {(g.name, g.units): frozenset(g.products) for g in found if g.type == "neurons"}
+    nodes = {(g.name, g.units): frozenset(g.products) for g in graph_groups if g.type == "neurons"}
     for group in groups:
         match = matches.get(weight_name(group))
         fitting = [product for product in products if match is None or product.weight in match.initializers]

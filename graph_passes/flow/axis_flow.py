@@ -41,11 +41,6 @@ from graph_passes.flow.sizes import BATCH
 
 _logger = logging.getLogger(__name__)
 
-_NORMS = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization ReduceMean ReduceSum ReduceSumSquare".split()
-)
-"""Norms, and operators that norms consist of: statistics of all units, by which each unit is divided."""
-
 
 class _Use(NamedTuple):
     """One use of a tensor.
@@ -269,7 +264,7 @@ class Flow(Cuts):
                         self.shape(value)
                 demand = rule.demand(node, outputs, self)
             except NoRuleError as error:
-                if sites and error.code is RefusalCode.MIXES_HEADS and node.op_type in _NORMS:
+                if sites and error.code is RefusalCode.MIXES_HEADS and rule.is_norm:
                     self.shared.append(Refusal(sites, node.op_type, node.name or "", error.why, error.code))
                     for value in node.outputs:
                         self.hold(value, self.full_need(value))
@@ -309,13 +304,15 @@ class Flow(Cuts):
                 continue
             for use in uses:
                 mixer = _find_mixer(value, use, axis, self) if use.need[axis] is None else None
-                if mixer is not None:
-                    why = f"needs every unit of {value.name}, so none can be removed from it"
-                    refusal = Refusal(sites, *mixer, why, RefusalCode.EVERY_HEAD_NEEDED, value.name or "")
-                    if refusal.op in _NORMS:
-                        self.shared.append(refusal)
-                    else:
-                        self._refuse(refusal)
+                if mixer is None:
+                    continue
+                op, rule = ("graph output", None) if isinstance(mixer, ir.Value) else (mixer.op_type, self.rule(mixer))
+                why = f"needs every unit of {value.name}, so none can be removed from it"
+                refusal = Refusal(sites, op, mixer.name or "", why, RefusalCode.EVERY_HEAD_NEEDED, value.name or "")
+                if rule is not None and rule.is_norm:
+                    self.shared.append(refusal)
+                else:
+                    self._refuse(refusal)
         if is_partial(tuple(need)):
             self.needs[value] = tuple(need)
             self._sites[value] = sites
@@ -347,21 +344,18 @@ def _same_need(need: Need, cached: tuple[Need, frozenset[str]] | None) -> bool:
     return cached is not None and all(map(same_index, need, cached[0]))
 
 
-def _find_mixer(value: ir.Value, use: _Use, axis: int, cuts: Cuts) -> tuple[str, str] | None:
-    """Operator and name of the first node that needs all of an axis of a tensor, at the node of a use or after it.
-
-    An output of the graph needs all of it too: `graph output` and its name. None: nothing needs all of it.
-    """
+def _find_mixer(value: ir.Value, use: _Use, axis: int, cuts: Cuts) -> ir.Node | ir.Value | None:
+    """The first node or output of the graph that needs all of an axis of a tensor, at a use or after it; None: none."""
     if use.node is None:
-        return "graph output", value.name or ""
+        return value
     stack, visited = [(use.node, use.position, axis)], {(value, axis)}
     while stack:
         reader, input_position, input_axis = stack.pop()
         if _mixes(reader, input_position, input_axis, cuts):
-            return reader.op_type, reader.name or ""
+            return reader
         for output, output_axis in _carriers(reader, input_position, input_axis, cuts):
             if output.is_graph_output():
-                return "graph output", output.name or ""
+                return output
             if (output, output_axis) not in visited:
                 visited.add((output, output_axis))
                 stack += [(user, user_position, output_axis) for user, user_position in output.uses()]

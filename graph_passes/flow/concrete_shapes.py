@@ -72,9 +72,9 @@ class Probe:
 
     def exchanged(self) -> Probe:
         """The same shapes, with the second assignment of sizes as the first; what is added to one is in both."""
-        other = copy.copy(self)
-        other._walks = self._walks[::-1]
-        return other
+        exchanged = copy.copy(self)
+        exchanged._walks = self._walks[::-1]
+        return exchanged
 
     def copy_shape(self, target: ir.Value, source: ir.Value) -> None:
         """Give a new tensor the shapes of the tensor that it replaces: positions are those of the unpruned graph."""

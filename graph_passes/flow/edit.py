@@ -28,7 +28,8 @@ def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> 
     if positions is None or before.graph is None:
         return value
     op, positions = Tape(), np.asarray(positions)
-    if len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
+    is_range = len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions)))
+    if is_range and opset(before) >= 10:  # the bounds of an older Slice are attributes
         cut = op("Slice", value, *(op.ints([bound]) for bound in (positions[0], positions[-1] + 1, axis)))
     else:
         cut = op("Gather", value, op.ints(positions), axis=axis)

@@ -116,6 +116,10 @@ class Rule:
     node. `position` is that of an input, and `axis` an axis of this input.
     """
 
+    is_norm: bool = False
+    """Whether the node is a norm or a part of one: a statistic of all units, by which each unit is divided. Dropped
+    units that it mixes stay computed before it and are cut after it; other operators that mix units are refused."""
+
     def continued(self, node: ir.Node) -> Iterable[tuple[int, int]]:
         """Outputs that hold an input with further positions after its own, as pairs of (input, output)."""
         return ()

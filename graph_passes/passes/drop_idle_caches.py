@@ -31,7 +31,7 @@ class DropIdleCaches(GraphPass[Names]):
         writers = cache_writers(list(graph), outputs, captured_by_bodies(graph))
         idle = {value for value in caches if all(node in writers or _sizes(node) for node, _ in value.uses())}
         idle -= {
-            value for value in idle if not _read_elsewhere(value, [other for other in caches if other not in idle])
+            value for value in idle if not _read_elsewhere(value, [cache for cache in caches if cache not in idle])
         }
         if not idle:
             return changed(model, ())
@@ -54,23 +54,23 @@ def _sizes(node: ir.Node) -> tuple[int, int] | None:
     return start, end
 
 
-def _read_elsewhere(value: ir.Value, others: Sequence[ir.Value]) -> bool:
-    """Read the sizes that are read off a cache off another one; returns whether there is one for each."""
+def _read_elsewhere(value: ir.Value, caches: Sequence[ir.Value]) -> bool:
+    """Let nodes that read sizes of a cache read them from other caches; returns whether there is one for each node."""
     readers = {node: sizes for node, _ in value.uses() if (sizes := _sizes(node)) is not None}
-    equal = {node: _of_equal_sizes(value, others, *sizes) for node, sizes in readers.items()}
-    if any(other is None for other in equal.values()):
+    sources = {node: _of_equal_sizes(value, caches, *sizes) for node, sizes in readers.items()}
+    if any(source is None for source in sources.values()):
         return False
-    for node, other in equal.items():
-        node.replace_input_with(0, other)
+    for node, source in sources.items():
+        node.replace_input_with(0, source)
     return True
 
 
-def _of_equal_sizes(value: ir.Value, others: Sequence[ir.Value], start: int, end: int) -> ir.Value | None:
-    """Another tensor some of whose axes have the same sizes by their names, whatever these are; None: there is none."""
+def _of_equal_sizes(value: ir.Value, caches: Sequence[ir.Value], start: int, end: int) -> ir.Value | None:
+    """The first of some caches whose axes have the same symbols as those of a tensor; None: there is none."""
     axes = _axes(value)[start:end]
     if not axes or any(isinstance(axis, int) or axis.value is None for axis in axes):
         return None
-    return next((other for other in others if _axes(other)[start:end] == axes), None)
+    return next((cache for cache in caches if _axes(cache)[start:end] == axes), None)
 
 
 def _axes(value: ir.Value) -> list[int | ir.SymbolicDim]:

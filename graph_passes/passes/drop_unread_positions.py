@@ -169,12 +169,12 @@ class _OtherSizes(RuleContext):
     counts_positions = True
 
 
-def _is_same(demand: Demand, other: Demand) -> bool:
+def _is_same(first: Demand, second: Demand) -> bool:
     """Whether a node needs the same indices for inputs of other sizes.
 
     It does not where an axis of positions is merged with the batch, or where positions cover an axis of some size.
     """
-    pairs = zip((*demand.inputs, *demand.outputs), (*other.inputs, *other.outputs), strict=True)
+    pairs = zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=True)
     return all(a is b is None or (a is not None and b is not None and all(map(same_index, a, b))) for a, b in pairs)
 
 

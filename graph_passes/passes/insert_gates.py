@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.find import GraphSite, find_attention
-from graph_passes.attention.find_groups import FoundGroup, integer_products, search_groups
+from graph_passes.attention.find_groups import GraphGroup, integer_products, search_groups
 from graph_passes.attention.gate_initializers import (
     HEAD_GATE,
     find_gates,
@@ -70,9 +70,9 @@ class InsertGates(GraphPass[Names]):
             _check_gates(self.plan, gates, ungated.keys())
             inserted = [group for group in self._scaled_feed_forwards() if group.name in ungated]
             for group in inserted:
-                found = ungated[group.name]
-                for node in found.products:
-                    gate_input(model.graph, node, found.position, group, found.axis)
+                graph_group = ungated[group.name]
+                for node in graph_group.products:
+                    gate_input(model.graph, node, graph_group.position, group, graph_group.axis)
             return changed(model, (group.name for group in inserted))
         sites, feed_forwards = self._pairs(model)
         for site, attention in sites:
@@ -86,7 +86,7 @@ class InsertGates(GraphPass[Names]):
         """The feed-forwards that need gates."""
         return [group for group in self.plan.feed_forwards if self.gate_all or group.gate != (1.0,) * group.units]
 
-    def _ungated_groups(self, model: ir.Model, gates: Collection[str]) -> dict[str, FoundGroup]:
+    def _ungated_groups(self, model: ir.Model, gates: Collection[str]) -> dict[str, GraphGroup]:
         """Case 1: the feed-forwards of the plan that are groups of the graph and have no gate, by name."""
         units = {group.name: group.units for group in self.plan.feed_forwards if group.name not in gates}
         groups = search_groups(model).groups if units else ()
@@ -112,7 +112,7 @@ class InsertGates(GraphPass[Names]):
             raise
 
 
-def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair] | None:
+def _sites_of_groups(plan: Plan, groups: Sequence[GraphGroup]) -> list[Pair] | None:
     """Each site of a plan with the attentions of the group that it is named after, or after the product of.
 
     Returns:
@@ -120,13 +120,13 @@ def _sites_of_groups(plan: Plan, groups: Sequence[FoundGroup]) -> list[Pair] | N
     """
     heads = [group for group in groups if group.type == "heads"]
     by_name = {group.linear: group for group in heads} | {group.name: group for group in heads}
-    found = [by_name.get(site.name) for site in plan.sites]
-    sizes = [None if group is None else (group.units, group.head_dim) for group in found]
-    if {group.name for group in found if group is not None} != {group.name for group in heads}:
+    matched = [by_name.get(site.name) for site in plan.sites]
+    sizes = [None if group is None else (group.units, group.head_dim) for group in matched]
+    if {group.name for group in matched if group is not None} != {group.name for group in heads}:
         return None
-    if len(found) != len(heads) or sizes != [(site.heads, site.head_dim) for site in plan.sites]:
+    if len(matched) != len(heads) or sizes != [(site.heads, site.head_dim) for site in plan.sites]:
         return None
-    pairs = zip(plan.sites, found, strict=True)
+    pairs = zip(plan.sites, matched, strict=True)
     return [(site, attention) for site, group in pairs if group is not None for attention in group.attentions]
 
 

@@ -117,12 +117,12 @@ def test_the_tests_on_the_latency_check_page_pass(tmp_path: Path) -> None:
     assert "3 passed" in result.stdout, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(10))
 def test_examples_of_extensions_run(number: int) -> None:
     """The code of each extension in the architecture page runs, and its methods take what those of their class take."""
     page = ROOT / "docs" / "architecture.md"
     examples = [block.text for block in blocks(page) if block.language == "python"]
-    assert len(examples) == 9
+    assert len(examples) == 10
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(examples[number], page.name, "exec", dont_inherit=True), names)
     for name, method, inherited in _overrides(names.values()):

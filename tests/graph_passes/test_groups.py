@@ -12,10 +12,10 @@ import pytest
 import transformers as hf
 
 from graph_passes import (
-    FoundGroup,
-    FoundGroups,
     GraphError,
     GraphErrorCode,
+    GraphGroup,
+    GraphGroups,
     NeuronPlan,
     Plan,
     RefusalCode,
@@ -46,12 +46,12 @@ def of_projections(family: str) -> Case:
     return member.build().eval(), member.inputs(3, 7)
 
 
-def keeping_half(group: FoundGroup) -> list[int]:
+def keeping_half(group: GraphGroup) -> list[int]:
     """The last half of the units."""
     return list(range((group.units + 1) // 2, group.units))
 
 
-def assert_found(found: FoundGroups) -> None:
+def assert_found(found: GraphGroups) -> None:
     """Names are unique, and no product belongs to two groups."""
     names = [group.name for group in found.groups]
     assert len(set(names)) == len(names)
@@ -61,7 +61,7 @@ def assert_found(found: FoundGroups) -> None:
     assert len(set(products)) == len(products)
 
 
-def assert_removable(model: ir.Model, cases: list[Feeds] | None = None) -> FoundGroups:
+def assert_removable(model: ir.Model, cases: list[Feeds] | None = None) -> GraphGroups:
     """Every group that is found can be removed, alone and with all of the others, and the numbers stay the same.
 
     Args:

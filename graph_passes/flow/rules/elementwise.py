@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
@@ -11,19 +11,17 @@ from graph_passes.flow.rule import Gain, NoRuleError, RuleContext
 from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels, broadcast
 
 
-def _pointwise(linear: frozenset[int], operands: int | None) -> Callable[[ir.Node, RuleContext], Labels]:
-    """Labels of an operator whose first `operands` inputs (None: all of them) are broadcast together."""
+def _pointwise(factors: Collection[int] = (), operands: int | None = None) -> Callable[[ir.Node, RuleContext], Labels]:
+    """Labels of an operator whose first `operands` inputs (None: all of them) are broadcast together.
+
+    `factors` are the positions of the inputs whose zeros are zeros of the output.
+    """
 
     def describe(node: ir.Node, context: RuleContext) -> Labels:
         inputs, output = broadcast(node, context, range(len(node.inputs) if operands is None else operands))
-        return Labels(tuple(inputs), tuple(output for _ in node.outputs), linear)
+        return Labels(tuple(inputs), tuple(output for _ in node.outputs), frozenset(factors))
 
     return describe
-
-
-def _rule(linear: str = "", operands: int | None = None) -> LabelRule:
-    """A pointwise rule; `linear` lists the positions of the inputs that are factors, one digit each."""
-    return LabelRule(_pointwise(frozenset(int(position) for position in linear), operands))
 
 
 def _channels(node: ir.Node, context: RuleContext) -> Labels:
@@ -64,14 +62,14 @@ _BROADCAST = (
 )
 
 RULES = {
-    **{("", op): _rule(operands=1) for op in _ONE_INPUT.split()},
-    **{("", op): _rule() for op in _BROADCAST.split()},
-    **{("", op): _rule(linear="0", operands=1) for op in ("Cast", "CastLike", "Dropout", "Identity", "Neg")},
-    ("", "Clip"): _rule(operands=1),
+    **{("", op): LabelRule(_pointwise(operands=1)) for op in _ONE_INPUT.split()},
+    **{("", op): LabelRule(_pointwise()) for op in _BROADCAST.split()},
+    **{("", op): LabelRule(_pointwise((0,), operands=1)) for op in ("Cast", "CastLike", "Dropout", "Identity", "Neg")},
+    ("", "Clip"): LabelRule(_pointwise(operands=1)),
     **{("", op): LabelRule(_channels) for op in ("QuantizeLinear", "DequantizeLinear")},
-    ("", "Mul"): _rule(linear="01"),
-    ("", "Div"): _rule(linear="0"),
-    ("", "Pow"): _PowerRule(_pointwise(frozenset((0,)), None)),
-    **{("com.microsoft", op): _rule(operands=1) for op in ("Gelu", "QuickGelu")},
-    **{("com.microsoft", op): _rule() for op in ("BiasGelu", "FastGelu")},
+    ("", "Mul"): LabelRule(_pointwise((0, 1))),
+    ("", "Div"): LabelRule(_pointwise((0,))),
+    ("", "Pow"): _PowerRule(_pointwise((0,))),
+    **{("com.microsoft", op): LabelRule(_pointwise(operands=1)) for op in ("Gelu", "QuickGelu")},
+    **{("com.microsoft", op): LabelRule(_pointwise()) for op in ("BiasGelu", "FastGelu")},
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.indices import Index, Need, all_indices, simplify, union
+from graph_passes.flow.indices import Index, Need, simplify, union
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext, SummedGain
 
@@ -48,13 +48,15 @@ class LabelRule(Rule):
     """The rule of an operator whose axes `describe` labels."""
 
     describe: Callable[[ir.Node, RuleContext], Labels]
+    is_norm: bool = False
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         labels = self.describe(node, context)
         needed: dict[Hashable, Index] = {}
-        for axes, need in zip(labels.outputs, outputs, strict=False):
-            # The need of an optional output that nobody reads is empty, because its shape is unknown.
-            for label, index in zip(axes, need or all_indices(len(axes)), strict=True):
+        for value, axes, need in zip(node.outputs, labels.outputs, outputs, strict=False):
+            if not value.uses() and not value.is_graph_output():
+                continue
+            for label, index in zip(axes, need, strict=True):
                 if label is not None:
                     needed[label] = union(needed[label], index) if label in needed else index
         for label, gain in context.sums.get(node, {}).items():

@@ -54,6 +54,18 @@ def _squeeze(node: ir.Node, context: RuleContext) -> Labels:
     return Labels((labels, None), (tuple(label for label in labels if label is not None),), frozenset((0,)))
 
 
+class SqueezeRule(LabelRule):
+    """A label rule whose operator may list no axes: it then removes all of one element, that of a single unit too."""
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        demand = super().demand(node, outputs, context)
+        is_single = any(index is not None and len(index) == 1 for index in demand.outputs[0])
+        if is_single and _listed_axes(node, context) is None:
+            why = "lists no axes, and would remove that of a single unit"
+            raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
+        return demand
+
+
 def _expand(node: ir.Node, context: RuleContext) -> Labels:
     inputs, output = broadcast(node, context, (0,))
     return Labels(tuple(inputs), (output,), frozenset((0,)))
@@ -236,7 +248,7 @@ class ShapeRule(Rule):
 RULES: dict[tuple[str, str], Rule] = {
     ("", "Transpose"): LabelRule(_transpose),
     ("", "Unsqueeze"): LabelRule(_unsqueeze),
-    ("", "Squeeze"): LabelRule(_squeeze),
+    ("", "Squeeze"): SqueezeRule(_squeeze),
     ("", "Expand"): ShapedRule(_expand),
     ("", "ConstantOfShape"): ShapedRule(_constant_of_shape),
     ("", "Pad"): LabelRule(_pad),

@@ -218,7 +218,7 @@ class _MeanRule(_SumRule):
             node.replace_input_with(position, factor)
 
 
-_REDUCTIONS = "L1 L2 LogSum LogSumExp Max Min Prod SumSquare"
+_REDUCTIONS = "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMin ReduceProd"
 
 RULES = {
     ("", "MatMul"): LabelRule(_matmul),
@@ -229,14 +229,15 @@ RULES = {
     **{("", op): LabelRule(_along_axis) for op in ("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")},
     ("", "CumSum"): LabelRule(_running_sum),
     **{
-        ("", op): LabelRule(_normalization)
+        ("", op): LabelRule(_normalization, is_norm=True)
         for op in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
     },
     **{
         ("com.microsoft", op): LabelRule(_skip_normalization)
         for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
     },
-    **{("", f"Reduce{op}"): LabelRule(_reduction) for op in _REDUCTIONS.split()},
-    ("", "ReduceSum"): _SumRule(_linear_reduction),
-    ("", "ReduceMean"): _MeanRule(_linear_reduction),
+    **{("", op): LabelRule(_reduction) for op in _REDUCTIONS.split()},
+    ("", "ReduceSumSquare"): LabelRule(_reduction, is_norm=True),
+    ("", "ReduceSum"): _SumRule(_linear_reduction, is_norm=True),
+    ("", "ReduceMean"): _MeanRule(_linear_reduction, is_norm=True),
 }
