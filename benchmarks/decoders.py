@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from compressor.generation import DECODER, engine_of
 from compressor.generation.bench import bench_generation
-from compressor.generation.deliver import build_engines
 from compressor.generation.export import export_generation
 from compressor.generation.weights import Rounding
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener
-from compressor.targets import WEIGHT_BITS
+from compressor.targets import WEIGHT_BITS, target
+from compressor.targets.caches import DECODER
+from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.units import find_groups, keep_all
 from graph_passes import load, save
 from graph_passes.attention.gate_initializers import set_gates
@@ -64,7 +64,7 @@ def main() -> None:
                 set_gates(graph.graph, plan)
             for name, part in shrink_parts(graphs, plan).items():
                 save(part.model, folder / name)
-            build_engines(files, folder, workload.contexts, options.threads)
+            target("ort").build_sessions(folder, files, workload.contexts, options.threads)
         others = [small]
         for folder, precision in itertools.product((dense, small), WEIGHT_BITS):
             others.append(folder.with_name(f"{folder.name}-{precision}"))

@@ -11,7 +11,6 @@ from functools import partial
 import onnx_ir as ir
 
 import graph_passes
-from compressor.generation import DECODER
 from compressor.generation.deliver import CachedGraphs, build_plan, dense_engines, shrink_whole
 from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.costs import CostTable
@@ -19,6 +18,8 @@ from compressor.progress import ProgressCallback, RunLog
 from compressor.pruning.costs import PlanEngines, count_tables
 from compressor.pruning.measure import CostSource
 from compressor.results import Size
+from compressor.targets import target
+from compressor.targets.caches import DECODER
 from compressor.units import PrunableGroup
 from graph_passes import Plan
 from graph_passes.flow.caches import bytes_per_token
@@ -87,13 +88,16 @@ class RequestEngines(PlanEngines):
         """The engines of a plan, in a folder of their own."""
         folder = self.scratch / f"plan{next(self._numbers)}"
         folder.mkdir(parents=True)
-        return build_plan(self.cached, plan, self.workload, folder, self.choice.config.threads)
+        config = self.choice.config
+        return build_plan(self.cached, plan, target(config.target), self.workload, folder, config.threads)
 
     @property
     def whole(self) -> CachedEngine:
         """The engines of the whole model, built when they are needed."""
         if self._whole_engine is None:
-            self._whole_engine = dense_engines(self.cached, self.workload, self.choice.config.threads)
+            config = self.choice.config
+            runtime = target(config.target)
+            self._whole_engine = dense_engines(self.cached, runtime, self.workload, config.threads)
         return self._whole_engine
 
     def release(self) -> None:

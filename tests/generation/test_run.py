@@ -12,11 +12,12 @@ import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe, definite_fields
-from compressor.generation import DECODER, engine_of
 from compressor.generation.bench import bench_generation
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener
 from compressor.results import CACHED_STAGES, NoteCode, Report
+from compressor.targets.caches import DECODER
+from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.units import gated
 from graph_passes import load
 from graph_passes.flow.caches import cache_names

@@ -12,9 +12,9 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
 
 import compressor
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.generation import DECODER
 from compressor.generation.engine_model import EngineCache
 from compressor.generation.runner import Runner, _Text, load_engine
+from compressor.targets.caches import DECODER
 from tests.generation.counting import POSITIONS, SIZE, TEMPLATE, tokenizer, write_decoder_only, write_encoder_decoder
 from tests.generation.exported import MODELS, QUICK, exported, inputs, model
 

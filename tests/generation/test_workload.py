@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from compressor.generation.deliver import CachedGraphs, build_plan, shrink_whole
-from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import LOGITS, run_in_steps
-from compressor.generation.workload import Workload, open_engines
+from compressor.generation.workload import CachedEngine, Workload
 from compressor.pruning.costs import keep_counts
 from compressor.results import Proof, ProofStage, Size
 from compressor.run.request_costs import count_cache
+from compressor.targets import TARGETS, target
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan
 from graph_passes.flow.caches import bytes_per_token, cache_names
@@ -22,6 +23,9 @@ from tests.generation.exported import MODELS, QUICK, exported, inputs, model
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
+
+RUNTIMES = [name for name in TARGETS if target(name).caches is not None]
+"""Targets whose engines keep caches."""
 
 
 def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
@@ -36,16 +40,20 @@ def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
     return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, groups
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", NAMES)
-def test_calls_compute_what_a_whole_text_has(name: str) -> None:
-    engine, sessions = open_engines(exported(name), "cpu", 1), OrtSessions(exported(name))
+def test_calls_compute_what_a_whole_text_has(name: str, runtime: str, tmp_path: Path) -> None:
+    cached, plan, _ = whole_graphs(name)
+    sessions = OrtSessions(exported(name))
+    engine = build_plan(cached, plan, target(runtime), Workload(((2, 6),), 8), tmp_path, 1)
     is_decoder_only = not MODELS[name]().config.is_encoder_decoder
     for size, feeds in Workload(((2, 6),), 8).feeds(exported(name), sessions.vocabulary).items():
         logits, whole = engine.run(feeds)[LOGITS], run_in_steps(sessions, feeds)[LOGITS]
         assert logits.shape[1] == (6 if is_decoder_only and size.phase == "prompt" else 1)
         assert whole.shape[1] == {"prompt": 6 * is_decoder_only or 1, "token": 6 * is_decoder_only + 5}[str(size.phase)]
         np.testing.assert_allclose(logits, whole[:, -logits.shape[1] :], atol=1e-4)
-        np.testing.assert_array_equal(engine.run(feeds)[LOGITS], logits)
+        for _ in range(2):
+            np.testing.assert_array_equal(engine.run(feeds)[LOGITS], logits)
 
 
 def test_a_request_has_a_prompt_and_the_tokens_after_the_first() -> None:
@@ -69,18 +77,19 @@ def test_the_table_of_caches_has_the_bytes_of_every_plan(name: str, tmp_path: Pa
         assert left == table.cost(counts) or (len(cache_names(decoder)) == 1 and left > table.cost(counts))
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", QUICK)
-def test_a_plan_without_heads_has_engines_too(name: str, tmp_path: Path) -> None:
+def test_a_plan_without_heads_has_engines_too(name: str, runtime: str, tmp_path: Path) -> None:
     """Cost tables start with the plan that keeps nothing."""
     cached, plan, groups = whole_graphs(name)
     workload = Workload(((1, 4),), 4)
     nothing = keep_counts(plan, groups, dict.fromkeys((group.name for group in groups), 0))
-    engine = build_plan(cached, nothing, workload, tmp_path, 1)
+    engine = build_plan(cached, nothing, target(runtime), workload, tmp_path, 1)
     for feeds in workload.feeds(cached.folder, engine.sessions.vocabulary).values():
         assert np.isfinite(engine.run(feeds)[LOGITS]).all()
 
 
 def test_times_with_other_threads_are_of_another_host() -> None:
     """Cost tables are stored under it."""
-    first, second = (open_engines(exported("gpt2"), "cpu", threads) for threads in (1, 2))
+    first, second = (CachedEngine.of(OrtSessions(exported("gpt2"), threads=threads)) for threads in (1, 2))
     assert first.host != second.host

@@ -16,6 +16,7 @@ class OnnxRuntimeTarget(Target):
     name = "ort"
     title = "ONNX Runtime"
     engines = "compressor.targets.onnxruntime.engine"
+    caches = "compressor.targets.onnxruntime.sessions"
     packages = ("onnxruntime",)
     engine_file = "engine.onnx"
     suffixes = (".onnx",)

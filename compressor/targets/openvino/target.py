@@ -20,6 +20,7 @@ class OpenVinoTarget(Target):
     name = "openvino"
     title = "OpenVINO"
     engines = "compressor.targets.openvino.engine"
+    caches = "compressor.targets.openvino.stateful"
     packages = ("openvino",)
     engine_file = "engine.xml"
     metadata_file = "engine.bin"
