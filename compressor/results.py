@@ -89,6 +89,7 @@ class NoteCode(Code):
         auto(),
         "The graphs with key/value caches have no engine of their runtime here.",
     )
+    LIBRARY_LIMITED = auto(), "What the runtime's own library for generation cannot do with the output folder, and why."
     NO_METRIC = auto()
     MASKS_LONGER = auto(), "Masks cover longer rows than some that are measured."
     MASKS_TIMED_ELSEWHERE = auto(), "Whether masks pay was timed with another runtime than the target."

@@ -19,9 +19,11 @@ from compressor.generation.deliver import (
 from compressor.generation.weights import WeightTrials, require_operator
 from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
 from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, Target, WeightPrecision, target
+from compressor.targets.caches import GeneratingModel
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
 
@@ -140,6 +142,8 @@ def deliver_cached(
         _note_missing(run, error)
         return None, ()
     candidates = _round_weights(run, workload, scorer)
+    if (reason := runtime.write_library_files(out, _described(folder))) is not None:
+        log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
     generation = time_graphs(
         whole,
         out,
@@ -152,6 +156,13 @@ def deliver_cached(
     )
     rounded = next((row.proofs for row in candidates if row.chosen), ())
     return generation.model_copy(update={"candidates": candidates}), (whole.proof, *proofs, engines, *rounded)
+
+
+def _described(folder: ModelFolder) -> GeneratingModel:
+    """What libraries that generate have to know of a model."""
+    config, generation = folder.model.config, folder.model.generation_config
+    tokenizer = getattr(folder.processor, "tokenizer", folder.processor)
+    return GeneratingModel(config.to_dict(), generation.to_dict(), token_limit(folder.model), tokenizer)
 
 
 def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer) -> tuple[Candidate, ...]:

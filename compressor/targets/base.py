@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from compressor.results import EngineBuild, QuantizedProducts
-    from compressor.targets.caches import Sessions
+    from compressor.targets.caches import GeneratingModel, Sessions
     from compressor.targets.tensor_specs import TensorSpec
 
 Shape = tuple[int, int]
@@ -182,6 +182,7 @@ class Target(ABC):
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
         caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`,
             `session_files`); None: engines of this runtime keep no keys and values here.
+        library: the runtime's own library that generates with such engines; None: there is none.
         packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
         metadata_file: name of a second file in the folder of the engine that loading it needs; None: there is none.
@@ -199,6 +200,7 @@ class Target(ABC):
     title: ClassVar[str]
     engines: ClassVar[str]
     caches: ClassVar[str | None] = None
+    library: ClassVar[str | None] = None
     packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
     metadata_file: ClassVar[str | None] = None
@@ -414,6 +416,18 @@ class Target(ABC):
         self.check_request(provider=provider)
         sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads)
         return sessions
+
+    def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
+        """Write what the library of the runtime that generates, `library`, reads beside the engines of a folder.
+
+        Args:
+            folder: the folder, whose engines `build_sessions` has built.
+            model: their model.
+
+        Returns:
+            What the library cannot do with the folder, and why; None: it loads it.
+        """
+        return None
 
     def session_files(self, folder: Path) -> list[Path]:
         """The files of the engines of a model that generates in a folder; empty without `caches`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,28 @@ ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 """The graphs of a folder that generates; only an encoder-decoder has an encoder."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
+
+
+@dataclass(frozen=True)
+class GeneratingModel:
+    """What libraries that generate with an engine have to know of its model.
+
+    Attributes:
+        config: the content of `config.json`.
+        generation: the content of `generation_config.json`.
+        positions: maximum length of a text in tokens; None: it has none.
+        tokenizer: the tokenizer of transformers; None: there is none.
+    """
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    positions: int | None
+    tokenizer: Any
+
+    def token(self, name: str) -> Any:
+        """The id of a special token, or several, by the name of its field; None: there is none."""
+        token = self.generation.get(name)
+        return self.config.get(name) if token is None else token
 
 
 class Caches(ABC):

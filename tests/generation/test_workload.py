@@ -7,37 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.generation.deliver import CachedGraphs, build_plan, shrink_whole
+from compressor.generation.deliver import build_plan, shrink_whole
 from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.workload import CachedEngine, Workload
 from compressor.pruning.costs import keep_counts
-from compressor.results import Proof, ProofStage, Size
+from compressor.results import Size
 from compressor.run.request_costs import count_cache
-from compressor.targets import TARGETS, target
+from compressor.targets import target
 from compressor.targets.onnxruntime.sessions import OrtSessions
-from compressor.units import PrunableGroup, find_groups, keep_all
-from graph_passes import Plan
 from graph_passes.flow.caches import bytes_per_token, cache_names
-from tests.generation.exported import MODELS, QUICK, exported, inputs, model
+from tests.generation.exported import MODELS, QUICK, RUNTIMES, exported, whole_graphs
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
-
-RUNTIMES = [name for name in TARGETS if target(name).caches is not None]
-"""Targets whose engines keep caches."""
-
-
-def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
-    """The exported graphs of a model, the plan that keeps every unit, and its groups of heads."""
-    network, batch = model(name), inputs(name)
-    if network.config.is_encoder_decoder:
-        batch["decoder_input_ids"] = batch["input_ids"][:, :4]
-    groups = [group for group in find_groups(network, batch) if group.type == "heads"]
-    proof = Proof(variant="dense", stage=ProofStage.CACHED_EXPORT, error=0.0, tolerance=1e-4, cases=())
-    files = tuple(path.name for path in sorted(exported(name).glob("*coder.onnx"), reverse=True))
-    plan = keep_all(groups)
-    return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, groups
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

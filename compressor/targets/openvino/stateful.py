@@ -38,14 +38,14 @@ from graph_passes.flow.caches import bytes_per_token, cache_names
 from graph_passes.passes import DropIdleCaches
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
 
-_ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.xml"
+ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.xml"
 """Files of a decoder without an encoder, of a decoder that reads one, and of the encoder."""
 _BEAMS = "beam_idx"
 
 
 def session_files(folder: Path) -> list[Path]:
     """The engines in a folder with their weights; see `Target.session_files`."""
-    engines = (folder / name for name in (_ALONE, _AFTER_ENCODER, _ENCODER))
+    engines = (folder / name for name in (ALONE, _AFTER_ENCODER, _ENCODER))
     return [file for path in engines for file in (path, path.with_suffix(".bin")) if file.is_file()]
 
 
@@ -62,7 +62,7 @@ def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int
             "outputs": [name for name in outputs if name not in states.values()],
             "encoded": {past: present for past, present in caches.items() if past not in states},
         }
-        path = folder / (_ENCODER if name == ENCODER else _AFTER_ENCODER if ENCODER in files else _ALONE)
+        path = folder / (_ENCODER if name == ENCODER else _AFTER_ENCODER if ENCODER in files else ALONE)
         model = _convert(graph, folder)
         if name == DECODER:
             info |= {"bytes_per_token": bytes_per_token(graph), "inputs": [*info["inputs"], _BEAMS]}
@@ -166,12 +166,12 @@ class OpenVinoSessions(Sessions):
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None) -> None:
-        path = next((folder / name for name in (_ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
+        path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
         if path is None:
             raise InputError(
-                f"{folder}: has no {_ALONE}; a run with --target openvino on a model that generates writes it",
+                f"{folder}: has no {ALONE}; a run with --target openvino on a model that generates writes it",
                 code=ErrorCode.FILE_MISSING,
-                path=folder / _ALONE,
+                path=folder / ALONE,
             )
         self.path, self.settings = path, session_settings(threads)
         model = read_model(path)
