@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from compressor.generation.deliver import CachedGraphs
 from compressor.generation.export import export_generation
 from compressor.results import Proof, ProofStage
 from compressor.targets import TARGETS, target
+from compressor.targets.caches import DECODER, ENCODER
 from compressor.units import PrunableGroup, find_groups, keep_all
 from compressor.units.find import find_units
 from graph_passes import Plan
@@ -105,6 +107,17 @@ def exported(name: str) -> Path:
         network.save_pretrained(written)
         export_generation(network, keep_all(find_units(network, batch).sites), written)
         written.rename(folder)  # fails if another process has written it
+    return folder
+
+
+def built(name: str, runtime: str) -> Path:
+    """The folder of a model with the engines of a runtime."""
+    folder = Path(os.environ[FOLDER]) / f"generation-{name}-{runtime}"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as parent, suppress(OSError):
+        if not folder.is_dir():
+            written = shutil.copytree(exported(name), Path(parent) / name)
+            target(runtime).build_sessions(written, (ENCODER, DECODER), [(2, 8)], 1)
+            written.rename(folder)  # fails if another process has written it
     return folder
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
-from compressor.generation.deliver import build_plan, shrink_whole
+from compressor.generation.deliver import build_plan, count_caches, shrink_whole
 from compressor.generation.steps import LOGITS, run_in_steps
-from compressor.generation.workload import CachedEngine, Workload
+from compressor.generation.workload import CachedEngine, Workload, random_texts
 from compressor.pruning.costs import keep_counts
 from compressor.results import Size
 from compressor.run.request_costs import count_cache
 from compressor.targets import target
 from compressor.targets.onnxruntime.sessions import OrtSessions
+from graph_passes import save
 from graph_passes.flow.caches import bytes_per_token, cache_names
+from graph_passes.passes import ScaleQueries
 from tests.generation.exported import MODELS, QUICK, RUNTIMES, exported, whole_graphs
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
@@ -70,6 +73,25 @@ def test_a_plan_without_heads_has_engines_too(name: str, runtime: str, tmp_path:
     engine = build_plan(cached, nothing, target(runtime), workload, tmp_path, 1)
     for feeds in workload.feeds(cached.folder, engine.sessions.vocabulary).values():
         assert np.isfinite(engine.run(feeds)[LOGITS]).all()
+
+
+def test_a_runtime_without_engines_gets_graphs_with_plain_caches(tmp_path: Path) -> None:
+    cached, plan, groups = whole_graphs("gpt2")
+    pruned, (decoder,) = keep_counts(plan, groups, {groups[0].name: 1}), cached.files
+    feeds = random_texts(cached.folder, 90, 2, 6, 9)
+    logits = []
+    for runtime in ("ort", "trt"):
+        graph = shrink_whole(cached, pruned)[decoder]
+        target(runtime).prepare_caches(graph)
+        assert not ScaleQueries()(graph.clone()).modified or runtime == "ort"
+        assert {node.domain for node in graph.graph} == {""}
+        save(graph, tmp_path / decoder)
+        onnx.checker.check_model(str(tmp_path / decoder), full_check=True)
+        logits.append(run_in_steps(OrtSessions(tmp_path, optimized=False), feeds)[LOGITS])
+    np.testing.assert_allclose(*logits, atol=1e-4)
+    written = count_caches(cached, tmp_path, Workload(((1, 6),), 4))
+    assert (written.files, written.speeds) == (cached.files, ())
+    assert written.compressed_cache < written.dense_cache
 
 
 def test_times_with_other_threads_are_of_another_host() -> None:

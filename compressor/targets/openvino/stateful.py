@@ -161,6 +161,9 @@ class OpenVinoSessions(Sessions):
         folder: the folder.
         threads: threads per call; None: one per core.
 
+    Attributes:
+        request: runs the decoder, and holds the state.
+
     Raises:
         InputError: an engine is missing or cannot be loaded.
     """
@@ -169,7 +172,7 @@ class OpenVinoSessions(Sessions):
         path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
         if path is None:
             raise InputError(
-                f"{folder}: has no {ALONE}; a run with --target openvino on a model that generates writes it",
+                f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again",
                 code=ErrorCode.FILE_MISSING,
                 path=folder / ALONE,
             )
@@ -179,8 +182,8 @@ class OpenVinoSessions(Sessions):
         self.bytes_per_token, self._encoded = info["bytes_per_token"], info["encoded"]
         self.vocabulary = model.outputs[0].partial_shape[-1].get_length()
         self.precision = "fp32"
-        self._names, self._request = self._open(model, path)
-        self._run = EngineRequest(self._request)
+        self._names, self.request = self._open(model, path)
+        self._run = EngineRequest(self.request)
         self._encoder = None
         if (encoder := folder / _ENCODER).is_file() and path.name == _AFTER_ENCODER:
             names, request = self._open(read_model(encoder), encoder)
@@ -237,7 +240,7 @@ class OpenVinoSessions(Sessions):
             InputError: a later call has replaced it.
         """
         self._require(version)
-        return {part.name: part.state.data.copy() for part in self._request.query_state()}
+        return {part.name: part.state.data.copy() for part in self.request.query_state()}
 
     def load(self, caches: OpenVinoCaches) -> None:
         """Make caches the state of the request; see `Caches.load`."""
@@ -245,9 +248,9 @@ class OpenVinoSessions(Sessions):
             return
         if caches.length and caches.saved is None:
             self._require(caches.version)
-        self._request.reset_state()
+        self.request.reset_state()
         if caches.saved is not None:
-            for part in self._request.query_state():
+            for part in self.request.query_state():
                 part.state = openvino.Tensor(caches.saved[part.name])
         self._version = caches.version
 
