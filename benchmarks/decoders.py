@@ -33,15 +33,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from compressor.generation import DECODER, engine_of
 from compressor.generation.bench import bench_generation
-from compressor.generation.deliver import build_engines
 from compressor.generation.export import export_generation
-from compressor.generation.sessions import OrtSessions
 from compressor.generation.weights import Rounding
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener
-from compressor.targets import WEIGHT_BITS
+from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, target
+from compressor.targets.caches import DECODER
+from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
 from compressor.units import find_groups, keep_all
 from graph_passes import load, save
 from graph_passes.attention.gate_initializers import set_gates
@@ -115,7 +114,7 @@ def _prepare(work: Path, layers: int, workload: Workload, threads: int) -> None:
         for file, part in shrink_parts(graphs, plan).items():
             save(part.model, work / name / file)
         start = time.perf_counter()
-        build_engines(files, work / name, workload.contexts, threads)
+        target(DEFAULT_TARGET).build_sessions(work / name, files, workload.contexts, threads)
         print(f"{name}: engine: {time.perf_counter() - start:.1f} s", flush=True)
         for precision in WEIGHT_BITS:
             rounded = Rounding(precision).apply(load(engine_of(work / name / DECODER)))

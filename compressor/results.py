@@ -85,6 +85,11 @@ class NoteCode(Code):
     DISTILLED = auto(), "The compressed model was trained on the outputs of the dense model."
     SEGMENT_MEMORY = auto()
     NO_CACHE = auto()
+    CACHED_ENGINE_MISSING = (
+        auto(),
+        "The graphs with key/value caches have no engine of their runtime here.",
+    )
+    LIBRARY_LIMITED = auto(), "What the runtime's own library for generation cannot do with the output folder, and why."
     NO_METRIC = auto()
     MASKS_LONGER = auto(), "Masks cover longer rows than some that are measured."
     MASKS_TIMED_ELSEWHERE = auto(), "Whether masks pay was timed with another runtime than the target."

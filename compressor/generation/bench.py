@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.generation.sessions import OrtSessions
-from compressor.generation.workload import CALLS, Workload, call_of
+from compressor.generation.workload import CALLS, Call, Workload
 from compressor.measure.timing import alternate_calls
 from compressor.progress import Listener
 from compressor.results import Size, size_label
+from compressor.targets import cached_target
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ def bench_generation(
                 field="prompt_tokens",
                 value=str(folder),
             )
-    engines = [OrtSessions(folder, provider="cpu", threads=threads) for folder in folders]
+    engines = [cached_target(folder).open_sessions(folder, provider="cpu", threads=threads) for folder in folders]
     texts = [workload.feeds(folder, engine.vocabulary) for folder, engine in zip(folders, engines, strict=True)]
     medians = dict[Size, np.ndarray]()
     for size in texts[0]:
         with listener.stage(f"time {size_label(*size)}") as on_progress:
-            calls = [call_of(engine, feeds[size]) for engine, feeds in zip(engines, texts, strict=True)]
+            calls = [Call(engine, feeds[size]) for engine, feeds in zip(engines, texts, strict=True)]
             pairs = alternate_calls(calls[0], calls[-1], seconds, on_progress=on_progress)
             medians[size] = 1e3 * np.median(np.stack(list(pairs), axis=1), axis=(1, 2))
     rows = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +15,23 @@ from compressor.engines.prove import Case
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
-from compressor.generation import engine_of
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
-from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import run_in_steps
-from compressor.generation.workload import CachedEngine, Workload, open_engines
+from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder, fresh_model
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
-from compressor.targets import BuildOptions, span
-from compressor.targets.onnxruntime.engine import build_engine
+from compressor.targets import Provider, Target
+from compressor.targets.caches import DECODER
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from compressor.units.hook import Attention
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import find_gates, set_gates
+from graph_passes.flow.caches import bytes_per_token
 from graph_passes.shrink import shrink_parts
-
-_CHOICE_SECONDS = 1.0
-"""Maximum time spent on choosing the form of an operator."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,13 @@ def export_whole(
 
 
 def shrink_graphs(
-    whole: CachedGraphs, folder: ModelFolder, plan: Plan, cases: Sequence[Case], scratch: Path, out: Path
+    whole: CachedGraphs,
+    folder: ModelFolder,
+    plan: Plan,
+    cases: Sequence[Case],
+    runtime: Target,
+    scratch: Path,
+    out: Path,
 ) -> tuple[Proof, ...]:
     """Write the graphs of a plan without what it drops, each proven.
 
@@ -90,6 +92,7 @@ def shrink_graphs(
         folder: the model, which has the weights of the plan.
         plan: the plan.
         cases: inputs of the proofs.
+        runtime: the target that the graphs are for.
         scratch: folder for the graphs with the gates and weights of the plan, which exists.
         out: folder of the result.
 
@@ -110,7 +113,10 @@ def shrink_graphs(
                 file=name,
             )
     exported = _prove_export(folder, plan, texts, scratch, whole.attention, "compressed")
-    _write(_shrink({name: graph_passes.load(scratch / name) for name in files}, plan), out)
+    graphs = _shrink({name: graph_passes.load(scratch / name) for name in files}, plan)
+    for graph in graphs.values():
+        runtime.prepare_caches(graph)
+    _write(graphs, out)
     expected, shrunk = _outputs(scratch, texts), OrtSessions(out, optimized=False)
     return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk)
 
@@ -174,12 +180,15 @@ def _outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
     return [run_in_steps(sessions, text.feeds) for text in texts]
 
 
-def build_plan(whole: CachedGraphs, plan: Plan, workload: Workload, out: Path, threads: int | None) -> CachedEngine:
+def build_plan(
+    whole: CachedGraphs, plan: Plan, runtime: Target, workload: Workload, out: Path, threads: int | None
+) -> CachedEngine:
     """The engines of a plan with the weights of the whole model, to time them.
 
     Args:
         whole: the graphs of the whole model.
         plan: the plan.
+        runtime: the target of the engines.
         workload: the sizes at which forms of operators are compared.
         out: folder of the graphs and engines, which exists.
         threads: threads of the engines; None: one per core.
@@ -188,47 +197,62 @@ def build_plan(whole: CachedGraphs, plan: Plan, workload: Workload, out: Path, t
         SiteRefusedError: a graph keeps units that the plan drops.
     """
     _write(shrink_whole(whole, plan), out)
-    build_engines(whole.files, out, workload.contexts, threads)
-    return open_engines(out, "cpu", threads)
+    runtime.build_sessions(out, whole.files, workload.contexts, threads)
+    return _open(runtime, out, threads)
 
 
-def build_engines(files: Iterable[str], folder: Path, sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
-    """Build the engines of graphs for ONNX Runtime beside them: attention over caches is one operator where it pays.
-
-    Args:
-        files: names of the graphs.
-        folder: their folder.
-        sizes: batch sizes and lengths of texts, at which forms of operators are compared.
-        threads: threads of the engines; None: one per core.
-
-    Raises:
-        InputError: ONNX Runtime cannot run a graph.
-    """
-    batches, lengths = zip(*sizes, strict=True)
-    options = BuildOptions(batch=span(batches), seq=span(lengths), norm_seconds=_CHOICE_SECONDS)
-    for path in (folder / name for name in files):
-        if path.is_file():
-            build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
+def _open(runtime: Target, folder: Path, threads: int | None) -> CachedEngine:
+    return CachedEngine.of(runtime.open_sessions(folder, provider=_provider(runtime), threads=threads))
 
 
-def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None) -> Proof:
-    """The proof that the engines compute what their graphs do, which the runtime does not optimize there.
+def _provider(runtime: Target) -> Provider:
+    """The device that engines with caches are built, proven and timed for."""
+    return "cpu" if "cpu" in runtime.providers else runtime.providers[0]
+
+
+def prove_engines(folder: Path, cases: Sequence[Case], runtime: Target, threads: int | None) -> Proof:
+    """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
 
     Args:
         folder: the folder of the graphs and engines.
         cases: inputs of the proofs of the run.
+        runtime: the target of the engines.
         threads: threads of the sessions; None: one per core.
 
     Raises:
         MismatchError: it does not hold.
     """
-    texts, engines = generation_cases(cases), OrtSessions(folder, provider="cpu", threads=threads)
+    texts = generation_cases(cases)
+    engines = runtime.open_sessions(folder, provider=_provider(runtime), threads=threads)
     return prove_steps(ProofStage.CACHED_BUILD, "compressed", texts, _outputs(folder, texts), engines)
+
+
+def count_caches(whole: CachedGraphs, compressed: Path, workload: Workload) -> Generation:
+    """The bytes of the caches of graphs for which there are no engines, and therefore no times.
+
+    Args:
+        whole: the graphs of the whole model.
+        compressed: folder of the graphs without what the plan drops.
+        workload: the requests that would be timed.
+    """
+    before, after = (bytes_per_token(graph_passes.load(folder / DECODER)) for folder in (whole.folder, compressed))
+    return Generation(
+        files=_present(whole, compressed),
+        new_tokens=workload.new_tokens,
+        dense_cache=before,
+        compressed_cache=after,
+    )
+
+
+def _present(whole: CachedGraphs, folder: Path) -> tuple[str, ...]:
+    """Names of the graphs that a folder has: nothing reads an encoder where no cross-attention has heads."""
+    return tuple(name for name in whole.files if (folder / name).is_file())
 
 
 def time_graphs(
     whole: CachedGraphs,
     compressed: Path,
+    runtime: Target,
     workload: Workload,
     threads: int | None,
     *,
@@ -241,23 +265,24 @@ def time_graphs(
     Args:
         whole: the graphs of the whole model.
         compressed: folder of the graphs without what the plan drops.
+        runtime: the target of the engines.
         workload: the requests that are timed.
         threads: threads of the sessions; None: one per core.
         seconds: approximate duration of each measurement.
         seed: seed of the bootstrap.
         log: receives the stages.
     """
-    both = dense_engines(whole, workload, threads), open_engines(compressed, "cpu", threads)
+    both = dense_engines(whole, runtime, workload, threads), _open(runtime, compressed, threads)
     texts = workload.feeds(whole.folder, both[0].sessions.vocabulary)
     pairs = dict[Size, list[np.ndarray]]()
     for size, feeds in texts.items():
         with log.stage(f"timing dense and compressed, {size_label(*size)}") as on_progress:
-            first, second = (partial(engine.run, feeds) for engine in both)
+            first, second = (engine.call(feeds) for engine in both)
             pairs[size] = list(alternate_calls(first, second, seconds, on_progress=on_progress))
     pairs |= {size: _requests(pairs, calls) for size, calls in workload.requests.items()}
     before, after = (engine.sessions.bytes_per_token for engine in both)
     return Generation(
-        files=tuple(name for name in whole.files if (compressed / name).is_file()),
+        files=_present(whole, compressed),
         new_tokens=workload.new_tokens,
         precision=both[1].sessions.precision,
         speeds=tuple(
@@ -270,13 +295,13 @@ def time_graphs(
     )
 
 
-def dense_engines(whole: CachedGraphs, workload: Workload, threads: int | None) -> CachedEngine:
+def dense_engines(whole: CachedGraphs, runtime: Target, workload: Workload, threads: int | None) -> CachedEngine:
     """The engines of the whole model, which are built once and stay beside its graphs."""
     dense = whole.folder / "dense"
     if dense.is_dir():
-        return open_engines(dense, "cpu", threads)
+        return _open(runtime, dense, threads)
     dense.mkdir()
-    return build_plan(whole, whole.plan, workload, dense, threads)
+    return build_plan(whole, whole.plan, runtime, workload, dense, threads)
 
 
 def _requests(pairs: Mapping[Size, Sequence[np.ndarray]], calls: Mapping[Size, float]) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import ModelOutput
 
 from compressor.errors import ErrorCode, InputError
-from compressor.generation.sessions import Caches, Sessions
+from compressor.targets.caches import Caches, Sessions
 
 _IGNORED = frozenset(("return_dict", "labels", "cache_position", "decoder_position_ids"))
 """Arguments of a forward that change nothing here."""

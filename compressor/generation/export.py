@@ -37,7 +37,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import ErrorCode, InputError
 from compressor.export import deployment_mode, drop_exporter_metadata, trace_gated
-from compressor.generation import DECODER, ENCODER
+from compressor.targets.caches import DECODER, ENCODER
 from compressor.units.hook import Attention, family, unwrap
 from graph_passes import Plan, save
 from graph_passes.flow.caches import Cache, record_caches

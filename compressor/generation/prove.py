@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
-from compressor.generation.sessions import Sessions
 from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, padded_left, positions, run_in_steps
 from compressor.model_folder import copy_of
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE
+from compressor.targets.caches import Sessions
 from compressor.targets.relative_error import Outputs
 from compressor.units import gated
 from compressor.units.find import evaluation_mode

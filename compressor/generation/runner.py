@@ -15,9 +15,9 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.engine_model import EngineModel, refuse
-from compressor.generation.sessions import OrtSessions, Sessions
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Provider
+from compressor.targets.caches import Sessions
 
 NEW_TOKENS = 64
 """New tokens at most, where neither the caller nor generation_config.json says how many."""
@@ -248,6 +248,7 @@ def load_engine(
     from compressor.model_folder.files import damaged, load_config, read_config
     from compressor.model_folder.model_class import model_class
     from compressor.model_folder.processor import load_processor
+    from compressor.targets import cached_target
 
     folder = Path(folder)
     read_config(folder)
@@ -260,7 +261,7 @@ def load_engine(
             path=folder,
             model_class=network.__name__,
         )
-    sessions = OrtSessions(folder, provider=provider, threads=threads)
+    sessions = cached_target(folder).open_sessions(folder, provider=provider, threads=threads)
     model = EngineModel.of(network, config, sessions)
     try:
         read_generation_config(model, folder)

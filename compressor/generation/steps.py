@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compressor.generation.sessions import Caches, Sessions
 from compressor.targets.base import Feeds
+from compressor.targets.caches import Caches, Sessions
 from compressor.targets.relative_error import Outputs
 
 TEXT, MASK, TARGET, LOGITS = "input_ids", "attention_mask", "decoder_input_ids", "logits"

@@ -22,16 +22,16 @@ from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import smallest_that_holds
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
-from compressor.generation import DECODER, FINER, WEIGHTS, engine_of
 from compressor.generation.prove import generation_cases, prove_steps
-from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import LOGITS, begin, decoded_ids, run_in_steps, step
-from compressor.generation.workload import CachedEngine, Workload, call_of, open_engines
+from compressor.generation.workload import CachedEngine, Call, Workload
 from compressor.measure.timing import alternate_calls
 from compressor.progress import ProgressCallback, RunLog
 from compressor.results import Candidate, Note, NoteCode, Proof, ProofStage, loss_of, size_label
 from compressor.targets.base import TOLERANCE, WEIGHT_BITS, Feeds, WeightPrecision
+from compressor.targets.caches import DECODER
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
+from compressor.targets.onnxruntime.sessions import FINER, WEIGHTS, OrtSessions, engine_of
 from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
 from graph_passes.passes import FoldWeights, JoinProducts, QuantizeWeights, ReturnToFloats
@@ -232,16 +232,16 @@ class WeightTrials:
                 if rounding.precision is not None:
                     graph_passes.save(rounding.apply(graph_passes.load(floats)), engine)
                 opened = self._open(engine)
-                proofs = () if rounding.precision is None else (self._prove(rounding, opened.sessions),)
-            whole = dataclasses.replace(self.scorer.dense, engine=opened)
+                proofs = () if rounding.precision is None else (self._prove(rounding, opened),)
+            whole = dataclasses.replace(self.scorer.dense, engine=CachedEngine.of(opened))
             scored = self.scorer.measure(whole, f"{row.label}, with caches")
         except CompressorError as error:
             return Trial(rounding, row.model_copy(update={"failure": str(error), "holds": False}), error=error)
         update = {**self.scorer.compare(scored), "proofs": proofs, "file_bytes": _bytes(engine)}
         return Trial(rounding, row.model_copy(update=update), engine)
 
-    def _open(self, decoder: Path) -> CachedEngine:
-        return open_engines(self.folder, "cpu", self.threads, decoder=decoder)
+    def _open(self, decoder: Path) -> OrtSessions:
+        return OrtSessions(self.folder, provider="cpu", threads=self.threads, decoder=decoder)
 
     def _prove(self, rounding: Rounding, sessions: OrtSessions) -> Proof:
         """The proof that an engine computes what the graph with its rounded weights does.
@@ -298,13 +298,13 @@ class WeightTrials:
             if trial.engine is None:
                 timed.append(trial)
                 continue
-            sessions, milliseconds, ratios = self._open(trial.engine).sessions, {}, []
+            sessions, milliseconds, ratios = self._open(trial.engine), {}, []
             for size, feeds in texts.items():
                 if size.phase != "token":
                     continue
                 label = size_label(*size)
                 with self.log.stage(f"timing weights in {trial.rounding.row.label}, {label}") as on_progress:
-                    calls = [call_of(each, feeds) for each in (dense, sessions)]
+                    calls = [Call(each, feeds) for each in (dense, sessions)]
                     seconds = 2 * min(_TIMED_SECONDS, self.seconds)
                     pairs = list(alternate_calls(calls[0], calls[1], seconds, on_progress=on_progress))
                 medians = 1e3 * np.median(np.stack(pairs, axis=1), axis=(1, 2))

@@ -6,18 +6,15 @@ equal steps, so that the token in the middle takes the mean time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from compressor.generation import DECODER, ENCODER, engine_of
-from compressor.generation.sessions import OrtSessions, Sessions
 from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, begin, decoded_ids, step
 from compressor.results import Phase, Size
-from compressor.targets.base import Engine, Feeds, Provider
-from compressor.targets.onnxruntime.ort_session import session_settings
+from compressor.targets.base import Engine, Feeds
+from compressor.targets.caches import ENCODER, Caches, Sessions
 from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import load
 
@@ -95,13 +92,35 @@ def random_texts(folder: Path, vocabulary: int, batch: int, source: int, length:
     return {name: np.ones_like(array) if name == MASK else array for name, array in read.items()} | {TARGET: ids}
 
 
-def call_of(sessions: Sessions, feeds: Feeds) -> Callable[[], np.ndarray]:
-    """A function that makes the call of some texts, and returns the logits; what precedes the call is done already."""
-    earlier, end = int(feeds.get(_EARLIER, np.array(0))), decoded_ids(feeds).shape[1]
-    if not earlier:
-        return lambda: step(sessions, feeds, 0, end, begin(sessions, feeds))[0]
-    _, caches = step(sessions, feeds, 0, earlier, begin(sessions, feeds))
-    return lambda: step(sessions, feeds, earlier, end, caches)[0]
+class Call:
+    """A call of a workload, whose earlier tokens are read already; returns the logits `[batch, position, vocabulary]`.
+
+    Args:
+        sessions: the engines.
+        feeds: the texts of the call, from `Workload.feeds`; or whole texts, which are read at once.
+    """
+
+    def __init__(self, sessions: Sessions, feeds: Feeds) -> None:
+        self._sessions, self._feeds = sessions, feeds
+        self._start, self._end = int(feeds.get(_EARLIER, np.array(0))), decoded_ids(feeds).shape[1]
+        self._before = self._next = None
+        if self._start:
+            self._before = step(sessions, feeds, 0, self._start, begin(sessions, feeds))[1].copy()
+
+    _before: Caches | None
+    _next: Caches | None
+
+    def prepare(self) -> None:
+        """Bring the keys and values of earlier tokens to where the next call reads them, which is not timed."""
+        if self._before is not None:
+            self._next = self._before.copy()
+            self._next.load()
+
+    def __call__(self) -> np.ndarray:
+        if self._next is None:
+            self.prepare()
+        caches, self._next = self._next or begin(self._sessions, self._feeds), None
+        return step(self._sessions, self._feeds, self._start, self._end, caches)[0]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -112,43 +131,36 @@ class CachedEngine(Engine):
         sessions: the engines.
     """
 
-    sessions: OrtSessions = field(repr=False)
-    _prepared: tuple[Feeds, Callable[[], np.ndarray]] | None = field(default=None, init=False, repr=False)
+    sessions: Sessions = field(repr=False)
+    _prepared: tuple[Feeds, Call] | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, sessions: Sessions) -> CachedEngine:
+        """The engine of loaded sessions."""
+        return cls(
+            path=sessions.path,
+            specs=(),
+            outputs=(LOGITS,),
+            precision="fp32",
+            attentions=0,
+            fused=0,
+            kernels={},
+            optimization="",
+            session=sessions.settings,
+            host=sessions.host,
+            sessions=sessions,
+        )
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Logits of a call of a workload, or of whole texts; see `Engine.run`."""
+        return {LOGITS: self.call(feeds)()}
+
+    def call(self, feeds: Feeds) -> Call:
+        """See `Engine.call`."""
         if self._prepared is None or self._prepared[0] is not feeds:
-            self._prepared = feeds, call_of(self.sessions, feeds)
-        return {LOGITS: self._prepared[1]()}
+            self._prepared = feeds, Call(self.sessions, feeds)
+        return self._prepared[1]
 
     def memory(self, feeds: Feeds) -> int | None:
         """Unknown: engines of a workload are timed alone."""
         return None
-
-
-def open_engines(folder: Path, provider: Provider, threads: int | None, *, decoder: Path | None = None) -> CachedEngine:
-    """Load the engines of a folder that generates.
-
-    Args:
-        folder: the folder.
-        provider: device to run on.
-        threads: threads per call; None: one per core.
-        decoder: the file of the decoder; None: that of the folder.
-
-    Raises:
-        InputError: the folder has no graphs that generate, or they cannot be loaded.
-    """
-    settings = session_settings(provider, threads)
-    return CachedEngine(
-        path=decoder or engine_of(folder / DECODER),
-        specs=(),
-        outputs=(LOGITS,),
-        precision="fp32",
-        attentions=0,
-        fused=0,
-        kernels={},
-        optimization="",
-        session=settings,
-        host=f"{settings['provider']}, {settings['intra_op_threads']} threads",
-        sessions=OrtSessions(folder, provider=provider, threads=threads, decoder=decoder),
-    )

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError
-from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import TARGET, begin, decoded_ids, run_in_steps, step
 from compressor.generation.workload import random_texts
 from compressor.latency.streams import PROMPTS, Part
 from compressor.measure import timing
-from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.onnxruntime.ort_session import choose_provider, session_settings
+from compressor.targets import TOLERANCE, Feeds, cached_target
 from compressor.targets.relative_error import Outputs
 
 
@@ -38,9 +36,8 @@ class LocalGenerator:
                 field="prompt_tokens",
             )
         self.name, self.graph, self._lengths = str(folder), folder, request.lengths
-        self._sessions = OrtSessions(folder, threads=request.threads)
-        settings = session_settings(choose_provider(None, "fp32"), request.threads)
-        self.host = f"{settings['runtime']} on {settings['provider']}, {settings['intra_op_threads']} threads"
+        self._sessions = cached_target(folder).open_sessions(folder, threads=request.threads)
+        self.host = self._sessions.host
         # Kernels for rounded weights round activations to 8 bits.
         self.tolerance = TOLERANCE["fp32" if self._sessions.precision == "fp32" else "int8"]
         prompt, new = request.lengths

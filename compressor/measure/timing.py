@@ -6,7 +6,6 @@ round of each of several engines.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -194,15 +193,17 @@ def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]
     """Seconds of each timed call of one round, which begins with a call that is not timed.
 
     Args:
-        call: calls the engine once.
+        call: calls the engine once; its attribute `prepare`, if any, is called before it, and is not timed.
         calls: number of timed calls.
         wait: called first; returns when no thread of earlier calls computes.
         clock: returns seconds.
     """
+    prepare: Callable[[], None] = getattr(call, "prepare", lambda: None)
     wait()
     call()
     times = []
     for _ in range(calls):
+        prepare()
         start = clock()
         call()
         times.append(clock() - start)
@@ -368,7 +369,7 @@ def _turns(
 ) -> Iterator[list[list[float]]]:
     """Seconds of every timed call of each engine in each turn."""
     clock = clock or time.perf_counter
-    calls = [functools.partial(engine.run, feeds) for engine in engines]
+    calls = [engine.call(feeds) for engine in engines]
     for call in calls:
         for _ in range(WARM_UP_CALLS):
             call()

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from compressor.measure.macs import uncounted_node
 from compressor.progress import ProgressCallback
 from compressor.results import CostUnit
 from compressor.targets import BuildOptions, Engine
-from compressor.targets.base import Feeds
+from compressor.targets.base import Feeds, Shape
 from compressor.units import PrunableGroup
 from graph_passes import Plan
 from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates, Normalize
@@ -57,9 +58,49 @@ def keep_counts(plan: Plan, groups: Sequence[PrunableGroup], counts: Mapping[str
     )
 
 
-@dataclass
-class PlanEngines:
+class PlanBuilder(ABC):
     """Builds the engine of any plan of one model, to time it.
+
+    Attributes:
+        plan: the plan that keeps every unit.
+        label: target, precision and form of the engines.
+        shapes: fixed shapes that engines are compiled for.
+    """
+
+    plan: Plan
+    label: str
+    shapes: Sequence[Shape]
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, str]:
+        """What the times of the engines depend on, besides the structure of the model and the machine, by name."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> Engine:
+        """The engine of the whole model, built when it is needed."""
+
+    @abstractmethod
+    def build(self, plan: Plan) -> Engine:
+        """The engine of a plan, in a folder of its own."""
+
+    @abstractmethod
+    def float_graph(self, plan: Plan) -> ir.Model:
+        """The graph of a plan in floats, which reads whole texts, with the positions that are read."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free the memory of engines that are built again when they are needed."""
+
+    def discard(self, engine: Engine) -> None:
+        """Remove the files of an engine."""
+        shutil.rmtree(engine.path.parent, ignore_errors=True)
+
+
+@dataclass
+class PlanEngines(PlanBuilder):
+    """Builds the engine of any plan of one model, which reads whole texts.
 
     The graph of the whole model is written once, quantized where the engine is, and plans are carried out on it:
     quantizing a graph takes far longer than building its engine.
@@ -88,11 +129,19 @@ class PlanEngines:
     _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
     _engine: Engine | None = field(default=None, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        self.plan, self.label, self.shapes = self.reference.plan, self.choice.label, self.options.shapes
+
     @property
-    def reference_form(self) -> str:
-        """Opset and numbers of operators of the reference graph, which depend on how it was exported."""
+    def facts(self) -> dict[str, str]:
+        """Form of the engine; opset and numbers of operators of the reference graph; see `PlanBuilder.facts`."""
         graph = graph_passes.load(self.reference.path)
-        return json.dumps([graph.opset_imports, Counter(node.op_type for node in graph.graph)], sort_keys=True)
+        form = [graph.opset_imports, Counter(node.op_type for node in graph.graph)]
+        return {
+            "engine": f"{self.label}, unread positions dropped: {self.drop_unread}",
+            "products in fp32": json.dumps(self.choice.in_float),
+            "graph": json.dumps(form, sort_keys=True),
+        }
 
     def graph(self, plan: Plan) -> ir.Model:
         """The graph of a plan, with the products and the positions of the graph of the whole model.
@@ -107,7 +156,7 @@ class PlanEngines:
         return graph_passes.shrink(model, plan).model
 
     def float_graph(self, plan: Plan) -> ir.Model:
-        """The graph of a plan in floats, with the positions that are read."""
+        """See `PlanBuilder.float_graph`."""
         return float_graph(self.reference.path, plan, drop_unread=self.drop_unread)
 
     def build(self, plan: Plan) -> Engine:
@@ -133,19 +182,20 @@ class PlanEngines:
             self.discard(self._engine)
             self._engine = None
 
-    def _build(self, plan: Plan, options: BuildOptions) -> Engine:
+    def new_folder(self) -> Path:
+        """A new folder for the graph and the engine of a plan."""
         folder = self.scratch / f"plan{next(self._numbers)}"
         folder.mkdir(parents=True)
+        return folder
+
+    def _build(self, plan: Plan, options: BuildOptions) -> Engine:
+        folder = self.new_folder()
         graph = folder / "model.onnx"
         graph_passes.save(self.graph(plan), graph)
         config = self.choice.config
         if self.choice.mixes and self.matmul_times is not None:
             config, options = self.matmul_times.mixed(self.choice, graph, options, exact=False)
         return build_engine(graph, folder, config, options)
-
-    def discard(self, engine: Engine) -> None:
-        """Remove the files of an engine."""
-        shutil.rmtree(engine.path.parent, ignore_errors=True)
 
     @functools.cached_property
     def _whole(self) -> tuple[Path, Mapping[str, tuple[str, ...]]]:

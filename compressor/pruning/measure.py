@@ -19,7 +19,7 @@ from compressor.environment import COMPARABLE_FIELDS, INSTRUCTIONS, machine
 from compressor.measure import paired_ratios, paired_times
 from compressor.measure.costs import CostTable, GroupCosts, fit_times, with_curve
 from compressor.progress import ProgressCallback, RunLog
-from compressor.pruning.costs import Counts, PlanEngines, count_costs, keep_counts
+from compressor.pruning.costs import Counts, PlanBuilder, count_costs, keep_counts
 from compressor.results import Note, NoteCode, Size, size_label
 from compressor.store import Json, Store, Stored, digest, version_of, versioned
 from compressor.targets import TARGETS, Engine, target
@@ -136,7 +136,7 @@ def mixed_plans(groups: Sequence[PrunableGroup]) -> list[Counts]:
 
 
 def measure_times(
-    engines: PlanEngines,
+    engines: PlanBuilder,
     groups: Sequence[PrunableGroup],
     macs_table: CostTable,
     unpruned: tuple[Engine, Engine],
@@ -182,7 +182,7 @@ def measure_times(
         whole, dense, least, *others = times.tolist()
         table = CostTable(
             unit="ms",
-            engine=engines.choice.label,
+            engine=engines.label,
             **size._asdict(),
             dense=dense,
             whole=whole,
@@ -212,7 +212,7 @@ def _proportional_rows(
 
 
 def _time_plans(
-    engines: PlanEngines,
+    engines: PlanBuilder,
     groups: Sequence[PrunableGroup],
     plans: Sequence[Counts],
     whole: Engine,
@@ -229,7 +229,7 @@ def _time_plans(
     """
 
     def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
-        built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in together]
+        built = [engines.build(keep_counts(engines.plan, groups, counts)) for counts in together]
         timed = [paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1)) for feeds in inputs.values()]
         for engine in built:
             engines.discard(engine)
@@ -266,7 +266,7 @@ class CostSource:
 
     structure: str
     groups: Sequence[PrunableGroup]
-    engines: PlanEngines
+    engines: PlanBuilder
     dense: Engine
     inputs: Mapping[Size, Feeds]
     log: RunLog
@@ -280,7 +280,7 @@ class CostSource:
         """Parameters, multiply-accumulates at each size, and what else is counted."""
         sizes = [size[:2] for size in (self.inputs if self.counted is None else self.counted)]
         with self.log.stage("counting the cost of units") as on_progress:
-            graph_of, plan = self.engines.float_graph, self.engines.reference.plan
+            graph_of, plan = self.engines.float_graph, self.engines.plan
             tables = count_costs(graph_of, plan, self.groups, sizes, on_progress)
             return [*tables, *(count(plan, self.groups, on_progress) for count in self.further)]
 
@@ -339,7 +339,7 @@ class CostSource:
     )
     def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:
         """Tables that are measured now; the times of the first plans may be in a folder of unfinished work."""
-        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
+        with self.log.stage(f"timing the cost of units ({self.engines.label})") as on_progress:
             unpruned, parts = (self.engines.whole, self.dense), Store(work, version=version_of(self._measure))
             parts_of_run = (self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress, self.seconds)
             return measure_times(*parts_of_run, self.requests)
@@ -352,7 +352,7 @@ class CostSource:
         precision, which a disturbance of the machine slows down more alike than dense.
         """
         with self.log.stage(f"timing the plan, attempt {next(self._attempts)}"):
-            engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
+            engine = self.engines.build(keep_counts(self.engines.plan, self.groups, counts))
             both = [self.engines.whole, self.dense, engine]
             seconds = self._seconds(both, tables, 3 * _SECONDS_OF_PLAN)
             self.engines.discard(engine)
@@ -382,10 +382,8 @@ class CostSource:
         versions = [facts.get(package) for name in TARGETS for package in target(name).packages]
         return {
             "structure": self.structure,
-            "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
-            "products in fp32": json.dumps(self.engines.choice.in_float),
-            "graph": self.engines.reference_form,
-            "size": json.dumps([list(self.inputs), self.engines.options.shapes]),
+            **self.engines.facts,
+            "size": json.dumps([list(self.inputs), self.engines.shapes]),
             "device": self.dense.host,
             **_measurement(facts),
             "runtime": json.dumps([runtime, *versions]),

@@ -10,7 +10,7 @@ from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.generation.deliver import (
     CachedGraphs,
-    build_engines,
+    count_caches,
     export_whole,
     prove_engines,
     shrink_graphs,
@@ -19,16 +19,24 @@ from compressor.generation.deliver import (
 from compressor.generation.weights import WeightTrials, require_operator
 from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.example_inputs import token_limit
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
-from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, WeightPrecision
+from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, Target, WeightPrecision, target
+from compressor.targets.caches import GeneratingModel
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
 
 
+def cached_runtime(config: EngineConfig) -> Target:
+    """The target that the graphs with caches are delivered for; whether it has engines of them says `Target.caches`."""
+    return target(DEFAULT_TARGET if config.target == AUTO else config.target)
+
+
 def is_engine_of_caches(config: EngineConfig) -> bool:
-    """Whether the graphs with caches have engines of a target and precision."""
-    return config.target == DEFAULT_TARGET and config.precision in ("fp32", *WEIGHT_BITS)
+    """Whether engines with caches are those that a target and a precision name, so that budgets bound their times."""
+    has_engines = config.target != AUTO and cached_runtime(config).caches is not None
+    return has_engines and config.precision in ("fp32", *WEIGHT_BITS)
 
 
 def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
@@ -109,33 +117,52 @@ def deliver_cached(
     if whole is None or workload is None:
         return None, ()
     recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
+    runtime, threads = cached_runtime(recipe.engine), recipe.engine.threads
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
     try:
         with log.stage("compressed: shrinking the graphs with caches"):
-            proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, scratch, out)
+            proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, runtime, scratch, out)
+        if runtime.caches is None:
+            text = (
+                f"engines of {runtime.title} with key/value caches are not built here: build them from"
+                f" {' and '.join(whole.files)}, which take and return keys and values"
+            )
+            log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])
+            return count_caches(whole, out, workload), (whole.proof, *proofs)
         with log.stage("compressed: building the engines with caches"):
-            build_engines(whole.files, out, workload.contexts, recipe.engine.threads)
-            engines = prove_engines(out, run.sizes.cases, recipe.engine.threads)
+            runtime.build_sessions(out, whole.files, workload.contexts, threads)
+            engines = prove_engines(out, run.sizes.cases, runtime, threads)
     except (CompressorError, GraphPassError) as error:
         if recipe.engine.weight_precision is not None:
             raise
-        for file in (file for name in whole.files for file in out.glob(f"{Path(name).stem}.*onnx*")):
+        graphs = (file for name in whole.files for file in out.glob(f"{Path(name).stem}.*onnx*"))
+        for file in {*graphs, *runtime.session_files(out)}:
             file.unlink()
         _note_missing(run, error)
         return None, ()
     candidates = _round_weights(run, workload, scorer)
+    if (reason := runtime.write_library_files(out, _described(folder))) is not None:
+        log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
     generation = time_graphs(
         whole,
         out,
+        runtime,
         workload,
-        recipe.engine.threads,
+        threads,
         seconds=recipe.measure.seconds,
         seed=recipe.selection.seed,
         log=log,
     )
     rounded = next((row.proofs for row in candidates if row.chosen), ())
     return generation.model_copy(update={"candidates": candidates}), (whole.proof, *proofs, engines, *rounded)
+
+
+def _described(folder: ModelFolder) -> GeneratingModel:
+    """What libraries that generate have to know of a model."""
+    config, generation = folder.model.config, folder.model.generation_config
+    tokenizer = getattr(folder.processor, "tokenizer", folder.processor)
+    return GeneratingModel(config.to_dict(), generation.to_dict(), token_limit(folder.model), tokenizer)
 
 
 def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer) -> tuple[Candidate, ...]:

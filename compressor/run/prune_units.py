@@ -125,7 +125,7 @@ def prune_units(
         notes=(*(() if before is None else before.notes), *log.notes[noted:]),
         budget=budget_rows(pruned.constraints, allocation) if measured is None else reached,
         costs=cost_shares(pruned.tables, plan),
-        engine=source.engines.choice.label,
+        engine=source.engines.label,
     )
 
 

@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import onnx_ir as ir
 
 import graph_passes
-from compressor.generation import DECODER
 from compressor.generation.deliver import CachedGraphs, build_plan, dense_engines, shrink_whole
 from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.costs import CostTable
 from compressor.progress import ProgressCallback, RunLog
-from compressor.pruning.costs import PlanEngines, count_tables
+from compressor.pruning.costs import PlanBuilder, PlanEngines, count_tables
 from compressor.pruning.measure import CostSource
 from compressor.results import Size
+from compressor.targets import target
+from compressor.targets.caches import DECODER
 from compressor.units import PrunableGroup
 from graph_passes import Plan
 from graph_passes.flow.caches import bytes_per_token
 
 
-@dataclass(kw_only=True)
-class RequestEngines(PlanEngines):
+@dataclass
+class RequestEngines(PlanBuilder):
     """Builds the engines with caches of any plan of a model that generates, to time their calls.
 
     Attributes:
+        texts: builds the engines that read whole texts.
         cached: the graphs of the whole model.
         workload: the requests whose calls are timed.
     """
 
+    texts: PlanEngines
     cached: CachedGraphs
     workload: Workload
-    _whole_engine: CachedEngine | None = field(default=None, init=False, repr=False)
 
-    @classmethod
-    def of(cls, texts: PlanEngines, cached: CachedGraphs, workload: Workload) -> RequestEngines:
-        """The engines with caches beside those that read whole texts."""
-        return cls(
-            reference=texts.reference,
-            choice=texts.choice,
-            options=texts.options,
-            row=texts.row,
-            drop_unread=texts.drop_unread,
-            scratch=texts.scratch,
-            cached=cached,
-            workload=workload,
-        )
+    def __post_init__(self) -> None:
+        self.plan, self.label, self.shapes = self.texts.plan, self.texts.label, self.texts.shapes
 
     def source(
         self,
@@ -77,27 +69,29 @@ class RequestEngines(PlanEngines):
         )
 
     @property
-    def reference_form(self) -> str:
-        """Opset and numbers of operators of the graphs, which depend on how they were exported, and the new tokens."""
+    def facts(self) -> dict[str, str]:
+        """As of whole texts, but for the graphs, whose times depend on the new tokens; see `PlanBuilder.facts`."""
         graphs = [graph_passes.load(self.cached.folder / name) for name in self.cached.files]
         forms = [[graph.opset_imports, Counter(node.op_type for node in graph.graph)] for graph in graphs]
-        return json.dumps([forms, self.workload.new_tokens], sort_keys=True, default=str)
+        return self.texts.facts | {"graph": json.dumps([forms, self.workload.new_tokens], sort_keys=True, default=str)}
 
     def build(self, plan: Plan) -> CachedEngine:
-        """The engines of a plan, in a folder of their own."""
-        folder = self.scratch / f"plan{next(self._numbers)}"
-        folder.mkdir(parents=True)
-        return build_plan(self.cached, plan, self.workload, folder, self.choice.config.threads)
+        """See `PlanBuilder.build`."""
+        folder, config = self.texts.new_folder(), self.texts.choice.config
+        return build_plan(self.cached, plan, target(config.target), self.workload, folder, config.threads)
 
-    @property
+    @functools.cached_property
     def whole(self) -> CachedEngine:
-        """The engines of the whole model, built when they are needed."""
-        if self._whole_engine is None:
-            self._whole_engine = dense_engines(self.cached, self.workload, self.choice.config.threads)
-        return self._whole_engine
+        """See `PlanBuilder.whole`."""
+        config = self.texts.choice.config
+        return dense_engines(self.cached, target(config.target), self.workload, config.threads)
+
+    def float_graph(self, plan: Plan) -> ir.Model:
+        """See `PlanBuilder.float_graph`."""
+        return self.texts.float_graph(plan)
 
     def release(self) -> None:
-        """Do nothing: the engines of the whole model are also those that requests are compared with."""
+        """Keep the engines: requests are compared with those of the whole model."""
 
 
 def count_cache(

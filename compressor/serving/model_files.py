@@ -18,19 +18,21 @@ from compressor.config.fields import flag_of
 from compressor.config.run import definite_fields
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.generation import DECODER, ENCODER, engine_of
 from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.serving.inputs import SENTENCE
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
+from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
 
 GRAPH = "model.onnx"
 GENERATION = (
     *("compressor.errors", "compressor.silence_libraries", "compressor.targets.base", "compressor.targets.machine"),
-    *("compressor.targets.onnxruntime.ort_session", "compressor.generation", "compressor.generation.sessions"),
-    *("compressor.generation.engine_model", "compressor.generation.runner", "graph_passes.flow.caches"),
+    *("compressor.targets.caches", "compressor.targets.onnxruntime.ort_session"),
+    *("compressor.targets.onnxruntime.sessions", "compressor.generation", "compressor.generation.engine_model"),
+    *("compressor.generation.runner", "graph_passes.flow.caches"),
 )
 """The modules that generate with the graphs of a folder: they import each other, ONNX Runtime, PyTorch and
 transformers, and are copied beside a model that generates."""

@@ -60,6 +60,12 @@ def target_of(path: Path) -> Target:
     return suffixes.get(max(matching, key=len, default=""), target(DEFAULT_TARGET))
 
 
+def cached_target(folder: Path) -> Target:
+    """The target whose engines of a model that generates are in a folder; the default target runs the graphs too."""
+    runtimes = filter(lambda runtime: runtime.session_files(folder), map(target, TARGETS))
+    return next(runtimes, target(DEFAULT_TARGET))
+
+
 def unused_options(name: str) -> frozenset[str]:
     """Fields of `BuildOptions` that only other targets use."""
     every = frozenset(option for runtime in map(target, TARGETS) for option in runtime.options)
@@ -79,6 +85,7 @@ __all__ = [
     "Provider",
     "Target",
     "WeightPrecision",
+    "cached_target",
     "span",
     "target",
     "target_of",

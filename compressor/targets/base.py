@@ -6,8 +6,10 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +17,12 @@ import numpy as np
 from compressor.errors import ErrorCode, InputError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import onnx_ir as ir
+
     from compressor.results import EngineBuild, QuantizedProducts
+    from compressor.targets.caches import GeneratingModel, Sessions
     from compressor.targets.tensor_specs import TensorSpec
 
 Shape = tuple[int, int]
@@ -151,6 +158,10 @@ class Engine(ABC):
             InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
         """
 
+    def call(self, feeds: Feeds) -> Callable[[], object]:
+        """A function that runs the engine on a batch; what its attribute `prepare` does, if any, is not timed."""
+        return partial(self.run, feeds)
+
     @abstractmethod
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.
@@ -169,6 +180,9 @@ class Target(ABC):
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
+        caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`,
+            `session_files`); None: engines of this runtime keep no keys and values here.
+        library: the runtime's own library that generates with such engines; None: there is none.
         packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
         metadata_file: name of a second file in the folder of the engine that loading it needs; None: there is none.
@@ -185,6 +199,8 @@ class Target(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     engines: ClassVar[str]
+    caches: ClassVar[str | None] = None
+    library: ClassVar[str | None] = None
     packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
     metadata_file: ClassVar[str | None] = None
@@ -362,6 +378,66 @@ class Target(ABC):
             Path(path), provider=provider, threads=threads, kernel=kernel, cached=cached
         )
         return engine
+
+    def prepare_caches(self, graph: ir.Model) -> None:
+        """Bring a graph with key/value caches, which is changed, to the form in which the runtime fuses attention."""
+        return
+
+    def build_sessions(
+        self, folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None
+    ) -> None:
+        """Build the engines of a model that generates beside its graphs; only for a target with `caches`.
+
+        Args:
+            folder: the folder of the graphs.
+            files: names of the graphs, of which the last is the decoder; those that are missing are left out.
+            sizes: batch sizes and lengths of texts, at which forms of operators are compared.
+            threads: threads of the engines; None: one per core.
+
+        Raises:
+            InputError: the runtime cannot read or run a graph.
+        """
+        present = [name for name in files if (folder / name).is_file()]
+        self._sessions.build_sessions(folder, present, sizes, threads)
+
+    def open_sessions(self, folder: Path, *, provider: Provider | None = None, threads: int | None = None) -> Sessions:
+        """Load the engines of a model that generates; only for a target with `caches`.
+
+        Args:
+            folder: their folder.
+            provider: device to run on; None: a GPU where there is one.
+            threads: threads per call; None: one per core.
+
+        Raises:
+            UsageError: the target runs on no such provider.
+            TargetMissingError: the runtime or its device is missing.
+            InputError: an engine is missing, or cannot be loaded.
+        """
+        self.check_request(provider=provider)
+        sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads)
+        return sessions
+
+    def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
+        """Write what the library of the runtime that generates, `library`, reads beside the engines of a folder.
+
+        Args:
+            folder: the folder, whose engines `build_sessions` has built.
+            model: their model.
+
+        Returns:
+            What the library cannot do with the folder, and why; None: it loads it.
+        """
+        return None
+
+    def session_files(self, folder: Path) -> list[Path]:
+        """The files of the engines of a model that generates in a folder; empty without `caches`."""
+        files: list[Path] = self._sessions.session_files(folder) if self.caches is not None else []
+        return files
+
+    @property
+    def _sessions(self) -> ModuleType:
+        assert self.caches is not None
+        return import_module(self.caches)
 
     def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
         """Outputs of a graph compiled for the shapes of a single batch.

@@ -59,22 +59,30 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
     The operator reads keys as they are cached, so that no step transposes them. What is added to the scores (masks,
     windows, relative positions) remains as it is, and is prepared once for all layers that share it.
 
+    Args:
+        folds_queries: whether query heads that share a key/value head become further queries of it (case 3).
+
     Cases:
         1. Keys and values are a cache of the graph, that is the concatenation of earlier and new positions: the
            operator concatenates them, and the cache is its output.
         2. Keys and values are a cache that another graph computes, or are computed from a cache by selecting heads: the
            operator reads `[batch, head, position, width]`.
         3. In both cases, consecutive query heads that share a key/value head are further queries of this head, so that
-           each key is read once for all of them. Where heads have biases of their own, keys and values are repeated.
+           each key is read once for all of them. Where heads have biases of their own, or without `folds_queries`,
+           keys and values are repeated.
         4. An attention that computes something else, or not in single precision, stays as it is and is refused.
     """
+
+    def __init__(self, *, folds_queries: bool = True) -> None:
+        super().__init__()
+        self._folds_queries = folds_queries
 
     def call(self, model: ir.Model) -> ReportedResult[FusedCachedAttention]:
         matches: list[_Match] = []
         refused: list[Refusal] = []
         rewriter = _Rewriter(model)
         while caches := read_caches(model):
-            fused, refused = _fuse(model, caches, rewriter)
+            fused, refused = _fuse(model, caches, rewriter, folds_queries=self._folds_queries)
             matches += fused
             if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
                 break  # else layers behind the fused ones may have known shapes now
@@ -83,10 +91,11 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
 
 
 def _fuse(
-    model: ir.Model, caches: Mapping[ir.Value, ir.Value | None], rewriter: _Rewriter
+    model: ir.Model, caches: Mapping[ir.Value, ir.Value | None], rewriter: _Rewriter, *, folds_queries: bool
 ) -> tuple[list[_Match], list[Refusal]]:
     """Fuse the attentions whose shapes are known; returns them, and why others stay."""
-    matcher = _Matcher(model, {present or past: past for past, present in caches.items()})
+    pasts = {present or past: past for past, present in caches.items()}
+    matcher = _Matcher(model, pasts, folds_queries=folds_queries)
     matches, refused, read = list[_Match](), list[Refusal](), set[ir.Value]()
     for node in model.graph:
         if sources := matcher.caches_behind(node):
@@ -154,8 +163,8 @@ class _Matcher:
     `pasts`: tensor that holds all positions of a cache -> the graph's input of the cache.
     """
 
-    def __init__(self, model: ir.Model, pasts: dict[ir.Value, ir.Value]) -> None:
-        self.pasts = pasts
+    def __init__(self, model: ir.Model, pasts: dict[ir.Value, ir.Value], *, folds_queries: bool) -> None:
+        self.pasts, self._folds_queries = pasts, folds_queries
         self._model, self._probe = model, Probe(model)
 
     def caches_behind(self, softmax: ir.Node) -> list[ir.Value]:
@@ -186,7 +195,8 @@ class _Matcher:
         rank, (_, spans_heads, spans_queries, _) = self._spans(operands, softmax)
         tensors, kv_heads, past = (operands.key, operands.value), key[1], None
         caches = self._shared_caches(operands, softmax)
-        if caches is not None and not (spans_heads and caches[1] != query[1]):
+        folds = self._folds_queries and not spans_heads
+        if caches is not None and (folds or caches[1] == query[1]):
             tensors, kv_heads = caches
             past = self._concatenated(tensors, operands)
         if query[1] % kv_heads or self._heads(tensors[1], softmax)[1] != kv_heads:

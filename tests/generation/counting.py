@@ -9,7 +9,7 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from compressor.generation import DECODER, ENCODER
+from compressor.targets.caches import DECODER, ENCODER
 from graph_passes import save
 from graph_passes.flow.caches import record_caches
 

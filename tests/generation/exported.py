@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,9 +15,14 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.generation.deliver import CachedGraphs
 from compressor.generation.export import export_generation
-from compressor.units import keep_all
+from compressor.results import Proof, ProofStage
+from compressor.targets import TARGETS, target
+from compressor.targets.caches import DECODER, ENCODER
+from compressor.units import PrunableGroup, find_groups, keep_all
 from compressor.units.find import find_units
+from graph_passes import Plan
 from tests.shared_exports import FOLDER
 
 _SIZES: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 64}
@@ -58,6 +64,8 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
         )
     ),
 }
+RUNTIMES = [name for name in TARGETS if target(name).caches is not None]
+"""Targets whose engines keep caches."""
 QUICK = ("gpt2", "t5")
 """A decoder-only model and an encoder-decoder; exports take ten seconds each."""
 
@@ -100,3 +108,26 @@ def exported(name: str) -> Path:
         export_generation(network, keep_all(find_units(network, batch).sites), written)
         written.rename(folder)  # fails if another process has written it
     return folder
+
+
+def built(name: str, runtime: str) -> Path:
+    """The folder of a model with the engines of a runtime."""
+    folder = Path(os.environ[FOLDER]) / f"generation-{name}-{runtime}"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as parent, suppress(OSError):
+        if not folder.is_dir():
+            written = shutil.copytree(exported(name), Path(parent) / name)
+            target(runtime).build_sessions(written, (ENCODER, DECODER), [(2, 8)], 1)
+            written.rename(folder)  # fails if another process has written it
+    return folder
+
+
+def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
+    """The exported graphs of a model, the plan that keeps every unit, and its groups of heads."""
+    network, batch = model(name), inputs(name)
+    if network.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = batch["input_ids"][:, :4]
+    groups = [group for group in find_groups(network, batch) if group.type == "heads"]
+    proof = Proof(variant="dense", stage=ProofStage.CACHED_EXPORT, error=0.0, tolerance=1e-4, cases=())
+    files = tuple(path.name for path in sorted(exported(name).glob("*coder.onnx"), reverse=True))
+    plan = keep_all(groups)
+    return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, groups

@@ -13,9 +13,10 @@ import pytest
 from compressor.engines.prove import Case
 from compressor.generation.deliver import CachedGraphs, export_whole, shrink_graphs
 from compressor.generation.prove import generation_cases, whole_outputs
-from compressor.generation.sessions import OrtSessions
 from compressor.generation.steps import LOGITS, TARGET, TEXT, begin, step
 from compressor.model_folder import ModelFolder
+from compressor.targets import target
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, load
 from tests.generation.families import FAMILIES
@@ -46,7 +47,7 @@ def prove(family: str, plan: Plan, tmp_path: Path) -> OrtSessions:
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     for path in (scratch, out):
         path.mkdir(exist_ok=True)
-    proofs = shrink_graphs(whole, folder, plan, cases, scratch, out)
+    proofs = shrink_graphs(whole, folder, plan, cases, target("ort"), scratch, out)
     assert all(proof.holds for proof in proofs)
     return OrtSessions(out, optimized=False)
 

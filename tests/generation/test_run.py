@@ -12,15 +12,17 @@ import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe, definite_fields
-from compressor.generation import DECODER, engine_of
 from compressor.generation.bench import bench_generation
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener
 from compressor.results import CACHED_STAGES, NoteCode, Report
+from compressor.targets import cached_target, target
+from compressor.targets.caches import DECODER
 from compressor.units import gated
 from graph_passes import load
 from graph_passes.flow.caches import cache_names
 from tests import folders
+from tests.generation.exported import RUNTIMES
 
 SHORT: dict[str, Any] = {
     "batch": "1",
@@ -42,14 +44,16 @@ def write_rows(folder: Path) -> Path:
     return rows
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, shared_exports: None) -> tuple[Path, Report]:
+@pytest.fixture(scope="module", params=RUNTIMES)
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_exports: None
+) -> tuple[Path, Report]:
     """The folder of a run under a budget, and its report."""
     folder = tmp_path_factory.mktemp("generation")
     torch.manual_seed(0)
     model = folders.save(folders.gpt2(), folder / "model")
     out = folder / "out"
-    recipe = Recipe(model=model, data=str(write_rows(folder)), cache="50%", out=out, **SHORT)
+    recipe = Recipe(model=model, data=str(write_rows(folder)), cache="50%", out=out, target=request.param, **SHORT)
     return out, compressor.compress(recipe)
 
 
@@ -61,7 +65,8 @@ def test_graphs_with_caches_are_proven_and_timed(finished: tuple[Path, Report]) 
     stages = [(proof.variant, proof.stage) for proof in report.proofs if proof.stage in CACHED_STAGES]
     assert stages == [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES[:3])]
     assert all(proof.holds for proof in report.proofs)
-    assert engine_of(out / DECODER).is_file()
+    assert cached_target(out).name == report.target
+    assert bool(target(report.target).session_files(out))
     heads = sum(len(site.kept) for site in report.plan.sites)
     assert report.generation.compressed_cache == 2 * 4 * 8 * heads
     assert report.generation.compressed_cache <= report.generation.dense_cache / 2

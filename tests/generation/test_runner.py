@@ -12,11 +12,11 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
 
 import compressor
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.generation import DECODER
 from compressor.generation.engine_model import EngineCache
 from compressor.generation.runner import Runner, _Text, load_engine
+from compressor.targets.caches import DECODER
 from tests.generation.counting import POSITIONS, SIZE, TEMPLATE, tokenizer, write_decoder_only, write_encoder_decoder
-from tests.generation.exported import MODELS, QUICK, exported, inputs, model
+from tests.generation.exported import MODELS, QUICK, RUNTIMES, built, exported, inputs, model
 
 FAMILIES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.zoo]) for name in MODELS]
 MODES: dict[str, dict[str, Any]] = {
@@ -37,9 +37,10 @@ def tokens(engine: Any, batch: dict[str, Tensor], **options: Any) -> Tensor:
     return ids
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_equal_those_of_the_model(name: str) -> None:
-    whole, engine, batch = model(name), load_engine(exported(name), provider="cpu", threads=1), inputs(name)
+def test_tokens_equal_those_of_the_model(name: str, runtime: str) -> None:
+    whole, engine, batch = model(name), load_engine(built(name, runtime), provider="cpu", threads=1), inputs(name)
     seen = set[int]()
     for mode, options in MODES.items():
         if mode == "chunks" and whole.config.is_encoder_decoder:

@@ -16,17 +16,17 @@ from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.prove import Case
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
-from compressor.generation import DECODER, ENCODER, engine_of, weights
-from compressor.generation.deliver import build_engines
-from compressor.generation.sessions import OrtSessions
+from compressor.generation import weights
 from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.weights import Rounding, WeightTrials, rank_weights
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener, RunLog
 from compressor.results import NoteCode, ProofStage
 from compressor.run.generation import require_weights
-from compressor.targets import WEIGHT_BITS, WeightPrecision
+from compressor.targets import WEIGHT_BITS, WeightPrecision, target
 from compressor.targets.base import Feeds
+from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
 from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import matrix_of, weights_of
 from tests.faults import fails_with
@@ -46,7 +46,7 @@ def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     names = [name for name in (ENCODER, DECODER) if (source / name).is_file()]
     for name in names:
         graph_passes.save(graph_passes.load(source / name), folder / name)
-    build_engines(names, folder, [(1, 8)], 1)
+    target("ort").build_sessions(folder, names, [(1, 8)], 1)
     return folder, text_of(request.param)
 
 

@@ -5,47 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
-from compressor.generation.deliver import CachedGraphs, build_plan, shrink_whole
-from compressor.generation.sessions import OrtSessions
+from compressor.generation.deliver import build_plan, count_caches, shrink_whole
 from compressor.generation.steps import LOGITS, run_in_steps
-from compressor.generation.workload import Workload, open_engines
+from compressor.generation.workload import CachedEngine, Workload, random_texts
 from compressor.pruning.costs import keep_counts
-from compressor.results import Proof, ProofStage, Size
+from compressor.results import Size
 from compressor.run.request_costs import count_cache
-from compressor.units import PrunableGroup, find_groups, keep_all
-from graph_passes import Plan
+from compressor.targets import target
+from compressor.targets.onnxruntime.sessions import OrtSessions
+from graph_passes import save
 from graph_passes.flow.caches import bytes_per_token, cache_names
-from tests.generation.exported import MODELS, QUICK, exported, inputs, model
+from graph_passes.passes import ScaleQueries
+from tests.generation.exported import MODELS, QUICK, RUNTIMES, exported, whole_graphs
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
 
 
-def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
-    """The exported graphs of a model, the plan that keeps every unit, and its groups of heads."""
-    network, batch = model(name), inputs(name)
-    if network.config.is_encoder_decoder:
-        batch["decoder_input_ids"] = batch["input_ids"][:, :4]
-    groups = [group for group in find_groups(network, batch) if group.type == "heads"]
-    proof = Proof(variant="dense", stage=ProofStage.CACHED_EXPORT, error=0.0, tolerance=1e-4, cases=())
-    files = tuple(path.name for path in sorted(exported(name).glob("*coder.onnx"), reverse=True))
-    plan = keep_all(groups)
-    return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, groups
-
-
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", NAMES)
-def test_calls_compute_what_a_whole_text_has(name: str) -> None:
-    engine, sessions = open_engines(exported(name), "cpu", 1), OrtSessions(exported(name))
+def test_calls_compute_what_a_whole_text_has(name: str, runtime: str, tmp_path: Path) -> None:
+    cached, plan, _ = whole_graphs(name)
+    sessions = OrtSessions(exported(name))
+    engine = build_plan(cached, plan, target(runtime), Workload(((2, 6),), 8), tmp_path, 1)
     is_decoder_only = not MODELS[name]().config.is_encoder_decoder
     for size, feeds in Workload(((2, 6),), 8).feeds(exported(name), sessions.vocabulary).items():
         logits, whole = engine.run(feeds)[LOGITS], run_in_steps(sessions, feeds)[LOGITS]
         assert logits.shape[1] == (6 if is_decoder_only and size.phase == "prompt" else 1)
         assert whole.shape[1] == {"prompt": 6 * is_decoder_only or 1, "token": 6 * is_decoder_only + 5}[str(size.phase)]
         np.testing.assert_allclose(logits, whole[:, -logits.shape[1] :], atol=1e-4)
-        np.testing.assert_array_equal(engine.run(feeds)[LOGITS], logits)
+        for _ in range(2):
+            np.testing.assert_array_equal(engine.run(feeds)[LOGITS], logits)
 
 
 def test_a_request_has_a_prompt_and_the_tokens_after_the_first() -> None:
@@ -69,18 +63,38 @@ def test_the_table_of_caches_has_the_bytes_of_every_plan(name: str, tmp_path: Pa
         assert left == table.cost(counts) or (len(cache_names(decoder)) == 1 and left > table.cost(counts))
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", QUICK)
-def test_a_plan_without_heads_has_engines_too(name: str, tmp_path: Path) -> None:
+def test_a_plan_without_heads_has_engines_too(name: str, runtime: str, tmp_path: Path) -> None:
     """Cost tables start with the plan that keeps nothing."""
     cached, plan, groups = whole_graphs(name)
     workload = Workload(((1, 4),), 4)
     nothing = keep_counts(plan, groups, dict.fromkeys((group.name for group in groups), 0))
-    engine = build_plan(cached, nothing, workload, tmp_path, 1)
+    engine = build_plan(cached, nothing, target(runtime), workload, tmp_path, 1)
     for feeds in workload.feeds(cached.folder, engine.sessions.vocabulary).values():
         assert np.isfinite(engine.run(feeds)[LOGITS]).all()
 
 
+def test_a_runtime_without_engines_gets_graphs_with_plain_caches(tmp_path: Path) -> None:
+    cached, plan, groups = whole_graphs("gpt2")
+    pruned, (decoder,) = keep_counts(plan, groups, {groups[0].name: 1}), cached.files
+    feeds = random_texts(cached.folder, 90, 2, 6, 9)
+    logits = []
+    for runtime in ("ort", "trt"):
+        graph = shrink_whole(cached, pruned)[decoder]
+        target(runtime).prepare_caches(graph)
+        assert not ScaleQueries()(graph.clone()).modified or runtime == "ort"
+        assert {node.domain for node in graph.graph} == {""}
+        save(graph, tmp_path / decoder)
+        onnx.checker.check_model(str(tmp_path / decoder), full_check=True)
+        logits.append(run_in_steps(OrtSessions(tmp_path, optimized=False), feeds)[LOGITS])
+    np.testing.assert_allclose(*logits, atol=1e-4)
+    written = count_caches(cached, tmp_path, Workload(((1, 6),), 4))
+    assert (written.files, written.speeds) == (cached.files, ())
+    assert written.compressed_cache < written.dense_cache
+
+
 def test_times_with_other_threads_are_of_another_host() -> None:
     """Cost tables are stored under it."""
-    first, second = (open_engines(exported("gpt2"), "cpu", threads) for threads in (1, 2))
+    first, second = (CachedEngine.of(OrtSessions(exported("gpt2"), threads=threads)) for threads in (1, 2))
     assert first.host != second.host

@@ -68,11 +68,7 @@ def test_the_structure_of_a_model_has_its_configuration_and_its_units() -> None:
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engines = SimpleNamespace(
-        choice=SimpleNamespace(label="ort fp32", in_float=()),
-        options=SimpleNamespace(shapes=()),
-        drop_unread=True,
-        whole=None,
-        reference_form="opset 23",
+        label="ort fp32", shapes=(), whole=None, facts={"engine": "ort fp32", "graph": "opset 23"}
     )
     groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]
     dense: Any = SimpleNamespace(session={"runtime": "ort"}, host="ort on CPU, 2 threads")
@@ -119,9 +115,9 @@ def use_another(source: CostSource, monkeypatch: pytest.MonkeyPatch, change: str
         case "device":
             source.dense.host = "ort on a GPU"
         case "graph":
-            source.engines.reference_form = "opset 18"  # type: ignore[misc]
+            source.engines.facts["graph"] = "opset 18"
         case "engine" | "precision":
-            source.engines.choice.label = f"another {change}"  # type: ignore[misc]
+            source.engines.facts["engine"] = f"another {change}"
         case "size":
             return replace(source, inputs={Size(1, 64): {}})
     return source
@@ -177,14 +173,14 @@ class PlanCounts:
     """Engines that are the numbers of units of their plans.
 
     Attributes:
-        reference: has the plan that keeps every unit.
+        plan: keeps every unit.
         built: the engines, in order.
         interrupted: how many engines are built before the measurement is interrupted; None: all.
     """
 
     def __init__(self, groups: Sequence[PrunableGroup], **fields: Any) -> None:
         self.__dict__ |= fields
-        self.reference = SimpleNamespace(plan=keep_all(groups))
+        self.plan = keep_all(groups)
         self.built: list[dict[str, int]] = []
         self.interrupted: int | None = None
 

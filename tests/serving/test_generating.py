@@ -21,7 +21,6 @@ from google.protobuf import json_format
 from compressor.config.check import CheckRequest
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.generation import DECODER, ENCODER, engine_of
 from compressor.generation.runner import load_engine
 from compressor.latency import check
 from compressor.report import JSON_NAME
@@ -29,6 +28,8 @@ from compressor.results import NoteCode
 from compressor.serving import export, kserve, triton_config
 from compressor.serving.model_files import GENERATION
 from compressor.targets import target
+from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.onnxruntime.sessions import engine_of
 from tests.faults import fails_with
 from tests.generation.counting import POSITIONS, TEMPLATE, write_decoder_only, write_encoder_decoder
 from tests.serving import backend_stand_in, triton_server

@@ -103,7 +103,7 @@ def _require_no_caches(step: Units) -> None:
     if step.needs_caches:
         raise UsageError(
             f"{flag_of(step.needs_caches)}: bounds what a model that generates does with its key/value caches, in fp32"
-            " on ONNX Runtime; this run has no such engine, so set another budget, such as --macs 50%",
+            " on ONNX Runtime or OpenVINO; this run has no such engine, so set another budget, such as --macs 50%",
             code=ErrorCode.CONTRADICTION,
             field=step.needs_caches,
         )
@@ -273,7 +273,7 @@ def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None =
     structure, groups = structure_of(run.model.folder.model, run.model.groups), run.model.groups
     cached, workload = context.graphs.cached, _requests(step, context)
     if cached is not None and workload is not None:
-        requests = RequestEngines.of(engines, cached, workload)
+        requests = RequestEngines(engines, cached, workload)
         return requests.source(structure, groups, list(run.timed_inputs), run.log, counts_cache=step.cache is not None)
     sizes = timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     inputs = example_feeds_by_size(run.model.folder, sizes)

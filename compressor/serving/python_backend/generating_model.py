@@ -20,7 +20,7 @@ import triton_python_backend_utils as pb_utils
 sys.path.insert(0, str(Path(__file__).parent))
 from compressor.generation.engine_model import EngineModel
 from compressor.generation.runner import Runner, read_generation_config
-from compressor.generation.sessions import OrtSessions
+from compressor.targets.onnxruntime.sessions import OrtSessions
 
 _OPTIONS = {"max_tokens": "max_new_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k"}
 """Name of an input -> option of transformers' `generate`."""

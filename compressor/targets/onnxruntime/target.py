@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from compressor.targets.base import Feeds, Precision, Provider, Target
+from compressor.targets.caches import GeneratingModel
 from graph_passes import load
 
 
@@ -16,6 +17,8 @@ class OnnxRuntimeTarget(Target):
     name = "ort"
     title = "ONNX Runtime"
     engines = "compressor.targets.onnxruntime.engine"
+    caches = "compressor.targets.onnxruntime.sessions"
+    library = "onnxruntime-genai"
     packages = ("onnxruntime",)
     engine_file = "engine.onnx"
     suffixes = (".onnx",)
@@ -28,6 +31,12 @@ class OnnxRuntimeTarget(Target):
         from compressor.targets.onnxruntime import ort_session
 
         ort_session.session_settings(ort_session.choose_provider(provider, precision, kernel), None, kernel)
+
+    def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
+        """Write `genai_config.json`; see `Target.write_library_files`."""
+        from compressor.targets.onnxruntime.genai import write_genai_config
+
+        return write_genai_config(folder, model)
 
     def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
         """Outputs of a graph whose free axes are fixed; see `Target.run_fixed`."""

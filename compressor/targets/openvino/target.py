@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider, Target
+from compressor.targets.caches import GeneratingModel
 
 
 class OpenVinoTarget(Target):
@@ -20,6 +21,8 @@ class OpenVinoTarget(Target):
     name = "openvino"
     title = "OpenVINO"
     engines = "compressor.targets.openvino.engine"
+    caches = "compressor.targets.openvino.stateful"
+    library = "openvino-genai"
     packages = ("openvino",)
     engine_file = "engine.xml"
     metadata_file = "engine.bin"
@@ -46,6 +49,12 @@ class OpenVinoTarget(Target):
         from compressor.targets.openvino import session
 
         session.check_precision(precision)
+
+    def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
+        """Write the tokenizer as graphs; see `Target.write_library_files`."""
+        from compressor.targets.openvino.genai import write_tokenizer
+
+        return write_tokenizer(folder, model)
 
     def run_fixed(self, onnx: Path, feeds: Feeds, *, precision: Precision = "fp32") -> dict[str, np.ndarray]:
         """Outputs of a graph that OpenVINO reads itself; see `Target.run_fixed`."""

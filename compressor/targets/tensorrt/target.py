@@ -10,6 +10,8 @@ from compressor.errors import TargetMissingError
 from compressor.targets.base import Precision, Provider, Target
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from compressor.targets.cuda import CudaDriver
     from compressor.targets.tensorrt.engine import TrtEngine
 
@@ -27,6 +29,12 @@ class TensorRtTarget(Target):
     symmetric = True
     tried_precisions = ("fp32", "fp16", "int8", "fp8")
     options = frozenset({"workspace", "timing_cache", "hardware_compatible", "version_compatible"})
+
+    def prepare_caches(self, graph: ir.Model) -> None:
+        """Scale queries instead of scores, where TensorRT's fused attention expects it; see `Target.prepare_caches`."""
+        from graph_passes.passes import ScaleQueries
+
+        ScaleQueries()(graph)
 
     def missing(self) -> str | None:
         """Why engines can neither be built nor run on this machine, in a few words; None: they can."""

@@ -149,6 +149,13 @@ def test_heads_with_biases_of_their_own_read_repeated_keys() -> None:
     assert (result.report.extending, len(result.report.reading)) == ((), 1)
 
 
+def test_keys_are_repeated_for_a_runtime_that_folds_no_queries() -> None:
+    result = rewritten(FuseCachedAttention(folds_queries=False), shared(4, 2), sizes=CALLS)
+    (node,) = fused_nodes(result.model)
+    assert node.attributes.get_int("num_heads") == 4
+    assert (result.report.extending, len(result.report.reading)) == ((), 1)
+
+
 def test_heads_that_share_keys_unevenly_read_those_that_are_selected() -> None:
     select = "k_each = Gather <axis = 1> (k_all, heads)  v_each = Gather <axis = 1> (v_all, heads)"
     model = decoder(4, 2, select=select, keys=("k_each", "v_each"), constants=", int64[4] heads = {0, 0, 0, 1}")

@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 
 from compressor.errors import ErrorCode, InputError
-from compressor.generation import DECODER, ENCODER
-from compressor.generation.sessions import OrtCaches, OrtSessions
+from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions
 from graph_passes import load, save
 from graph_passes.flow.caches import CACHES
 from tests.generation.counting import SIZE, write_decoder_only, write_encoder_decoder

@@ -1,24 +1,19 @@
-"""The graphs of a model that generates, as sessions of a runtime, and the keys and values that they keep.
-
-`Sessions` is what a search of tokens needs of a runtime. Caches are tensors of the runtime: a search passes them from
-one call to the next, and reads only how many positions they hold.
-"""
+"""ONNX Runtime's sessions of a model that generates; keys and values stay in its memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from compressor.errors import ErrorCode, InputError
-from compressor.generation import DECODER, ENCODER, WEIGHTS, engine_of
-from compressor.targets.base import Feeds, Provider, missing_input
+from compressor.targets.base import BuildOptions, Feeds, Provider, missing_input, span
+from compressor.targets.caches import DECODER, ENCODER, MASKS, Caches, Sessions, missing_encoder, require_decoder
 from compressor.targets.onnxruntime.ort_session import (
     PROVIDERS,
     choose_provider,
@@ -28,74 +23,41 @@ from compressor.targets.onnxruntime.ort_session import (
 )
 from graph_passes.flow.caches import CACHES
 
-_MASKS = ("attention_mask", "encoder_attention_mask")
-"""Names of the mask of a decoder: over its own positions, or over those of the encoder."""
-_REMEDY = "a run on a model that generates writes it into its output folder"
+FINER = "compressor.weights.finer"
+"""Key of the metadata of an engine: JSON list of the weights in the next finer precision."""
+WEIGHTS = "compressor.weights"
+"""Entry of the metadata of an engine with the precision of its weights."""
+_CHOICE_SECONDS = 1.0
+"""Maximum time spent on choosing the form of an operator."""
 
 
-class Caches(ABC):
-    """Keys and values of a batch of texts.
+def engine_of(graph: Path) -> Path:
+    """The file of ONNX Runtime's engine of a graph, beside it."""
+    return graph.with_name(f"{graph.stem}.engine.onnx")
 
-    Attributes:
-        length: positions of the decoder that they hold.
-        batch: number of texts.
+
+def session_files(folder: Path) -> list[Path]:
+    """The engines in a folder with their weights; see `Target.session_files`."""
+    engines = [engine_of(folder / name) for name in (ENCODER, DECODER)]
+    return sorted(path for engine in engines for path in folder.glob(f"{engine.name}*"))
+
+
+def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
+    """Build the engines of graphs beside them: attention over caches is one operator where it pays.
+
+    See `Target.build_sessions`.
     """
+    from compressor.targets.onnxruntime.engine import build_engine  # a server that generates builds nothing
 
-    length: int
-
-    @property
-    @abstractmethod
-    def batch(self) -> int: ...
-
-    @abstractmethod
-    def select(self, indices: np.ndarray) -> Self:
-        """The caches of some texts of the batch, by their indices `[text]`, of which each may be repeated."""
+    batches, lengths = zip(*sizes, strict=True)
+    options = BuildOptions(batch=span(batches), seq=span(lengths), norm_seconds=_CHOICE_SECONDS)
+    for path in (folder / name for name in files):
+        build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
 
 
-class Sessions(ABC):
-    """The graphs of a model, loaded into a runtime.
-
-    Attributes:
-        vocabulary: number of logits of each position.
-    """
-
-    vocabulary: int
-
-    @abstractmethod
-    def start(self, batch: int) -> Caches:
-        """The caches of a decoder-only model before the first token of `batch` texts."""
-
-    @abstractmethod
-    def encode(self, inputs: Feeds) -> Caches:
-        """The caches of an encoder-decoder before the first token: keys and values of what the encoder has read.
-
-        Args:
-            inputs: `input_ids` and `attention_mask` `[text, position]`, or `input_features` `[text, channel, frame]`;
-                inputs that the graph lacks are ignored.
-
-        Raises:
-            InputError: an input is missing, or the graph cannot run on these inputs.
-        """
-
-    @abstractmethod
-    def decode(
-        self, input_ids: np.ndarray, mask: np.ndarray | None, position_ids: np.ndarray | None, caches: Caches
-    ) -> tuple[np.ndarray, Caches]:
-        """Read further tokens.
-
-        Args:
-            input_ids: the tokens `[text, new position]`.
-            mask: 1 for positions that are read, 0 for padding: `[text, earlier and new position]`, or those of the
-                encoder `[text, source position]`; None where the graph has no mask.
-            position_ids: number of each token in its text `[text, new position]`; None where the graph counts itself.
-            caches: the earlier positions, which stay as they are.
-
-        Returns:
-            Logits `[text, new position, token]`, and the caches of earlier and new positions.
-
-        Raises:
-            InputError: an input is missing, or the graph cannot run on these inputs.
-        """
+def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None) -> OrtSessions:
+    """Load the engines of a folder, or its graphs where it has no engines; see `Target.open_sessions`."""
+    return OrtSessions(folder, provider=provider, threads=threads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,33 +65,27 @@ class OrtCaches(Caches):
     """Caches in the memory of ONNX Runtime.
 
     Attributes:
-        length: see `Caches`.
+        length, sources: see `Caches`.
         decoded: name of an input of the decoder -> keys or values `[text, head, position, width]` that it has computed.
         encoded: the same of the encoder, for the texts that it has read.
-        sources: index of the text of the encoder that each text of the decoder belongs to.
     """
 
     length: int
+    sources: np.ndarray
     decoded: Mapping[str, ort.OrtValue]
     encoded: Mapping[str, ort.OrtValue]
-    sources: np.ndarray
-
-    @property
-    def batch(self) -> int:
-        """See `Caches`."""
-        return len(self.sources)
 
     def select(self, indices: np.ndarray) -> OrtCaches:
         """See `Caches.select`."""
         sources = self.sources[indices]
         # The texts of a beam search belong to one source, so what was encoded stays where it is.
         same = np.array_equal(sources, self.sources)
-        return OrtCaches(
-            self.length,
-            _select(self.decoded, indices),
-            self.encoded if same else _select(self.encoded, indices),
-            sources,
-        )
+        encoded = self.encoded if same else _select(self.encoded, indices)
+        return OrtCaches(self.length, sources, _select(self.decoded, indices), encoded)
+
+    def copy(self) -> OrtCaches:
+        """These caches themselves, which no call changes."""
+        return self
 
 
 class OrtSessions(Sessions):
@@ -160,25 +116,24 @@ class OrtSessions(Sessions):
         decoder: Path | None = None,
     ) -> None:
         provider = choose_provider(provider, "fp32") if optimized else "cpu"
-        settings = session_settings(provider, threads) | ({} if optimized else {"graph_optimization": "none"})
+        self.settings = settings = session_settings(provider, threads)
+        if not optimized:
+            settings["graph_optimization"] = "none"
         self._device = "cpu" if settings["provider"] == PROVIDERS["cpu"] else "cuda"
-        if not (folder / DECODER).is_file():
-            raise InputError(
-                f"{folder}: has no {DECODER}, the graph that generates; {_REMEDY}",
-                code=ErrorCode.FILE_MISSING,
-                path=folder / DECODER,
-            )
+        require_decoder(folder)
 
-        def open_graph(name: str) -> ort.InferenceSession:
+        def file_of(name: str) -> Path:
             engine = engine_of(folder / name)
-            return open_session(engine if optimized and engine.is_file() else folder / name, settings)
+            return engine if optimized and engine.is_file() else folder / name
 
-        self._decoder = open_graph(DECODER) if decoder is None else open_session(decoder, settings)
+        self.path = decoder or file_of(DECODER)
+        self._decoder = open_session(self.path, settings)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         recorded = self._decoder.get_modelmeta().custom_metadata_map.get(CACHES)
         if recorded is None:
             raise InputError(
-                f"{folder / DECODER}: records no caches of keys and values; {_REMEDY}",
+                f"{folder / DECODER}: records no caches of keys and values; a run on a model that generates writes"
+                " graphs with caches into its output folder",
                 code=ErrorCode.FILE_MISMATCH,
                 path=folder / DECODER,
             )
@@ -188,26 +143,14 @@ class OrtSessions(Sessions):
         self._encoded = {name: output for name, output in caches.items() if output not in returned}
         has_encoder = (folder / ENCODER).is_file()
         if self._encoded and not has_encoder:
-            raise InputError(
-                f"{folder}: has no {ENCODER}, which computes what {DECODER} reads; copy it too",
-                code=ErrorCode.FILE_MISSING,
-                path=folder / ENCODER,
-            )
-        self._encoder = open_graph(ENCODER) if has_encoder else None
+            raise missing_encoder(folder / ENCODER, DECODER)
+        self._encoder = open_session(file_of(ENCODER), settings) if has_encoder else None
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
-        self.constants = dict[str, np.ndarray]()
-
-    @property
-    def precision(self) -> str:
-        """The precision of the decoder; of its weights alone where these have fewer bits, e.g. `int4w`."""
-        return self._decoder.get_modelmeta().custom_metadata_map.get(WEIGHTS, "fp32")
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token adds to the caches of a text."""
+        self.precision = self._decoder.get_modelmeta().custom_metadata_map.get(WEIGHTS, "fp32")
         values = [self._inputs[name] for name in self._decoded]
-        return sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
+        self.bytes_per_token = sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
+        self.constants = dict[str, np.ndarray]()
 
     def start(self, batch: int) -> OrtCaches:
         """See `Sessions.start`."""
@@ -227,7 +170,7 @@ class OrtSessions(Sessions):
     ) -> tuple[np.ndarray, OrtCaches]:
         """See `Sessions.decode`."""
         assert isinstance(caches, OrtCaches)
-        feeds = {"input_ids": input_ids, **dict.fromkeys(_MASKS, mask), "position_ids": position_ids}
+        feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
         outputs = self._run(
@@ -244,7 +187,7 @@ class OrtSessions(Sessions):
             value = self._inputs[name]
             _, heads, _, width = value.shape
             decoded[name] = _tensor(np.empty((batch, heads, 0, width), _dtype(value)), self._device)
-        return OrtCaches(0, decoded, encoded, np.arange(batch))
+        return OrtCaches(0, np.arange(batch), decoded, encoded)
 
     def _run(
         self, session: ort.InferenceSession, arrays: Feeds, caches: Mapping[str, ort.OrtValue], outputs: list[str]

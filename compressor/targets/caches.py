@@ -1,0 +1,159 @@
+"""Engines of a model that generates, which keep keys and values from call to call.
+
+`Sessions` is what a search of tokens needs of a runtime. Caches are tensors of the runtime: a search passes them from
+one call to the next, and reads only how many positions they hold. A target whose engines keep caches names the module
+that builds and opens them (`Target.caches`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from compressor.errors import ErrorCode, InputError
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+"""The graphs of a folder that generates; only an encoder-decoder has an encoder."""
+MASKS = ("attention_mask", "encoder_attention_mask")
+"""Names of the mask of a decoder: over its own positions, or over those of the encoder."""
+
+
+@dataclass(frozen=True)
+class GeneratingModel:
+    """What libraries that generate with an engine have to know of its model.
+
+    Attributes:
+        config: the content of `config.json`.
+        generation: the content of `generation_config.json`.
+        positions: maximum length of a text in tokens; None: it has none.
+        tokenizer: the tokenizer of transformers; None: there is none.
+    """
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    positions: int | None
+    tokenizer: Any
+
+    def token(self, name: str) -> Any:
+        """The id of a special token, or several, by the name of its field; None: there is none."""
+        token = self.generation.get(name)
+        return self.config.get(name) if token is None else token
+
+
+class Caches(ABC):
+    """Keys and values of a batch of texts.
+
+    Attributes:
+        length: positions of the decoder that they hold.
+        sources: index of the text of the encoder that each text of the decoder belongs to.
+    """
+
+    length: int
+    sources: np.ndarray
+
+    @property
+    def batch(self) -> int:
+        """Number of texts."""
+        return len(self.sources)
+
+    @abstractmethod
+    def select(self, indices: np.ndarray) -> Self:
+        """The caches of some texts of the batch, by their indices `[text]`, of which each may be repeated."""
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """The same caches, for one more call of `Sessions.decode`."""
+
+    def load(self) -> None:
+        """Bring the caches to the memory that `Sessions.decode` reads, which it does itself otherwise."""
+        return
+
+
+class Sessions(ABC):
+    """The graphs of a model, loaded into a runtime.
+
+    Attributes:
+        path: the file of the decoder.
+        settings: runtime, device and options, as recorded in reports.
+        vocabulary: number of logits of each position.
+        precision: the precision of the decoder; of its weights alone where these have fewer bits, e.g. `int4w`.
+        bytes_per_token: bytes of keys and values that a token adds to the caches of a text.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    vocabulary: int
+    precision: str
+    bytes_per_token: int
+
+    @property
+    def host(self) -> str:
+        """Runtime and device, for readers."""
+        return f"{self.settings['runtime']} on {self.settings['provider']}, {self.settings['intra_op_threads']} threads"
+
+    @abstractmethod
+    def start(self, batch: int) -> Caches:
+        """The caches of a decoder-only model before the first token of `batch` texts."""
+
+    @abstractmethod
+    def encode(self, inputs: Mapping[str, np.ndarray]) -> Caches:
+        """The caches of an encoder-decoder before the first token: keys and values of what the encoder has read.
+
+        Args:
+            inputs: `input_ids` and `attention_mask` `[text, position]`, or `input_features` `[text, channel, frame]`;
+                inputs that the graph lacks are ignored.
+
+        Raises:
+            InputError: an input is missing, or the graph cannot run on these inputs.
+        """
+
+    @abstractmethod
+    def decode(
+        self, input_ids: np.ndarray, mask: np.ndarray | None, position_ids: np.ndarray | None, caches: Caches
+    ) -> tuple[np.ndarray, Caches]:
+        """Read further tokens.
+
+        Args:
+            input_ids: the tokens `[text, new position]`.
+            mask: 1 for positions that are read, 0 for padding: `[text, earlier and new position]`, or those of the
+                encoder `[text, source position]`; None where the graph has no mask.
+            position_ids: number of each token in its text `[text, new position]`; None where the graph counts itself.
+            caches: the earlier positions. A runtime may extend them where they are, so that they are read once;
+                `Caches.copy` gives caches for another call.
+
+        Returns:
+            Logits `[text, new position, token]`, and the caches of earlier and new positions.
+
+        Raises:
+            InputError: an input is missing, the graph cannot run on these inputs, or the caches were read before.
+        """
+
+
+def require_decoder(folder: Path) -> None:
+    """Raise InputError if a folder has no graph that generates."""
+    if not (folder / DECODER).is_file():
+        raise InputError(
+            f"{folder}: has no {DECODER}, the graph that generates; a run on a model that generates writes it into its"
+            " output folder",
+            code=ErrorCode.FILE_MISSING,
+            path=folder / DECODER,
+        )
+
+
+def missing_encoder(path: Path, decoder: str) -> InputError:
+    """The error of a folder without the encoder that its decoder needs.
+
+    Args:
+        path: the file of the encoder.
+        decoder: the file name of the decoder.
+    """
+    return InputError(
+        f"{path.parent}: has no {path.name}, which computes what {decoder} reads; copy it too",
+        code=ErrorCode.FILE_MISSING,
+        path=path,
+    )

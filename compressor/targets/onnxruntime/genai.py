@@ -1,0 +1,106 @@
+"""The file by which onnxruntime-genai loads the engine of a decoder.
+
+Version 0.18 reads the layers, the numbers of their key/value heads and their widths off the inputs of the graph, so
+that layers may differ; what the file says of them is for earlier versions. Caches grow: past and present tensors are
+not the same memory, which only some operators could write to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from compressor.targets.caches import DECODER, ENCODER, GeneratingModel
+from compressor.targets.onnxruntime.sessions import engine_of
+from compressor.workdir import write_json
+from graph_passes import load
+from graph_passes.flow.caches import read_caches
+
+FILE = "genai_config.json"
+_KEY = re.compile(r"past_key_values\.(\d+)\.key")
+_UNBOUNDED = 2**15
+"""Length of texts where the model has no maximum."""
+
+
+def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
+    """Write the file for the engine of a folder.
+
+    Args:
+        folder: the folder.
+        model: the model of the engine.
+
+    Returns:
+        Why onnxruntime-genai cannot load the engine, in which case there is no file; None: it can.
+    """
+    if (folder / ENCODER).is_file() or model.config.get("is_encoder_decoder"):
+        return "it runs no encoder-decoders with these graphs"
+    path = engine_of(folder / DECODER)
+    graph = load(path)
+    keys = {
+        int(match[1]): value
+        for value, present in read_caches(graph).items()
+        if present is not None and (match := _KEY.fullmatch(str(value.name)))
+    }
+    if not keys:
+        return "no layer keeps keys and values"
+    write_json(folder / FILE, {"model": _model(path.name, graph, keys, model), "search": _search(model)})
+    return None
+
+
+def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: GeneratingModel) -> dict[str, Any]:
+    """What the file says of the model.
+
+    Args:
+        file: name of the engine.
+        graph: the engine.
+        keys: number of a layer -> its cache of keys `[text, head, position, width]`.
+        model: the model.
+    """
+    _, heads, _, width = next(iter(keys.values())).shape or ()
+    inputs = {str(value.name) for value in graph.graph.inputs}
+    names = {name: name for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
+    logits = next(value for value in graph.graph.outputs if value.name == "logits")
+    assert logits.shape is not None
+    tokens = {name: model.token(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if tokens["pad_token_id"] is None:
+        ends = tokens["eos_token_id"]
+        tokens["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
+    return {
+        "type": "decoder",
+        "vocab_size": logits.shape[-1],
+        "context_length": model.positions or _UNBOUNDED,
+        **{name: token for name, token in tokens.items() if token is not None},
+        "decoder": {
+            "filename": file,
+            "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+            "num_hidden_layers": len(keys),
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "head_size": width,
+            "hidden_size": model.config.get("hidden_size") or model.config.get("n_embd") or heads * width,
+            "inputs": {
+                **names,
+                "past_key_names": "past_key_values.%d.key",
+                "past_value_names": "past_key_values.%d.value",
+            },
+            "outputs": {
+                "logits": "logits",
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        },
+    }
+
+
+def _search(model: GeneratingModel) -> dict[str, Any]:
+    """Greedy search, which the application may change."""
+    return {
+        "do_sample": False,
+        "num_beams": 1,
+        "max_length": model.positions or _UNBOUNDED,
+        "past_present_share_buffer": False,
+    }

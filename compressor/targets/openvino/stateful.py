@@ -1,0 +1,262 @@
+"""OpenVINO's engines of a model that generates, whose decoder keeps keys and values as states of a request.
+
+The decoder of a decoder-only model is `openvino_model.xml`, which openvino-genai loads too: besides the inputs of the
+graph it has `beam_idx` `[text]`, the text of the batch before whose keys and values each text continues. Keys and
+values that an encoder computes stay inputs of the decoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import openvino
+from openvino import opset13 as ops
+from openvino._offline_transformations import apply_make_stateful_transformation
+
+from compressor.errors import ErrorCode, InputError
+from compressor.targets.base import Feeds, Provider
+from compressor.targets.caches import DECODER, ENCODER, MASKS, Caches, Sessions, missing_encoder
+from compressor.targets.openvino.batches import EngineRequest
+from compressor.targets.openvino.session import (
+    Names,
+    compile_model,
+    read_model,
+    run_request,
+    session_settings,
+    stored_info,
+    tensor_names,
+    write_model,
+)
+from graph_passes import load, save
+from graph_passes.flow.caches import bytes_per_token, cache_names
+from graph_passes.passes import DropIdleCaches
+from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
+
+ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.xml"
+"""Files of a decoder without an encoder, of a decoder that reads one, and of the encoder."""
+_BEAMS = "beam_idx"
+
+
+def session_files(folder: Path) -> list[Path]:
+    """The engines in a folder with their weights; see `Target.session_files`."""
+    engines = (folder / name for name in (ALONE, _AFTER_ENCODER, _ENCODER))
+    return [file for path in engines for file in (path, path.with_suffix(".bin")) if file.is_file()]
+
+
+def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
+    """Convert graphs, the decoder with its caches as states; see `Target.build_sessions`."""
+    files = tuple(files)
+    for name in files:
+        graph = DropIdleCaches()(load(folder / name)).model  # a state that nothing reads fails in OpenVINO 2026.4
+        inputs = [str(value.name) for value in graph.graph.inputs if not value.is_initializer()]
+        caches, outputs = cache_names(graph), [str(value.name) for value in graph.graph.outputs]
+        states = {past: present for past, present in caches.items() if present in outputs}
+        info: dict[str, Any] = {
+            "inputs": [name for name in inputs if name not in states],
+            "outputs": [name for name in outputs if name not in states.values()],
+            "encoded": {past: present for past, present in caches.items() if past not in states},
+        }
+        path = folder / (_ENCODER if name == ENCODER else _AFTER_ENCODER if ENCODER in files else ALONE)
+        model = _convert(graph, folder)
+        if name == DECODER:
+            info |= {"bytes_per_token": bytes_per_token(graph), "inputs": [*info["inputs"], _BEAMS]}
+            _keep_states(model, inputs, states)
+            # The default rounds the keys and values to 8 bits.
+            model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+        write_model(model, path, info)
+
+
+def _convert(graph: ir.Model, folder: Path) -> openvino.Model:
+    """A graph whose attentions over caches are one operator each, which extends a state where it is."""
+    FuseCachedAttention(folds_queries=False)(graph)
+    with tempfile.TemporaryDirectory(prefix=".openvino-", dir=folder) as scratch:
+        path = Path(scratch) / DECODER
+        save(graph, path)
+        return read_model(path)
+
+
+def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[str, str]) -> None:
+    """Make caches states of a model, which `beam_idx` selects the texts of before each call.
+
+    Args:
+        model: the decoder, which is changed.
+        inputs: names of the inputs of the graph, in order.
+        states: input of a cache -> output that is its next content.
+    """
+    parameters = dict(zip(inputs, model.get_parameters(), strict=True))
+    beams = ops.parameter([-1], np.int32, name=_BEAMS)
+    beams.output(0).set_names({_BEAMS})
+    batch = ops.gather(ops.shape_of(parameters["input_ids"]), ops.constant([0]), ops.constant(0))
+    for name in states:
+        readers = parameters[name].output(0).get_target_inputs()
+        selected = ops.gather(parameters[name], beams, ops.constant(0))
+        for reader in readers:
+            reader.replace_source_output(selected.output(0))
+    model.add_parameters([beams])
+    model.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(model, dict(states))
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, width = node.get_output_partial_shape(0)
+            sizes = [ops.constant([size]) for size in (heads.get_length(), 0, width.get_length())]
+            empty = ops.constant(0, node.get_output_element_type(0))
+            node.set_arguments([ops.broadcast(empty, ops.concat([batch, *sizes], 0)).output(0)])
+    model.validate_nodes_and_infer_types()
+
+
+def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None) -> OpenVinoSessions:
+    """Load the engines of a folder; see `Target.open_sessions`."""
+    return OpenVinoSessions(folder, threads=threads)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenVinoCaches(Caches):
+    """Caches in the state of a request, or a copy of it.
+
+    Attributes:
+        length, sources: see `Caches`.
+        sessions: the owner of the request.
+        version: number of the state, which each call replaces by another one.
+        order: index in that state of the keys and values of each text.
+        encoded: input of the decoder -> keys or values of the encoder, for the texts that it has read.
+        saved: state -> its content, where the caches are a copy.
+    """
+
+    length: int
+    sources: np.ndarray
+    sessions: OpenVinoSessions
+    version: int
+    order: np.ndarray
+    encoded: Mapping[str, np.ndarray]
+    saved: Mapping[str, np.ndarray] | None = None
+
+    def select(self, indices: np.ndarray) -> OpenVinoCaches:
+        """See `Caches.select`."""
+        sources, encoded = self.sources[indices], self.encoded
+        if not np.array_equal(sources, self.sources):  # else a beam search reorders the texts of each source
+            encoded = {name: array[indices] for name, array in encoded.items()}
+        order = self.order[indices] if self.length else np.arange(len(indices))
+        return dataclasses.replace(self, sources=sources, order=order, encoded=encoded)
+
+    def copy(self) -> OpenVinoCaches:
+        """See `Caches.copy`."""
+        saved = self.sessions.read_state(self.version) if self.saved is None and self.length else self.saved
+        return dataclasses.replace(self, version=self.sessions.new_version(), saved=saved)
+
+    def load(self) -> None:
+        """See `Caches.load`."""
+        self.sessions.load(self)
+
+
+class OpenVinoSessions(Sessions):
+    """The engines of a folder in OpenVINO. Only one thread at a time may use them.
+
+    Args:
+        folder: the folder.
+        threads: threads per call; None: one per core.
+
+    Attributes:
+        request: runs the decoder, and holds the state.
+
+    Raises:
+        InputError: an engine is missing or cannot be loaded.
+    """
+
+    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
+        path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
+        if path is None:
+            raise InputError(
+                f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again",
+                code=ErrorCode.FILE_MISSING,
+                path=folder / ALONE,
+            )
+        self.path, self.settings = path, session_settings(threads)
+        model = read_model(path)
+        info = stored_info(model)
+        self.bytes_per_token, self._encoded = info["bytes_per_token"], info["encoded"]
+        self.vocabulary = model.outputs[0].partial_shape[-1].get_length()
+        self.precision = "fp32"
+        self._names, self.request = self._open(model, path)
+        self._run = EngineRequest(self.request)
+        self._encoder = None
+        if (encoder := folder / _ENCODER).is_file() and path.name == _AFTER_ENCODER:
+            names, request = self._open(read_model(encoder), encoder)
+            self._encoder = names, EngineRequest(request)
+        elif self._encoded:
+            raise missing_encoder(encoder, path.name)
+        self._version, self._versions = 0, 0
+
+    def _open(self, model: openvino.Model, path: Path) -> tuple[Names, openvino.InferRequest]:
+        return tensor_names(model), compile_model(model, path, self.settings).create_infer_request()
+
+    def start(self, batch: int) -> OpenVinoCaches:
+        """See `Sessions.start`."""
+        return OpenVinoCaches(0, np.arange(batch), self, self.new_version(), np.arange(batch), {})
+
+    def encode(self, inputs: Feeds) -> OpenVinoCaches:
+        """See `Sessions.encode`."""
+        empty = self.start(len(next(iter(inputs.values()))))
+        if self._encoder is None:  # no cross-attention has heads
+            return empty
+        names, request = self._encoder
+        outputs = run_request(request, names, inputs)
+        encoded = {name: outputs[output] for name, output in self._encoded.items()}
+        return dataclasses.replace(empty, encoded=encoded)
+
+    def decode(
+        self, input_ids: np.ndarray, mask: np.ndarray | None, position_ids: np.ndarray | None, caches: Caches
+    ) -> tuple[np.ndarray, OpenVinoCaches]:
+        """See `Sessions.decode`."""
+        assert isinstance(caches, OpenVinoCaches)
+        caches.load()
+        feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids, **caches.encoded}
+        arrays = {name: array for name, array in feeds.items() if array is not None}
+        arrays[_BEAMS] = caches.order.astype(np.int32)
+        self._version = self.new_version()  # a call that fails changes the state too
+        logits = run_request(self._run, self._names, arrays)["logits"]
+        return logits, dataclasses.replace(
+            caches,
+            length=caches.length + input_ids.shape[1],
+            version=self._version,
+            order=np.arange(len(input_ids)),
+            saved=None,
+        )
+
+    def new_version(self) -> int:
+        """The number of another state."""
+        self._versions += 1
+        return self._versions
+
+    def read_state(self, version: int) -> dict[str, np.ndarray]:
+        """The content of the state of a version, by the names of its parts.
+
+        Raises:
+            InputError: a later call has replaced it.
+        """
+        self._require(version)
+        return {part.name: part.state.data.copy() for part in self.request.query_state()}
+
+    def load(self, caches: OpenVinoCaches) -> None:
+        """Make caches the state of the request; see `Caches.load`."""
+        if caches.version == self._version:
+            return
+        if caches.length and caches.saved is None:
+            self._require(caches.version)
+        self.request.reset_state()
+        if caches.saved is not None:
+            for part in self.request.query_state():
+                part.state = openvino.Tensor(caches.saved[part.name])
+        self._version = caches.version
+
+    def _require(self, version: int) -> None:
+        if version != self._version:
+            raise InputError(
+                "the keys and values were extended by a later call; copy them before it",
+                code=ErrorCode.UNSUPPORTED,
+            )

@@ -1,0 +1,97 @@
+"""Engines of OpenVINO keep keys and values in the state of a request, which a search selects, copies and restores."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.engines.prove import Case
+from compressor.errors import ErrorCode, InputError
+from compressor.generation.prove import prove_steps
+from compressor.generation.steps import run_in_steps
+from compressor.results import ProofStage
+from compressor.targets.onnxruntime.sessions import OrtSessions
+from compressor.targets.openvino.session import executed_layers
+from compressor.targets.openvino.stateful import OpenVinoCaches, OpenVinoSessions, session_files
+from tests.generation.exported import MODELS, QUICK, built, inputs
+
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
+IDS = np.array([[5, 9, 3], [7, 8, 6]])
+
+
+@pytest.fixture
+def sessions() -> OpenVinoSessions:
+    return OpenVinoSessions(built("gpt2", "openvino"), threads=1)
+
+
+def decode(sessions: OpenVinoSessions, ids: np.ndarray, caches: OpenVinoCaches) -> tuple[np.ndarray, OpenVinoCaches]:
+    mask = np.ones((len(ids), caches.length + ids.shape[1]), np.int64)
+    return sessions.decode(ids, mask, mask.cumsum(1)[:, caches.length :] - 1, caches)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_compute_what_the_graphs_do(name: str) -> None:
+    folder, feeds = built(name, "openvino"), {name: array.numpy() for name, array in inputs(name).items()}
+    if MODELS[name]().config.is_encoder_decoder:
+        feeds["decoder_input_ids"] = np.arange(6)[None].repeat(len(next(iter(feeds.values()))), axis=0)
+    cases = [Case(feeds, "a batch"), Case({name: array[:1] for name, array in feeds.items()}, "a text")]
+    expected = [run_in_steps(OrtSessions(folder, optimized=False), case.feeds) for case in cases]
+    engines = OpenVinoSessions(folder, threads=1)
+    assert prove_steps(ProofStage.CACHED_BUILD, "compressed", cases, expected, engines).holds
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_is_one_layer_that_extends_the_state(name: str) -> None:
+    config = MODELS[name]().config
+    decoders = config.to_dict().get("decoder_layers") or getattr(config, "num_decoder_layers", config.num_hidden_layers)
+    engines = OpenVinoSessions(built(name, "openvino"), threads=1)
+    kinds = [layer.kind for layer in executed_layers(engines.request.get_compiled_model())]
+    assert kinds.count("ScaledDotProductAttention") == decoders * (1 + config.is_encoder_decoder)
+
+
+def test_texts_are_selected_and_repeated(sessions: OpenVinoSessions) -> None:
+    _, caches = decode(sessions, IDS, sessions.start(2))
+    token = np.array([[4], [4], [4]])
+    logits, _ = decode(sessions, token, caches.copy().select(np.array([1, 0, 1])))
+    other, _ = decode(sessions, token, decode(sessions, IDS[[1, 0, 1]], sessions.start(3))[1])
+    np.testing.assert_allclose(logits, other, atol=1e-5)
+
+
+def test_copies_are_read_again_and_others_once(sessions: OpenVinoSessions) -> None:
+    _, caches = decode(sessions, IDS, sessions.start(2))
+    kept, token = caches.copy(), IDS[:, :1]
+    first, after = decode(sessions, token, caches)
+    for _ in range(2):
+        np.testing.assert_allclose(decode(sessions, token, kept.copy())[0], first, atol=1e-5)
+    for read in (lambda: decode(sessions, token, after), after.copy):
+        with pytest.raises(InputError) as error:
+            read()
+        assert error.value.code is ErrorCode.UNSUPPORTED
+    np.testing.assert_allclose(decode(sessions, token, kept)[0], first, atol=1e-5)
+
+
+def test_an_input_that_is_missing_is_named(sessions: OpenVinoSessions) -> None:
+    with pytest.raises(InputError) as error:
+        sessions.decode(IDS, None, None, sessions.start(2))
+    assert (error.value.code, error.value.details["tensor"]) == (ErrorCode.TENSOR_MISMATCH, "attention_mask")
+
+
+def test_inputs_that_do_not_fit_are_an_error_of_the_runtime(sessions: OpenVinoSessions) -> None:
+    _, caches = decode(sessions, IDS[:1], sessions.start(1))
+    with pytest.raises(InputError) as error:
+        decode(sessions, np.full((1, 100), 5), caches)  # more positions than the model has
+    assert error.value.code is ErrorCode.RUNTIME_FAILED
+    assert np.isfinite(decode(sessions, IDS, sessions.start(2))[0]).all()
+
+
+@pytest.mark.parametrize(("name", "file"), [("gpt2", "openvino_model.xml"), ("t5", "encoder.xml")])
+def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str, file: str) -> None:
+    folder = shutil.copytree(built(name, "openvino"), tmp_path / "folder")
+    assert folder / file in session_files(folder)
+    (folder / file).unlink()
+    with pytest.raises(InputError) as error:
+        OpenVinoSessions(folder)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, folder / file)
