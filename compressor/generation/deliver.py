@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor.engines.build import require_complete
-from compressor.engines.prove import Case
+from compressor.engines.prove import Case, case_name, prove_outputs
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
@@ -27,9 +27,10 @@ from compressor.model_folder import ModelFolder, fresh_model
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
 from compressor.targets import BuildOptions, span
+from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.engine import build_engine
 from compressor.targets.relative_error import Outputs
-from compressor.units.hook import Attention
+from compressor.units.hook import Attention, family
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.shrink import shrink_parts
@@ -129,9 +130,20 @@ def _prove_export(
     """
     fresh, gated = fresh_model(folder, trained=variant != "dense"), OrtSessions(graphs, optimized=False)
 
+    def run(feeds: Feeds) -> Outputs:
+        try:
+            return run_in_steps(gated, feeds)
+        except InputError as error:
+            raise InputError(
+                f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
+                f" ({error}); the exporter of transformers fixes a size of this family",
+                code=ErrorCode.EXPORT_FAILED,
+                family=family(fresh),
+            ) from error
+
     def prove() -> Proof:
         expected = whole_outputs(fresh, plan, texts, attention)
-        return prove_steps(ProofStage.CACHED_EXPORT, variant, texts, expected, gated)
+        return prove_outputs(ProofStage.CACHED_EXPORT, variant, texts, expected, run, TOLERANCE["fp32"])
 
     return require_export(prove, fresh, texts)
 
@@ -211,19 +223,20 @@ def build_engines(files: Iterable[str], folder: Path, sizes: Iterable[tuple[int,
             build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
 
 
-def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None) -> Proof:
+def prove_engines(folder: Path, cases: Sequence[Case], threads: int | None, variant: VariantName) -> Proof:
     """The proof that the engines compute what their graphs do, which the runtime does not optimize there.
 
     Args:
         folder: the folder of the graphs and engines.
         cases: inputs of the proofs of the run.
         threads: threads of the sessions; None: one per core.
+        variant: name of the variant.
 
     Raises:
         MismatchError: it does not hold.
     """
     texts, engines = generation_cases(cases), OrtSessions(folder, provider="cpu", threads=threads)
-    return prove_steps(ProofStage.CACHED_BUILD, "compressed", texts, _outputs(folder, texts), engines)
+    return prove_steps(ProofStage.CACHED_BUILD, variant, texts, _outputs(folder, texts), engines)
 
 
 def time_graphs(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from compressor.targets.base import Engine, Feeds, Provider
 from compressor.targets.onnxruntime.ort_session import session_settings
 from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import load
+
+if TYPE_CHECKING:
+    from compressor.generation.engine_model import EngineModel
 
 CALLS: tuple[Phase, ...] = ("prompt", "token")
 """What is timed."""
@@ -120,6 +124,14 @@ class CachedEngine(Engine):
         if self._prepared is None or self._prepared[0] is not feeds:
             self._prepared = feeds, call_of(self.sessions, feeds)
         return {LOGITS: self._prepared[1]()}
+
+    def generator(self, model: Any) -> EngineModel:
+        """A model that generates with the settings of `model`; see `Engine.generator`."""
+        from compressor.generation.engine_model import EngineModel  # needs PyTorch, as rows do
+
+        engine = EngineModel.of(type(model), model.config, self.sessions)
+        engine.generation_config = model.generation_config
+        return engine
 
     def memory(self, feeds: Feeds) -> int | None:
         """Unknown: engines of a workload are timed alone."""

@@ -151,6 +151,14 @@ class Engine(ABC):
             InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
         """
 
+    def generator(self, model: Any) -> Any:
+        """The model of transformers whose `generate` runs the engine with its key/value caches; None: it has none.
+
+        Args:
+            model: a model of transformers, of the class and configuration of the engine's.
+        """
+        return None
+
     @abstractmethod
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.
