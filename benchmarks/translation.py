@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import (
     MarianConfig,
     MarianMTModel,
@@ -48,6 +47,7 @@ from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.scoring import forward_of
 from compressor.tasks.splits import named_splits, pick
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "multi30k_deen.tsv.xz"
@@ -187,19 +187,11 @@ def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> Non
 
 def score(folder: ModelFolder, data: Data, size: Size) -> None:
     """Print BLEU of beam search on the validation and the test rows."""
-    model = folder.model.eval()
-    device = model.device
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
-        logits: np.ndarray = model(**inputs, use_cache=False).logits.float().cpu().numpy()
-        return logits
-
     for name, rows in (("validation", data.eval), ("test", data.test)):
         start_time = time.perf_counter()
         part = rows if size.rows is None else rows.select(range(size.rows))
         with torch.inference_mode():
-            bleu = data.task.score(statistics(data.task, part, forward))
+            bleu = data.task.score(statistics(data.task, part, forward_of(data.task, folder.model)))
         print(f"BLEU on {len(part)} {name} rows: {bleu:.2f} ({time.perf_counter() - start_time:.0f} s)", flush=True)
 
 

@@ -578,12 +578,14 @@ class Generation(Row):
     or of its weights alone: `int4w`. `candidates` are the precisions that were tried for it, scored on the evaluation
     rows; empty where the weights stay in floats without a trial. `new_tokens` is the number of tokens that a request
     generates. `dense_cache` and `compressed_cache` are bytes of keys and values that each token of a text adds to the
-    cache.
+    cache. `is_scored` says whether the metric of the report is that of their engines; else it is that of the engines
+    that read whole texts.
     """
 
     files: tuple[str, ...]
     new_tokens: int
     precision: str = "fp32"
+    is_scored: bool = False
     candidates: tuple[Candidate, ...] = ()
     speeds: tuple[GenerationSpeed, ...] = ()
     dense_cache: int

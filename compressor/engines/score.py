@@ -20,7 +20,7 @@ from compressor.progress import ProgressCallback, RunLog
 from compressor.results import Note, NoteCode, Score, is_within, loss_of
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
-from compressor.tasks.base import Forward
+from compressor.tasks.base import Forward, GeneratingForward
 from compressor.tasks.causal_lm import read
 from compressor.tasks.data import PURPOSES
 from compressor.tasks.scoring import batches, sample_of
@@ -41,7 +41,7 @@ def reads_in_order(variant: Variant, task: Task) -> bool:
 
 
 def forward_of(variant: Variant, task: Task, on_logits: LogitsObserver | None = None) -> Forward:
-    """Runs a batch with the engine, and passes its logits on."""
+    """Runs a batch with the engine, and passes its logits on; or generates with its caches, if it has some."""
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
         outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
@@ -50,7 +50,7 @@ def forward_of(variant: Variant, task: Task, on_logits: LogitsObserver | None = 
             on_logits(logits, batch)
         return logits
 
-    return forward
+    return GeneratingForward(forward, functools.cache(variant.engine.generator))
 
 
 def metric_sums_of(

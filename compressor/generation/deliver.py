@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor.engines.build import require_complete
-from compressor.engines.prove import Case
+from compressor.engines.prove import Case, case_name, prove_outputs
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
@@ -24,10 +24,11 @@ from compressor.model_folder import ModelFolder, fresh_model
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
 from compressor.targets import Provider, Target
+from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.caches import DECODER
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
-from compressor.units.hook import Attention
+from compressor.units.hook import Attention, family
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.flow.caches import bytes_per_token
@@ -135,9 +136,20 @@ def _prove_export(
     """
     fresh, gated = fresh_model(folder, trained=variant != "dense"), OrtSessions(graphs, optimized=False)
 
+    def run(feeds: Feeds) -> Outputs:
+        try:
+            return run_in_steps(gated, feeds)
+        except InputError as error:
+            raise InputError(
+                f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
+                f" ({error}); the exporter of transformers fixes a size of this family",
+                code=ErrorCode.EXPORT_FAILED,
+                family=family(fresh),
+            ) from error
+
     def prove() -> Proof:
         expected = whole_outputs(fresh, plan, texts, attention)
-        return prove_steps(ProofStage.CACHED_EXPORT, variant, texts, expected, gated)
+        return prove_outputs(ProofStage.CACHED_EXPORT, variant, texts, expected, run, TOLERANCE["fp32"])
 
     return require_export(prove, fresh, texts)
 
@@ -198,10 +210,11 @@ def build_plan(
     """
     _write(shrink_whole(whole, plan), out)
     runtime.build_sessions(out, whole.files, workload.contexts, threads)
-    return _open(runtime, out, threads)
+    return open_engines(runtime, out, threads)
 
 
-def _open(runtime: Target, folder: Path, threads: int | None) -> CachedEngine:
+def open_engines(runtime: Target, folder: Path, threads: int | None) -> CachedEngine:
+    """Load the engines with caches that a target has built in a folder; `threads` None: one per core."""
     return CachedEngine.of(runtime.open_sessions(folder, provider=_provider(runtime), threads=threads))
 
 
@@ -210,7 +223,9 @@ def _provider(runtime: Target) -> Provider:
     return "cpu" if "cpu" in runtime.providers else runtime.providers[0]
 
 
-def prove_engines(folder: Path, cases: Sequence[Case], runtime: Target, threads: int | None) -> Proof:
+def prove_engines(
+    folder: Path, cases: Sequence[Case], runtime: Target, threads: int | None, variant: VariantName
+) -> Proof:
     """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
 
     Args:
@@ -218,13 +233,14 @@ def prove_engines(folder: Path, cases: Sequence[Case], runtime: Target, threads:
         cases: inputs of the proofs of the run.
         runtime: the target of the engines.
         threads: threads of the sessions; None: one per core.
+        variant: name of the variant.
 
     Raises:
         MismatchError: it does not hold.
     """
     texts = generation_cases(cases)
     engines = runtime.open_sessions(folder, provider=_provider(runtime), threads=threads)
-    return prove_steps(ProofStage.CACHED_BUILD, "compressed", texts, _outputs(folder, texts), engines)
+    return prove_steps(ProofStage.CACHED_BUILD, variant, texts, _outputs(folder, texts), engines)
 
 
 def count_caches(whole: CachedGraphs, compressed: Path, workload: Workload) -> Generation:
@@ -272,7 +288,7 @@ def time_graphs(
         seed: seed of the bootstrap.
         log: receives the stages.
     """
-    both = dense_engines(whole, runtime, workload, threads), _open(runtime, compressed, threads)
+    both = dense_engines(whole, runtime, workload, threads), open_engines(runtime, compressed, threads)
     texts = workload.feeds(whole.folder, both[0].sessions.vocabulary)
     pairs = dict[Size, list[np.ndarray]]()
     for size, feeds in texts.items():
@@ -299,7 +315,7 @@ def dense_engines(whole: CachedGraphs, runtime: Target, workload: Workload, thre
     """The engines of the whole model, which are built once and stay beside its graphs."""
     dense = whole.folder / "dense"
     if dense.is_dir():
-        return _open(runtime, dense, threads)
+        return open_engines(runtime, dense, threads)
     dense.mkdir()
     return build_plan(whole, whole.plan, runtime, workload, dense, threads)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from compressor.targets.base import Engine, Feeds
 from compressor.targets.caches import ENCODER, Caches, Sessions
 from compressor.targets.trial_inputs import trial_feeds
 from graph_passes import load
+
+if TYPE_CHECKING:
+    from compressor.generation.engine_model import EngineModel
 
 CALLS: tuple[Phase, ...] = ("prompt", "token")
 """What is timed."""
@@ -160,6 +164,14 @@ class CachedEngine(Engine):
         if self._prepared is None or self._prepared[0] is not feeds:
             self._prepared = feeds, Call(self.sessions, feeds)
         return self._prepared[1]
+
+    def generator(self, model: Any) -> EngineModel:
+        """A model that generates with the settings of `model`; see `Engine.generator`."""
+        from compressor.generation.engine_model import EngineModel  # needs PyTorch, as rows do
+
+        engine = EngineModel.of(type(model), model.config, self.sessions)
+        engine.generation_config = model.generation_config
+        return engine
 
     def memory(self, feeds: Feeds) -> int | None:
         """Unknown: engines of a workload are timed alone."""

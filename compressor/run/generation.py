@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
+from compressor.engines.build import Variant
+from compressor.engines.choose import ChosenEngine
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.generation.deliver import (
     CachedGraphs,
     count_caches,
+    dense_engines,
     export_whole,
+    open_engines,
     prove_engines,
     shrink_graphs,
     time_graphs,
@@ -26,6 +32,14 @@ from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, Target, WeightPrecis
 from compressor.targets.caches import GeneratingModel
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
+
+_REFUSALS = (
+    ErrorCode.UNSUPPORTED_MODEL,
+    ErrorCode.EXPORT_FAILED,
+    ErrorCode.PLAN_MISMATCH,
+    ErrorCode.SITE_REFUSED,
+)
+"""Codes of errors that name what graphs with caches cannot have."""
 
 
 def cached_runtime(config: EngineConfig) -> Target:
@@ -73,11 +87,12 @@ def export_cached(run: RunContext) -> CachedGraphs | None:
     """Export the whole model with caches.
 
     Returns:
-        Its graphs; None where the model does not generate or the recipe wants no cache, or where it cannot be exported
-        with caches, for which there is a note with the reason.
+        Its graphs; None where the model does not generate or the recipe wants no cache, or where its export with caches
+        is refused, for which there is a note with the reason.
 
     Raises:
-        CompressorError: it cannot be exported with caches, whose weights the recipe wants rounded.
+        CompressorError: the graphs compute something else than the model; or the export is refused, and the recipe
+            wants the weights of these graphs rounded.
     """
     config, folder = run.recipe.export, run.model.folder
     if run.sizes.workload is None:
@@ -85,62 +100,85 @@ def export_cached(run: RunContext) -> CachedGraphs | None:
     out = run.work.scratch / "cached"
     out.mkdir(exist_ok=True)
     plan = keep_all(run.model.groups or run.model.sites)
-    try:
-        with run.log.stage("dense: exporting the graphs with caches"):
-            return export_whole(folder, plan, run.sizes.cases, out, opset=config.opset, attention=config.attention)
-    except (CompressorError, GraphPassError) as error:
-        if run.recipe.engine.weight_precision is not None:
-            raise
-        _note_missing(run, error)
-        return None
+    with _refusal_noted(run), run.log.stage("dense: exporting the graphs with caches"):
+        return export_whole(folder, plan, run.sizes.cases, out, opset=config.opset, attention=config.attention)
+    return None
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What a run delivers beside the engine that reads whole texts, and what its metric is measured with.
+
+    Attributes:
+        scored: the dense and the compressed variant, with engines with caches where the task is one of models that
+            generate.
+        scorer: scores engines on the evaluation rows, in comparison with the dense one of `scored`.
+        generation: the graphs with caches; None: there are none.
+        proofs: their proofs.
+    """
+
+    scored: tuple[Variant, Variant]
+    scorer: EvaluationScorer
+    generation: Generation | None = None
+    proofs: tuple[Proof, ...] = ()
 
 
 def deliver_cached(
-    run: RunContext, plan: Plan, whole: CachedGraphs | None, scorer: EvaluationScorer
-) -> tuple[Generation | None, tuple[Proof, ...]]:
+    run: RunContext,
+    plan: Plan,
+    whole: CachedGraphs | None,
+    dense: Variant,
+    chosen: ChosenEngine,
+    scorer: EvaluationScorer,
+) -> Delivered:
     """Write the graphs that generate text beside the engine, proven and timed.
 
     Args:
         run: the run, whose model has the weights of the plan.
         plan: the plan.
         whole: the graphs of the whole model; None: there are none.
-        scorer: scores engines with rounded weights, in comparison with the dense engine.
+        dense: the dense variant, whose engine reads whole texts.
+        chosen: the compressed variant, whose engine reads whole texts.
+        scorer: scores engines on the evaluation rows, in comparison with the dense one.
 
     Returns:
-        What was written and measured, and the proofs. Nothing where the graphs cannot lose what the plan drops, for
-        which there is a note with the reason.
+        What was delivered. There are no graphs with caches if these cannot lose what the plan drops, for which there is
+        a note with the reason.
 
     Raises:
-        CompressorError: the recipe wants rounded weights, and no engine with them can be built and proven.
+        CompressorError: a proof does not hold, or an engine cannot be built; or the graphs cannot lose what the plan
+            drops, and the recipe wants their weights rounded.
     """
-    workload = run.sizes.workload
+    reads_whole, proofs = Delivered((dense, chosen.variant), scorer), list[Proof]()
+    workload, threads, log, out = run.sizes.workload, run.recipe.engine.threads, run.log, run.work.result
     if whole is None or workload is None:
-        return None, ()
-    recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
-    runtime, threads = cached_runtime(recipe.engine), recipe.engine.threads
+        return reads_whole
+    runtime, folder = cached_runtime(run.recipe.engine), run.model.folder
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
-    try:
-        with log.stage("compressed: shrinking the graphs with caches"):
-            proofs = shrink_graphs(whole, folder, plan, run.sizes.cases, runtime, scratch, out)
-        if runtime.caches is None:
-            text = (
-                f"engines of {runtime.title} with key/value caches are not built here: build them from"
-                f" {' and '.join(whole.files)}, which take and return keys and values"
-            )
-            log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])
-            return count_caches(whole, out, workload), (whole.proof, *proofs)
-        with log.stage("compressed: building the engines with caches"):
-            runtime.build_sessions(out, whole.files, workload.contexts, threads)
-            engines = prove_engines(out, run.sizes.cases, runtime, threads)
-    except (CompressorError, GraphPassError) as error:
-        if recipe.engine.weight_precision is not None:
-            raise
-        graphs = (file for name in whole.files for file in out.glob(f"{Path(name).stem}.*onnx*"))
-        for file in {*graphs, *runtime.session_files(out)}:
-            file.unlink()
-        _note_missing(run, error)
-        return None, ()
+    with _refusal_noted(run), log.stage("compressed: shrinking the graphs with caches"):
+        proofs += [whole.proof, *shrink_graphs(whole, folder, plan, run.sizes.cases, runtime, scratch, out)]
+    if not proofs:
+        return reads_whole
+    if runtime.caches is None:
+        text = (
+            f"engines of {runtime.title} with key/value caches are not built here: build them from"
+            f" {' and '.join(whole.files)}, which take and return keys and values"
+        )
+        log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])
+        return replace(reads_whole, generation=count_caches(whole, out, workload), proofs=tuple(proofs))
+    with log.stage("compressed: building the engines with caches"):
+        runtime.build_sessions(out, whole.files, workload.contexts, threads)
+        proofs.append(prove_engines(out, run.sizes.cases, runtime, threads, "compressed"))
+    config = chosen.choice.config
+    serves = is_engine_of_caches(config) and config.target == runtime.name and run.recipe.engine.provider != "cuda"
+    is_scored = serves and run.data is not None and run.data.task.generates
+    if is_scored:
+        with log.stage("dense: building the engines with caches"):
+            whole_engine = dense_engines(whole, runtime, workload, threads)
+            proofs.append(prove_engines(whole_engine.path.parent, run.sizes.cases, runtime, threads, "dense"))
+        dense = replace(dense, engine=whole_engine)
+        scorer = run.stages.scorer(dense)
     candidates = _round_weights(run, workload, scorer)
     if (reason := runtime.write_library_files(out, _described(folder))) is not None:
         log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
@@ -150,12 +188,14 @@ def deliver_cached(
         runtime,
         workload,
         threads,
-        seconds=recipe.measure.seconds,
-        seed=recipe.selection.seed,
+        seconds=run.recipe.measure.seconds,
+        seed=run.recipe.selection.seed,
         log=log,
     )
+    generation = generation.model_copy(update={"candidates": candidates, "is_scored": is_scored})
     rounded = next((row.proofs for row in candidates if row.chosen), ())
-    return generation.model_copy(update={"candidates": candidates}), (whole.proof, *proofs, engines, *rounded)
+    compressed = replace(chosen.variant, engine=open_engines(runtime, out, threads)) if is_scored else chosen.variant
+    return Delivered((dense, compressed), scorer, generation, (*proofs, *rounded))
 
 
 def _described(folder: ModelFolder) -> GeneratingModel:
@@ -199,7 +239,18 @@ def _weight_precisions(recipe: Recipe, scorer: EvaluationScorer) -> tuple[Weight
     return (None, *WEIGHT_BITS) if tries and is_bounded else ()
 
 
-def _note_missing(run: RunContext, error: Exception) -> None:
-    """Note that the output has no graphs that generate text."""
-    text = f"the folder has no graphs that generate text, only one that reads a whole text at once: {error}"
-    run.log.add_notes([Note(code=NoteCode.NO_CACHE, text=text)])
+@contextlib.contextmanager
+def _refusal_noted(run: RunContext) -> Iterator[None]:
+    """Inside, a refusal of the graphs with caches ends the block with a note, unless the recipe wants them.
+
+    Raises:
+        CompressorError: any other error, such as a proof that does not hold.
+    """
+    try:
+        yield
+    except (CompressorError, GraphPassError) as error:
+        is_refusal = isinstance(error, GraphPassError) or error.code in _REFUSALS
+        if not is_refusal or run.recipe.engine.weight_precision is not None:
+            raise
+        text = f"the folder has no graphs that generate text, only one that reads a whole text at once: {error}"
+        run.log.add_notes([Note(code=NoteCode.NO_CACHE, text=text)])

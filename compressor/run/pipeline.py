@@ -279,14 +279,15 @@ def _deliver(run: RunContext, learned: State, graphs: Graphs) -> Report:
     log.add_notes(run_notes.emptied_head_notes(learned.selected.plan, chosen.variant.graph.plan))
     variants = {variant.name: variant for variant in filter(None, (dense, rewritten, chosen.variant))}
     configs: dict[VariantName, EngineConfig] = {"dense": run.built.engine.reference, "compressed": chosen.choice.config}
-    results = run.stages.finish(variants, configs, scorer, chosen.scored)
-    generation, steps = deliver_cached(run, learned.selected.plan, graphs.cached, scorer)
+    cached = deliver_cached(run, learned.selected.plan, graphs.cached, dense, chosen, scorer)
+    scored = chosen.scored if cached.scorer is scorer else None
+    results = run.stages.finish(variants, configs, cached.scored, cached.scorer, scored)
     speeds = results.speeds if run.model.missing is None else ()
-    budget, missed = delivered_rows(learned.selected.budget, speeds, generation)
+    budget, missed = delivered_rows(learned.selected.budget, speeds, cached.generation)
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *steps)))
-    report = make_report(run, selected, dense, chosen, results, graphs.refused, generation)
+    chosen = replace(chosen, variant=replace(chosen.variant, proofs=(*chosen.variant.proofs, *cached.proofs)))
+    report = make_report(run, selected, dense, chosen, results, graphs.refused, cached.generation)
     return write_output(report, run, selected, dense)
 
 

@@ -79,6 +79,7 @@ class Stages:
         self,
         variants: Mapping[VariantName, Variant],
         configs: Mapping[VariantName, EngineConfig],
+        compared: tuple[Variant, Variant] | None = None,
         scorer: EvaluationScorer | None = None,
         scored: ScoredAnswers | None = None,
     ) -> Results:
@@ -89,6 +90,7 @@ class Stages:
         Args:
             variants: the compressed variant and those to compare it with; without the dense one nothing is scored.
             configs: settings of the dense and of the compressed engine.
+            compared: the dense and the compressed variant to score; None: those of `variants`.
             scorer: has scored engines on the evaluation rows; None: none were.
             scored: the answers of the compressed engine to these rows; None: they are not known.
         """
@@ -96,7 +98,7 @@ class Stages:
         if self.data is not None and "dense" in variants:
             from compressor.run.evaluate import evaluate
 
-            dense, compressed = variants["dense"], variants["compressed"]
+            dense, compressed = compared or (variants["dense"], variants["compressed"])
             results = evaluate((dense, compressed), self.data, recipe, self.log)
             if recipe.selection.max_drop is not None:
                 further = (scorer or self.scorer(dense)).scores(compressed, scored)

@@ -162,6 +162,14 @@ class Engine(ABC):
         """A function that runs the engine on a batch; what its attribute `prepare` does, if any, is not timed."""
         return partial(self.run, feeds)
 
+    def generator(self, model: Any) -> Any:
+        """The model of transformers whose `generate` runs the engine with its key/value caches; None: it has none.
+
+        Args:
+            model: a model of transformers, of the class and configuration of the engine's.
+        """
+        return None
+
     @abstractmethod
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.

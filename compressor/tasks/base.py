@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,28 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
 
 
+@dataclass(frozen=True)
+class GeneratingForward:
+    """A `Forward` of a model or an engine that may have key/value caches to generate with.
+
+    Attributes:
+        run: what a call runs.
+        generator: takes the model of the folder, and returns the one of transformers whose `generate`, with a cache, is
+            that of the model or the engine; None: it has no cache.
+    """
+
+    run: Forward
+    generator: Callable[[PreTrainedModel], Any]
+
+    def __call__(self, batch: dict[str, Tensor]) -> np.ndarray:
+        return self.run(batch)
+
+
+def generator_of(forward: Forward, model: PreTrainedModel) -> Any:
+    """What generates with a cache what `forward` computes; see `GeneratingForward`."""
+    return getattr(forward, "generator", lambda _: None)(model)
+
+
 class Task(ABC):
     """A task of a model folder.
 
@@ -46,6 +69,7 @@ class Task(ABC):
         reads_streams: whether the model keeps a memory of earlier examples, so that scoring and training read a text in
             parallel streams (`causal_lm.Streams`).
         embeds: whether the scored output is an embedding of each text.
+        generates: whether it is a task of models that generate, whose engines with key/value caches are scored.
         joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them. `start_logits` and
             `end_logits` are logits over positions; any other output `[examples, n]` is logits of n classes.
@@ -66,6 +90,7 @@ class Task(ABC):
     in_order: ClassVar[bool] = False
     reads_streams: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
     joined_rows: ClassVar[int] = 1
     outputs: tuple[str, ...] = ("logits",)
     label_name: ClassVar[str] = "labels"

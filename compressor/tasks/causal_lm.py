@@ -44,6 +44,7 @@ class CausalLM(Task):
     """
 
     name = "causal-lm"
+    generates = True
     metrics: ClassVar[tuple[Metric, ...]] = (PERPLEXITY,)
     text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
     shortest: ClassVar[int] = 2
@@ -164,6 +165,7 @@ class Streams(CausalLM):
 
     in_order = True
     reads_streams = True
+    generates = False
     label_name = "shift_labels"
     shortest = 1
     _overlap = 1

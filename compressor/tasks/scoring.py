@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.tasks.base import Forward, Task
+from compressor.tasks.base import Forward, GeneratingForward, Task
 from compressor.tasks.forwards import forward_arguments
 
 BATCH_SIZE = 32
@@ -57,14 +57,14 @@ def indices_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]
 
 
 def forward_of(task: Task, model: PreTrainedModel) -> Forward:
-    """Runs a batch with a PyTorch model in evaluation mode."""
+    """Runs a batch with a PyTorch model in evaluation mode, or generates with it."""
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
         with torch.no_grad():
             return task.logits(model(**forward_arguments(model, batch)))
 
     model.eval()
-    return forward
+    return GeneratingForward(forward, lambda _: model)
 
 
 def sample_of(task: Task, examples: Dataset, count: int, seed: int) -> Dataset:

@@ -14,7 +14,7 @@ import sacrebleu
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from compressor.config.sections import RowsConfig
@@ -22,7 +22,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Forward, Task
+from compressor.tasks.base import Forward, Task, generator_of
 from compressor.tasks.columns import TextColumns, is_text
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad
 from compressor.tasks.forwards import LABELS
@@ -56,10 +56,10 @@ class TranslationColumns(TextColumns):
 class Translation(Task):
     """Translation by an encoder-decoder, scored by BLEU of beam search or by the loss with teacher forcing.
 
-    BLEU is sacrebleu's, cased, against the target texts as they are. The search has five beams; length penalty and
-    special tokens are those of the model's generation configuration. The maximum length limits sources, targets and
-    generated texts. Rows must contain prefixes that the model expects in every source, such as T5's. Rows without
-    targets get those that the whole model generates.
+    BLEU is sacrebleu's, cased, against the target texts as they are. The search is that of transformers, with five
+    beams, and with key/value caches where there are any; length penalty and special tokens are those of the model's
+    generation configuration. The maximum length limits sources, targets and generated texts. Rows must contain prefixes
+    that the model expects in every source, such as T5's. Rows without targets get those that the whole model generates.
 
     Raises:
         InputError: the model is not an encoder-decoder of text, its configuration lacks the token that starts a target,
@@ -67,6 +67,7 @@ class Translation(Task):
     """
 
     name = "translation"
+    generates = True
     metrics: ClassVar[tuple[Metric, ...]] = (_BLEU, _LOSS)
     text_columns: ClassVar[TextColumns] = TranslationColumns(
         usual=(("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text")),
@@ -176,22 +177,19 @@ class Translation(Task):
         return () if self._metric == _LOSS else self._translate(forward, examples)
 
     def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
-        """The translations of beam search as targets, as engines generate them."""
+        """The translations of beam search as targets."""
         return self._with_targets(examples, self._translate(forward, examples))
 
     def targets_by(
         self, model: PreTrainedModel, examples: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Sequence[Any]] | None:
-        """The most likely token after each token as targets, where there are none, generated with a cache.
+        """The most likely token after each token as targets, where there are none.
 
-        A beam search without one, as engines need, takes too long for the many rows of a training.
+        A beam search takes too long for the many rows of a training.
         """
         if any(example["reference"] for example in examples):
             return None
-        settings = generation_settings(model, beams=1, longest=self._texts.longest)
-        settings.use_cache = True
-        with torch.no_grad(), quiet_transformers():
-            ids = model.generate(**self._sources(examples), generation_config=settings)  # type: ignore[operator]
+        ids = _search(model, model, self._sources(examples), beams=1, longest=self._texts.longest)
         return self._with_targets(examples, self._tokenizer.batch_decode(ids, skip_special_tokens=True))
 
     def _with_targets(
@@ -207,7 +205,7 @@ class Translation(Task):
 
     def _sources(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = self.collate(examples)
-        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+        return {name: torch.as_tensor(batch[name]) for name in ("input_ids", "attention_mask")}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and tokens of each target, from logits `[batch, target, vocabulary]`; not for BLEU."""
@@ -219,24 +217,38 @@ class Translation(Task):
 def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
     """The best target of each source, ids `[batch, tokens]`, by the beam search of transformers.
 
-    Each token takes a forward of the whole sources and of all tokens generated so far, as an engine without key/value
-    cache requires, so that targets of PyTorch and of engines are comparable.
+    Models and engines with key/value caches generate with them. Where an engine has none, each token takes a forward of
+    the whole sources and of all tokens generated so far.
 
     Args:
-        model: has special tokens, length penalty and the like; it is not run.
-        forward: (input_ids, attention_mask, decoder_input_ids) to logits `[batch, target, vocabulary]`.
+        model: has special tokens, length penalty and the like; it runs only where it is what `forward` runs.
+        forward: a model or an engine, (input_ids, attention_mask, decoder_input_ids) to logits
+            `[batch, target, vocabulary]`.
         batch: input_ids and attention_mask, `[batch, source]`.
         beams: hypotheses kept per source.
         longest: maximum number of tokens of a target.
     """
-    generator: Any = _Generator(model, forward)
+    if (generator := generator_of(forward, model)) is None:
+        return _search(_Generator(model, forward), model, batch, beams, longest, cached=False)
+    return _search(generator, model, batch, beams, longest)
+
+
+def _search(
+    generator: Any, model: PreTrainedModel, batch: dict[str, Tensor], beams: int, longest: int, *, cached: bool = True
+) -> Tensor:
+    """Ids `[batch, tokens]` by the `generate` of a model or an engine, with or without its cache."""
+    settings = generation_settings(model, beams, longest)
+    settings.use_cache = cached
+    # A cache that transformers makes has the layers of the encoder, which may be fewer.
+    cache = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if cached else {}
+    inputs = {name: tensor.to(generator.device) for name, tensor in batch.items()}
     with torch.no_grad(), quiet_transformers():
-        ids: Tensor = generator.generate(**batch, generation_config=generation_settings(model, beams, longest))
+        ids: Tensor = generator.generate(**inputs, **cache, generation_config=settings)
     return ids
 
 
 def generation_settings(model: PreTrainedModel, beams: int, longest: int) -> GenerationConfig:
-    """The settings of a model, such as its special tokens, for a search without sampling and without a cache.
+    """The settings of a model, such as its special tokens, for a search without sampling.
 
     It keeps `beams` hypotheses per source, and generates at most `longest` tokens.
     """
@@ -245,12 +257,12 @@ def generation_settings(model: PreTrainedModel, beams: int, longest: int) -> Gen
         if getattr(settings, name) is None:  # an old generation_config.json may lack them
             setattr(settings, name, getattr(model.config, name, None))
     settings.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
-    settings.update(use_cache=False, num_return_sequences=1, return_dict_in_generate=False)
+    settings.update(num_return_sequences=1, return_dict_in_generate=False)
     return settings
 
 
 class _Generator(GenerationMixin):
-    """The model that `generate` requires; each token takes a call of `forward`."""
+    """An engine without caches as the model that `generate` requires; each token takes a call of `forward`."""
 
     main_input_name = "input_ids"
     base_model_prefix = "model"

@@ -34,6 +34,9 @@ class ListEngine:
         start, self.rows = self.rows, self.rows + len(feeds["input_ids"])
         return {"logits": self._answers[start : self.rows]}
 
+    def generator(self, model: Any) -> None:
+        """None: it generates nothing."""
+
 
 def variant(answers: list[int]) -> Variant:
     return cast(Variant, SimpleNamespace(name="any", engine=ListEngine(answers), graph=SimpleNamespace(path=Path())))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe, definite_fields
+from compressor.config.sections import RowsConfig
+from compressor.engines.score import forward_of
+from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.generation.bench import bench_generation
+from compressor.generation.deliver import open_engines
+from compressor.generation.export import export_generation
 from compressor.generation.workload import Workload
-from compressor.progress import NullListener
+from compressor.model_folder import load as load_folder
+from compressor.progress import NullListener, RunLog
 from compressor.results import CACHED_STAGES, NoteCode, Report
+from compressor.run.generation import _refusal_noted
+from compressor.run.run_context import RunContext
 from compressor.targets import cached_target, target
 from compressor.targets.caches import DECODER
+from compressor.tasks import open_data, statistics
 from compressor.units import gated
-from graph_passes import load
+from graph_passes import GraphPassError, Plan, load, save
 from graph_passes.flow.caches import cache_names
 from tests import folders
 from tests.generation.exported import RUNTIMES
@@ -63,7 +75,8 @@ def test_graphs_with_caches_are_proven_and_timed(finished: tuple[Path, Report]) 
     assert report.generation.files == (DECODER,)
     assert [row.phase for row in report.generation.speeds] == ["prompt", "token", "request"]
     stages = [(proof.variant, proof.stage) for proof in report.proofs if proof.stage in CACHED_STAGES]
-    assert stages == [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES[:3])]
+    proven = [("dense", CACHED_STAGES[0]), *(("compressed", stage) for stage in CACHED_STAGES[:3])]
+    assert stages == [*proven, ("dense", CACHED_STAGES[2])]
     assert all(proof.holds for proof in report.proofs)
     assert cached_target(out).name == report.target
     assert bool(target(report.target).session_files(out))
@@ -73,6 +86,16 @@ def test_graphs_with_caches_are_proven_and_timed(finished: tuple[Path, Report]) 
     assert [(row.unit, row.met) for row in report.budget] == [("cache", True)]
     assert report.generation.dense_cache == 2 * 4 * 8 * report.plan.heads
     assert len(cache_names(load(out / DECODER))) == 2 * sum(bool(site.kept) for site in report.plan.sites)
+
+
+def test_the_metric_is_that_of_the_engines_with_caches(finished: tuple[Path, Report]) -> None:
+    out, report = finished
+    assert report.generation is not None
+    assert report.generation.is_scored
+    (score,) = report.scores
+    data = open_data(RowsConfig(data=report.recipe["data"], max_length=SHORT["max_length"]), load_folder(out))
+    engine: Any = SimpleNamespace(engine=open_engines(cached_target(out), out, 1))
+    assert data.task.score(statistics(data.task, data.test, forward_of(engine, data.task))) == score.compressed
 
 
 def test_generated_tokens_are_those_of_the_gated_model(finished: tuple[Path, Report]) -> None:
@@ -98,8 +121,10 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     (row,) = report.generation.candidates
     assert (row.label, row.chosen, row.holds) == ("ort int4w", True, True)
     assert row.metric is not None
+    assert [score.compressed for score in report.scores if score.split == "eval"] == [row.metric]
     assert (report.generation.precision, report.precision, report.delivered) == ("int4w", "fp32", "ort fp32")
-    assert [proof.stage for proof in report.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
+    stages = [proof.stage for proof in report.proofs if proof.variant == "compressed"]
+    assert [stage for stage in stages if stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
     operators = [[node.op_type for node in load(out / name).graph] for name in ("decoder.engine.onnx", "engine.onnx")]
     assert ["MatMulNBits" in each for each in operators] == [True, False]
     assert definite_fields(report)["precision"] == "fp32"
@@ -119,6 +144,52 @@ def test_without_a_cache_only_the_graph_of_whole_texts_is_written(tmp_path: Path
     )
     assert report.generation is None
     assert not (out / DECODER).exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4w"])
+@pytest.mark.parametrize(
+    ("error", "is_refusal"),
+    [
+        (MismatchError(code=ErrorCode.NUMBERS_DIFFER), False),
+        (InputError(code=ErrorCode.RUNTIME_FAILED), False),
+        (InputError(code=ErrorCode.UNSUPPORTED_MODEL), True),
+        (InputError(code=ErrorCode.EXPORT_FAILED), True),
+        (GraphPassError(), True),
+    ],
+    ids=lambda case: str(getattr(case, "code", case)),
+)
+def test_a_refusal_is_a_note_and_a_proof_that_does_not_hold_an_error(
+    error: Exception, precision: str, *, is_refusal: bool
+) -> None:
+    log, recipe = RunLog(NullListener()), Recipe(model=Path("model"), precision=precision)
+    run = cast(RunContext, SimpleNamespace(log=log, recipe=recipe))
+    is_noted = is_refusal and precision == "fp32"
+    with nullcontext() if is_noted else pytest.raises(type(error)), _refusal_noted(run):
+        raise error
+    assert [note.code for note in log.notes] == ([NoteCode.NO_CACHE] if is_noted else [])
+
+
+@pytest.mark.zoo
+def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compressor.generation import deliver
+
+    def export_wrong(network: Any, plan: Plan, folder: Path, **options: Any) -> tuple[str, ...]:
+        files = export_generation(network, plan, folder, **options)
+        graph = load(folder / DECODER)
+        weights = graph.graph.initializers["transformer.wte.weight"]
+        assert weights.const_value is not None
+        weights.const_value = ir.tensor(-weights.const_value.numpy(), name=weights.name)
+        save(graph, folder / DECODER)
+        return files
+
+    monkeypatch.setattr(deliver, "export_generation", export_wrong)
+    model, out = folders.save(folders.gpt2(), tmp_path / "model"), tmp_path / "out"
+    with pytest.raises(MismatchError) as raised:
+        compressor.compress(Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, **SHORT))
+    assert (raised.value.code, raised.value.details["stage"]) == (ErrorCode.NUMBERS_DIFFER, CACHED_STAGES[0])
+    assert not out.exists()
 
 
 @pytest.mark.zoo
