@@ -60,7 +60,9 @@ def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: Gene
         keys: number of a layer -> its cache of keys `[text, head, position, width]`.
         model: the model.
     """
-    _, heads, _, width = next(iter(keys.values())).shape or ()
+    sizes = next(iter(keys.values())).shape
+    assert sizes is not None
+    heads, width = sizes[1], sizes[3]
     inputs = {str(value.name) for value in graph.graph.inputs}
     names = {name: name for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
     logits = next(value for value in graph.graph.outputs if value.name == "logits")
