@@ -41,6 +41,15 @@ def has_pytorch() -> bool:
     return all(find_spec(name) is not None for name in PYTORCH_PACKAGES)
 
 
+def has_gpu() -> bool:
+    """Whether PyTorch is installed and can compute on a GPU of this machine."""
+    if not has_pytorch():
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def require_pytorch() -> None:
     """Raise TargetMissingError unless everything is installed that loads a model or rows."""
     for name in PYTORCH_PACKAGES:

@@ -24,7 +24,7 @@ GRAPH_PASSES = (
 )
 COMPRESSOR = (
     ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
-    ("store",),
+    ("store", "processes"),
     ("targets",),
     ("config",),
     ("units",),

@@ -18,7 +18,6 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 import torch
-from accelerate import PartialState
 from accelerate.utils import reduce
 from datasets import Dataset
 from safetensors import SafetensorError
@@ -29,13 +28,13 @@ from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import fingerprint
 from compressor.model_folder.example_inputs import token_limit
+from compressor.processes import RunProcesses, process_count, process_state
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.tasks import Data, Task
 from compressor.tasks.causal_lm import assign_streams, reader
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
-from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
 from compressor.units.find import evaluating
 from compressor.units.hook import Call
@@ -43,7 +42,6 @@ from compressor.units.projections import require_interface
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
 
-MAPS_FILE = "maps.safetensors"
 """File of attention maps in the output folder of a run, and in its store."""
 
 
@@ -475,7 +473,7 @@ def _run_streams(
         yield finished, len(segments)
 
 
-def _share(rows: Dataset, state: PartialState) -> Dataset:
+def _share(rows: Dataset, state: RunProcesses) -> Dataset:
     """The consecutive rows that this process reads; none if there are fewer rows than processes."""
     first, end = (len(rows) * (state.process_index + offset) // state.num_processes for offset in (0, 1))
     return rows.select(list(range(first, end)))

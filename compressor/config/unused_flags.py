@@ -11,6 +11,7 @@ from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BUDGETS, BlocksConfig, BudgetConfig
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks, Heads, Units, Within, parts_of
+from compressor.environment import has_pytorch
 from compressor.results import Note, NoteCode
 from compressor.targets import unused_options
 
@@ -89,6 +90,11 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
                 text=f"{heads.method} selects the heads first{number}; {units.method} then removes neurons only, until"
                 f" {budgets or '--max-drop'} holds",
             )
+    if recipe.allows_a_point and not has_pytorch() and any(isinstance(step, Within) for step in steps):
+        text = (
+            "what is left of the model is not trained, since PyTorch is not installed (pip install 'compressor[cpu]')"
+        )
+        yield Note(code=NoteCode.NOT_DISTILLED, text=text)
     for step in steps:
         if isinstance(step, Within) and step.minutes is not None:
             text = f"the run takes about {step.minutes:g} minutes (--minutes)"

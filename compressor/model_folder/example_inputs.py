@@ -2,62 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
-from compressor.errors import CompressorError, ErrorCode, InputError, suggestion
-from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.input_rules import (
-    IMAGES,
-    PATCH_POSITIONS,
-    SIGNALS,
-    InputRequest,
-    example_signal,
-    make_inputs,
+from compressor.errors import CompressorError
+from compressor.model_folder.feeds import (
+    cannot_make,
+    example_feeds,
+    ordinary_ids,
+    text_feeds,
+    text_tokenizer,
+    vocabulary_size,
 )
+from compressor.model_folder.folder import ModelFolder
+from compressor.model_folder.input_rules import PATCH_POSITIONS, SIGNALS, InputRequest, example_signal, make_inputs
+from compressor.model_folder.processor import IMAGES
+from compressor.model_folder.text_limits import image_tokens
 from compressor.models import SegmentConfig
-from compressor.models.forward_changes import extension, text_config
-from compressor.results import Size
 from compressor.segment_memory import memory_names
-from compressor.silence_libraries import quiet_transformers
-from compressor.targets.base import Feeds
-from compressor.targets.example_rows import ExampleRows, read_arrays
 
 _NO_TARGET = (*SEQUENCE_CLASSIFIERS, "question-answering")
 """Tasks for which an encoder-decoder model derives its decoder inputs itself."""
 
 Parameters = Mapping[str, inspect.Parameter]
 """The parameters of a model's forward by name."""
-_IMAGE_MASK = "image_embeds_position_mask"
-"""Input of Kosmos-2 that is one at the tokens of an image."""
-_PAIRS = ("question-answering", "multiple-choice")
-"""Tasks whose examples are two texts."""
-_ROWS, _LENGTH = 4, 32
-"""Rows that a graph carries, and their maximum number of tokens."""
-_ATTEMPTS = 16
-"""Number of ordinary tokens that are tried as a text."""
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
-    """Keyword arguments of the model's forward.
+    """Keyword arguments of the model's forward: `example_feeds` as tensors."""
+    return {name: torch.from_numpy(array) for name, array in example_feeds(folder, batch, seq, seed).items()}
+
+
+def make_module_inputs(folder: ModelFolder, batch: int, seq: int, seed: int) -> dict[str, Tensor]:
+    """Inputs of a model of PyTorch that has no example; see `example_feeds`.
 
     Token ids `[batch, seq]` int64 have special tokens where the examples of the task have them, else where the
     tokenizer puts them, around two texts if the model distinguishes two; ordinary tokens are random. The last of
     several examples is padded on the right, so that the mask has an effect. Tokens of an image precede the text
     (BLIP-2, Kosmos-2). Images have the size that the processor of a classifier returns, other images and sound that of
     the configuration. A model with segment memory gets the longest memories that its positions permit with `seq`
-    tokens, and no mask, since streams have no padding. If the folder has an example (`--inputs`), it is used
-    instead.
+    tokens, and no mask, since streams have no padding.
 
     Args:
         folder: a loaded folder.
@@ -68,9 +58,6 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     Raises:
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.
     """
-    if folder.example:
-        rows = _rows_of(folder, folder.example).sized(batch, seq, first=seed)
-        return {name: torch.from_numpy(array) for name, array in rows.items()}
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -79,12 +66,12 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         except CompressorError:
             raise
         except Exception as error:  # sizes of a configuration that no rule was written for
-            raise _cannot_make(folder, f"has sizes that the rules for inputs do not cover ({error})") from error
+            raise cannot_make(folder, f"has sizes that the rules for inputs do not cover ({error})") from error
         memories = _memories(model.config, batch, seq)
     missing = sorted(_required(parameters) - set(inputs))
     if missing or not inputs:
         name = missing[0] if missing else model.main_input_name
-        raise _cannot_make(folder, f"needs {name}, which no rule generates", input=name)
+        raise cannot_make(folder, f"needs {name}, which no rule generates", input=name)
     if folder.task == "multiple-choice":
         inputs = {name: value.unsqueeze(1).repeat(1, 2, *(1,) * (value.dim() - 1)) for name, value in inputs.items()}
     if isinstance(model.config, SegmentConfig):
@@ -92,53 +79,14 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     return {name: inputs[name] for name in parameters if name in inputs} | memories
 
 
-def example_rows(folder: ModelFolder) -> ExampleRows:
-    """The inputs that a graph of the model carries: those of its example, else `example_inputs`."""
-    if folder.example:
-        return _rows_of(folder, {name: value[:_ROWS] for name, value in folder.example.items()})
-    rows = _rows_of(folder, example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH)))
-    return dataclasses.replace(rows, image_positions=len(_image_tokens(folder.config)))
-
-
-def _rows_of(folder: ModelFolder, tensors: Mapping[str, Tensor]) -> ExampleRows:
-    """Inputs with the ids among them that are markers."""
-    inputs = {name: tensor.numpy() for name, tensor in tensors.items()}
-    ids = {token for name, array in inputs.items() if name.endswith("input_ids") for token in np.unique(array).tolist()}
-    if not ids:
-        return ExampleRows(inputs)
-    if folder.processor is None and folder.example:
-        return _rows_without_tokenizer(inputs)
-    layout, ordinary = _layout(folder)
-    return ExampleRows(inputs, frozenset(ids - set(ordinary.tolist())), layout.padding)
-
-
-def _rows_without_tokenizer(inputs: Mapping[str, np.ndarray]) -> ExampleRows:
-    """Inputs of a model without a tokenizer: ids that every row has are markers, and padding is what the mask hides."""
-    ids = next(array for name, array in inputs.items() if name.endswith("input_ids"))
-    mask = next((array for name, array in inputs.items() if name.endswith("attention_mask")), None)
-    hidden = ids[mask == 0] if mask is not None and mask.shape == ids.shape else ids[:0]
-    padding = int(hidden[0]) if hidden.size else 0
-    shared = set.intersection(*(set(row.tolist()) for row in ids)) - {padding} if len(ids) > 1 else set()
-    return ExampleRows(inputs, frozenset(shared), padding)
-
-
-def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
-    name = type(folder.model).__name__
-    return InputError.of_file(
-        folder.path,
-        f"{name} {reason}; give inputs that it runs on (--inputs FILE.npz)",
-        ErrorCode.UNSUPPORTED_MODEL,
-        **details,
-    )
-
-
 def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
     """The inputs that a model needs, as far as they can be generated."""
     model, inputs = folder.model, dict[str, Tensor]()
     needed, two_towers = _needed(model, parameters), _has_two_towers(model.config)
-    reads_text = two_towers or len(_image_tokens(model.config)) > 0
+    reads_text = two_towers or len(image_tokens(model.config)) > 0
     if "input_ids" in needed or (reads_text and "input_ids" in parameters):
-        inputs |= _text(folder, batch, seq, parameters)
+        texts = text_feeds(folder, batch, seq, parameters, _draw)
+        inputs |= {name: torch.from_numpy(array) for name, array in texts.items()}
     request = InputRequest(model, batch, seq, needed, inputs)
     for name in (name for name in SIGNALS if name in parameters):
         if (name in needed or two_towers) and not (name == IMAGES and request.has_patches):
@@ -150,17 +98,6 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
         inputs["decoder_input_ids"] = _target(folder, batch, seq)
     return inputs
-
-
-def _image_tokens(config: PretrainedConfig) -> Tensor:
-    """Ids `[position]` of the tokens before a text that a model replaces by states of the image.
-
-    BLIP-2 replaces a token of its own, Kosmos-2 the tokens of a mask.
-    """
-    token = getattr(config, "image_token_index", None) if hasattr(config, "qformer_config") else None
-    reads_images = hasattr(getattr(config, "vision_config", None), "image_size")  # not patches, as Kosmos-2.5
-    count = getattr(config, "latent_query_num", 0) if token is None else config.num_query_tokens
-    return torch.full((count if reads_images else 0,), token or 0)
 
 
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
@@ -181,34 +118,6 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
     return frozenset(needed)
 
 
-def token_limit(model: PreTrainedModel) -> int | None:
-    """Maximum number of tokens of an example; None if positions are relative."""
-    config = text_config(model.config)
-    limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
-    if not limit or limit < 0:  # XLNet has -1 for no limit
-        return None
-    # RoBERTa and related families count positions from the padding id on, so that earlier ones are unused.
-    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-    paddings = (getattr(table, "padding_idx", None) for table in tables)
-    offsets = [padding + 1 for padding in paddings if padding is not None]
-    return int(limit * extension(config)) - max(offsets, default=0) - len(_image_tokens(model.config))
-
-
-def takes_text(folder: ModelFolder) -> bool:
-    """Whether the encoder or the decoder reads tokens, so that a length in tokens has a meaning."""
-    return any(name.endswith("input_ids") for name in example_inputs(folder, batch=1, seq=2))
-
-
-def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
-    """Whether the tokenizer produces `token_type_ids` and the model distinguishes two texts by them.
-
-    GPT-2 has an input of this name for another purpose, and RoBERTa has a single type.
-    """
-    names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
-    has_types = (getattr(text_config(model.config), "type_vocab_size", None) or 0) > 1
-    return has_types and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
-
-
 def _required(parameters: Parameters) -> set[str]:
     """Names of the parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -220,37 +129,6 @@ def _has_two_towers(config: PretrainedConfig) -> bool:
     replaces = any(hasattr(config, f"{name}_token_{kind}") for name in ("image", "audio") for kind in ("id", "index"))
     has_tower = hasattr(config, "vision_config") or hasattr(config, "audio_config")
     return hasattr(config, "text_config") and has_tower and not replaces
-
-
-def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
-    """Token ids `[batch, seq]` after the tokens of an image, and the mask and token types if the model reads them."""
-    limit = token_limit(folder.model)
-    if limit is not None and seq > limit:
-        raise InputError.of_file(
-            folder.path,
-            f"the model reads at most {limit} tokens, {seq} were requested; lower --seq",
-            ErrorCode.OUT_OF_RANGE,
-            field="seq",
-            value=seq,
-            maximum=limit,
-        )
-    layout, ordinary = _layout(folder)
-    row = layout.sized(batch, seq, padded=(batch - 1,) if batch > 1 and seq > 1 else ())
-    mask, ids = torch.from_numpy(row["attention_mask"]), torch.from_numpy(row["input_ids"])
-    is_ordinary = torch.from_numpy(~np.isin(row["input_ids"], list(layout.markers))) & (mask == 1)
-    ids = torch.where(is_ordinary, _drawn(ordinary, batch, seq), ids)
-    image = _image_tokens(folder.config)
-    ids = torch.cat([image.expand(batch, -1), ids], dim=1)
-    mask = nn.functional.pad(mask, (len(image), 0), value=1)
-    inputs = {"input_ids": ids}
-    if "attention_mask" in parameters:
-        inputs["attention_mask"] = mask
-    if _IMAGE_MASK in parameters and len(image):
-        inputs[_IMAGE_MASK] = (torch.arange(ids.shape[1]) < len(image)).expand(batch, -1)
-    if takes_token_types(folder.model, _text_tokenizer(folder)):
-        types = torch.from_numpy(row["token_type_ids"])
-        inputs["token_type_ids"] = nn.functional.pad(types, (len(image), 0))
-    return inputs
 
 
 def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tensor]:
@@ -266,195 +144,14 @@ def _target(folder: ModelFolder, batch: int, seq: int) -> Tensor:
     """Decoder input ids `[batch, seq]`, shorter if the decoder has fewer positions."""
     config = folder.model.config
     limit = getattr(config, "max_target_positions", None) or seq
-    ordinary = _ordinary_ids(config, vocabulary_size(config, folder.model), _text_tokenizer(folder))
-    ids = _drawn(ordinary, batch, min(seq, limit))
+    ordinary = ordinary_ids(config, vocabulary_size(config, folder.model), text_tokenizer(folder))
+    ids = torch.from_numpy(ordinary[_draw(len(ordinary), batch, min(seq, limit))])
     start = getattr(config, "decoder_start_token_id", None)
     if start is not None:
         ids[:, 0] = start
     return ids
 
 
-def _drawn(ordinary: np.ndarray, batch: int, seq: int) -> Tensor:
-    """Ids of ordinary tokens, drawn at random, `[batch, seq]`."""
-    return torch.from_numpy(ordinary)[torch.randint(len(ordinary), (batch, seq))]
-
-
-def example_feeds(folder: ModelFolder, batch: int, seq: int | None) -> Feeds:
-    """`example_inputs` for an engine; `seq` is None if the model has a single size."""
-    return {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
-
-
-def example_feeds_by_size(folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]) -> dict[Size, Feeds]:
-    """Inputs for an engine by batch size and length, in the order of `sizes`; see `example_feeds`."""
-    return {Size(batch, seq): example_feeds(folder, batch, seq) for batch, seq in sizes}
-
-
-def read_example(path: str | Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The arrays of an .npz file as inputs of a model, `[example, ...]` float32 or int64, with equally many examples.
-
-    Raises:
-        InputError: the file is missing or damaged, an array is not an input of the model, or arrays have no examples or
-            differ in their number.
-    """
-    path = Path(path)
-    if not path.is_file():
-        text = "no such file; write the inputs of the model with numpy.savez"
-        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="inputs")
-    arrays = read_arrays(path)
-    parameters = list(inspect.signature(model.forward).parameters)
-    for name, array in arrays.items():
-        if name not in parameters:
-            raise _mismatch(path, name, f"{type(model).__name__} has no such input; {suggestion(name, parameters)}")
-        if array.dtype.kind not in "fiub" or not array.ndim or not array.size:
-            raise _mismatch(path, name, f"{array.dtype} {list(array.shape)} has no rows of numbers; give them")
-        if len(array) != len(next(iter(arrays.values()))):
-            raise _mismatch(path, name, f"{len(array)} rows, others have another number; give equally many")
-    if not arrays:
-        raise _mismatch(path, "", "the file has no arrays; give one for each input of the model")
-    kinds = {"f": np.float32, "b": np.bool_}
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(array, kinds.get(array.dtype.kind, np.int64)))
-        for name, array in arrays.items()
-    }
-
-
-def _mismatch(path: Path, name: str, problem: str) -> InputError:
-    return InputError(
-        f"{path}: {name}: {problem}" if name else f"{path}: {problem}",
-        code=ErrorCode.TENSOR_MISMATCH,
-        path=path,
-        field="inputs",
-        tensor=name,
-    )
-
-
-def _layout(folder: ModelFolder) -> tuple[ExampleRows, np.ndarray]:
-    """A text with its special tokens and placeholders for ordinary ones, and the ids of ordinary tokens."""
-    config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
-    pair = folder.task in _PAIRS or takes_token_types(folder.model, tokenizer)
-    size = vocabulary_size(config, folder.model)
-    ordinary = _ordinary_ids(folder.config, size, tokenizer)
-    layout = folder.layout or _tokenizer_layout(tokenizer, ordinary, pair=pair)
-    if layout is None or (folder.layout is None and not layout.markers):
-        first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
-        text, markers = int(ordinary[0]), [token for token in (first, last) if token is not None]
-        ids = np.array([token for token in (first, text, text, last) if token is not None])
-        types = (np.arange(len(ids)) >= len(ids) / 2).astype(np.int64)
-        layout = _row_of_ids(ids, types, np.isin(ids, markers), text)
-    layout = dataclasses.replace(layout, padding=_special_id(config, tokenizer, size, "pad") or 0)
-    unmarked = np.setdiff1d(ordinary, list(layout.markers))
-    return layout, unmarked if len(unmarked) else ordinary
-
-
-def _tokenizer_layout(tokenizer: Any, ordinary: np.ndarray, *, pair: bool) -> ExampleRows | None:
-    """A text or a pair that a tokenizer encodes; None if it cannot encode tokens of its vocabulary."""
-    if not hasattr(tokenizer, "convert_ids_to_tokens"):
-        return None
-    for number in np.linspace(len(ordinary) - 1, 0, min(_ATTEMPTS, len(ordinary)), dtype=int):
-        try:
-            with quiet_transformers():
-                text = tokenizer.decode([int(ordinary[number])])
-                texts = (text, text) if pair else (text,)
-                row = tokenizer(*texts, return_special_tokens_mask=True, return_token_type_ids=True)
-        except Exception:  # a text that a tokenizer cannot encode can raise any error
-            continue
-        ids, is_marker = np.array(row["input_ids"]), np.array(row["special_tokens_mask"], bool)
-        if np.count_nonzero(~is_marker) >= len(texts):
-            types = np.array(row.get("token_type_ids", np.zeros_like(ids)))
-            return _row_of_ids(ids, types, is_marker, int(ordinary[number]))
-    return None
-
-
-def rows_layout(rows: Iterable[Mapping[str, Any]], folder: ModelFolder) -> ExampleRows | None:
-    """The layout that most examples of a task have: special tokens, and placeholders for ordinary ones.
-
-    Args:
-        rows: examples with `input_ids`, of which the first window or text is read.
-        folder: its special and added tokens are markers, except that of unknown words.
-
-    Returns:
-        One example; None if no example has an ordinary token.
-    """
-    config, tokenizer = text_config(folder.config), _text_tokenizer(folder)
-    placeholder = int(_ordinary_ids(folder.config, vocabulary_size(config, folder.model), tokenizer)[0])
-    markers = _marker_ids(config, tokenizer) - {getattr(tokenizer, "unk_token_id", None)}
-    layouts = []
-    for row in rows:
-        ids, types = (_first_row(row.get(name)) for name in ("input_ids", "token_type_ids"))
-        is_marker = np.isin(ids, list(markers))
-        if ids.dtype.kind == "i" and not is_marker.all():
-            kinds = types if types.shape == ids.shape else np.zeros_like(ids)
-            layouts.append(_row_of_ids(ids, kinds, is_marker, placeholder))
-    if not layouts:
-        return None
-    rows_of_ids = [(layout.inputs["input_ids"][0], list(layout.markers)) for layout in layouts]
-    shapes = [tuple(ids[np.isin(ids, marked)].tolist()) for ids, marked in rows_of_ids]
-    (most, _), *_ = Counter(shapes).most_common(1)
-    return layouts[shapes.index(most)]
-
-
-def _first_row(content: Any) -> np.ndarray:
-    """The first list of numbers in a cell; empty for another cell."""
-    while isinstance(content, Sequence) and content and isinstance(content[0], Sequence | np.ndarray):
-        content = content[0]
-    array = np.array([] if content is None else content)
-    return array if array.ndim == 1 else array.reshape(-1)
-
-
-def _row_of_ids(ids: np.ndarray, types: np.ndarray, is_marker: np.ndarray, placeholder: int) -> ExampleRows:
-    row = np.where(is_marker, ids, placeholder)
-    inputs = {"input_ids": row[None], "attention_mask": np.ones_like(row)[None], "token_type_ids": types[None]}
-    return ExampleRows(inputs, frozenset(row[is_marker].tolist()) - {placeholder})
-
-
-def _text_tokenizer(folder: ModelFolder) -> Any:
-    """The tokenizer of a folder, which may be a part of its processor; its processor, or None, without a tokenizer."""
-    return getattr(folder.processor, "tokenizer", folder.processor)
-
-
-def _marker_ids(config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
-    """Ids of special and added tokens, by the configuration and the tokenizer."""
-    values = [value for name, value in config.to_dict().items() if name.endswith(("_token_id", "_token_index"))]
-    ids = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    added = getattr(tokenizer, "added_tokens_decoder", None)
-    ids += [*getattr(tokenizer, "all_special_ids", ()), *(added if isinstance(added, Mapping) else ())]
-    return frozenset(item for item in ids if isinstance(item, int))
-
-
-def _ordinary_ids(config: PretrainedConfig, size: int, tokenizer: Any) -> np.ndarray:
-    """Ids below `size` that are not those of special or added tokens; all ids if no others exist."""
-    known = len(tokenizer) if hasattr(tokenizer, "convert_ids_to_tokens") else size
-    ordinary = np.setdiff1d(np.arange(min(size, known)), list(_marker_ids(config, tokenizer)))
-    return ordinary if len(ordinary) else np.arange(size)
-
-
-def vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
-    """Number of ids that a model, or its decoder, reads: that of the configuration, else of the first embeddings.
-
-    Raises:
-        InputError: the model has no embeddings.
-    """
-    for part in (config, config.get_text_config(decoder=True), text_config(config)):
-        size = getattr(part, "vocab_size", None)
-        if isinstance(size, int) and size > 0:
-            return size
-    table = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
-    if table is not None:
-        return table.num_embeddings
-    raise InputError(
-        f"{config.model_type}: the configuration has no vocab_size, from which ids could be drawn; give inputs that the"
-        " model runs on (--inputs FILE.npz)",
-        code=ErrorCode.UNSUPPORTED_MODEL,
-        family=config.model_type,
-    )
-
-
-def _special_id(config: PretrainedConfig, tokenizer: Any, size: int, *names: str) -> int | None:
-    """The id of the first of `names` (`bos`, `eos`, ...) that the tokenizer has, else that the configuration has."""
-    for holder in (tokenizer, config):
-        for name in names:
-            value = getattr(holder, f"{name}_token_id", None)
-            value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int) and 0 <= value < size:
-                return value
-    return None
+def _draw(limit: int, batch: int, seq: int) -> np.ndarray:
+    """Whole numbers below a limit, drawn at random, `[batch, seq]`."""
+    return np.asarray(torch.randint(limit, (batch, seq)))

@@ -29,6 +29,7 @@ from compressor.model_folder.files import (
     read_json,
     read_object,
 )
+from compressor.model_folder.module_list import is_outside, listed_modules, module_folders
 from compressor.models.pooled_encoder import (
     ACTIVATIONS,
     POOLINGS,
@@ -172,7 +173,7 @@ def read_sentence_texts(folder: Path) -> SentenceTexts | None:
     Raises:
         InputError: a file that describes the texts is damaged.
     """
-    if _POOLING not in (name for name, _ in _listed_modules(folder)):
+    if _POOLING not in (name for name, _ in listed_modules(folder)):
         return None
     classes = read_object(folder / CONFIG, required=False).get("architectures")
     library_class = read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
@@ -199,27 +200,6 @@ def _text_settings(folder: Path) -> dict[str, Any]:
     return {"max_tokens": max_tokens, "lower_case": lower_case, "prompts": prompts, "default_prompt": default}
 
 
-def module_folders(folder: Path) -> tuple[str, ...]:
-    """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
-    paths = (PurePosixPath(path) for _, path in _listed_modules(folder))
-    return tuple(str(path) for path in paths if path.parts and not _is_outside(path))
-
-
-def _is_outside(path: PurePosixPath) -> bool:
-    """Whether a path that a model names leaves its folder."""
-    return path.is_absolute() or ".." in path.parts
-
-
-def _listed_modules(folder: Path) -> list[tuple[str, str]]:
-    """The class and path of each module; empty where the file of modules is missing, damaged or of another program."""
-    try:
-        modules = read_json(folder / MODULES)
-    except InputError:
-        return []
-    entries = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    return [(str(entry.get("type")).rpartition(".")[2], str(entry.get("path", ""))) for entry in entries]
-
-
 def _supported_modules(folder: Path) -> list[tuple[str, str]]:
     """The class and path of each module; raise InputError unless they are those of a sentence encoder."""
     file = folder / MODULES
@@ -232,7 +212,7 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
         for entry in entries
     ):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
-    modules = _listed_modules(folder)
+    modules = listed_modules(folder)
     names = [name for name, _ in modules]
     for name in names:
         if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE):
@@ -249,7 +229,7 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
 def _require_inside(folder: Path, paths: Sequence[str]) -> None:
     """Raise InputError unless the first module is in the folder itself, and the others are below it."""
     file = folder / MODULES
-    outside = next((path for path in paths if _is_outside(PurePosixPath(path))), None)
+    outside = next((path for path in paths if is_outside(PurePosixPath(path))), None)
     if outside is not None:
         raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
     if paths[0]:
@@ -356,7 +336,7 @@ def read_reranker_modules(folder: Path) -> RerankerModules | None:
     Raises:
         InputError: a file is missing or damaged, or the folder has other modules.
     """
-    modules = _listed_modules(folder)
+    modules = listed_modules(folder)
     names = [name for name, _ in modules]
     if names == [_TRANSFORMER, _ANSWERS]:
         return _of_language_model(folder, modules[1][1])
@@ -444,6 +424,14 @@ def _load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLay
     layer = NormLayer(weight.float(), bias.float())
     check_finite(folder, layer)
     return layer
+
+
+def save_module_layers(model: PreTrainedModel, sentence: SentenceModules | None, out: Path) -> None:
+    """Write the layers after the pooling of an encoder, with modules of its folder, or of a reranker."""
+    if isinstance(model, SentenceEncoder) and sentence is not None:
+        save_layers(model.dense_layers, [out / path for path in sentence.dense])
+    if isinstance(model, ModuleReranker):
+        save_layers(model.layers, [out / path for path in model.folders])
 
 
 def save_layers(layers: Iterable[DenseLayer | NormLayer], folders: Iterable[Path]) -> None:

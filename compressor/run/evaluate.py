@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.functional import normalize
 
+from compressor.answers import EMBEDDING
 from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.models.pooled_encoder import EMBEDDING, SentenceEncoder
 from compressor.progress import RunLog
 from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode
 from compressor.run.measure import Results
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
-from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.scoring import BATCH_SIZE, draw_rows
 from compressor.tasks.sentence_similarity import (
     Judgements,
@@ -137,20 +135,23 @@ def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
     Raises:
         UsageError: the model is not a sentence encoder, or there are no training rows.
     """
-    model = folder.model
-    if not isinstance(model, SentenceEncoder) or not len(data.train):
-        problem = "there are no training rows (--data)" if isinstance(model, SentenceEncoder) else "it embeds no texts"
+    if folder.sentence is None or not len(data.train):
+        problem = "it embeds no texts" if folder.sentence is None else "there are no training rows (--data)"
         raise UsageError(
             f"--match-dense: {folder.path}: {problem}; omit it",
             code=ErrorCode.CONTRADICTION,
             field="match_dense",
             task=folder.task,
         )
-    embeddings = []
-    for _, batch in batches(data.task, draw_rows(data.train, _DOCUMENTS, seed)):
-        with torch.no_grad():
-            output = model(**forward_arguments(model, data.task.model_inputs(batch)))[EMBEDDING]
-        embeddings.append(pair_embeddings(output.cpu().numpy(), batch[data.task.label_name].numpy())[1])
+    import torch  # which distils by the documents
+    from torch.nn.functional import normalize
+
+    task, run, embeddings = data.task, folder.access.forward(), []
+    for _, batch in batches(task, draw_rows(data.train, _DOCUMENTS, seed)):
+        inputs = task.model_inputs(batch)
+        output = task.scored_outputs(run(inputs), inputs)[EMBEDDING]
+        embeddings.append(pair_embeddings(output, batch[task.label_name])[1])
+    model: Any = folder.network
     model.documents = normalize(torch.from_numpy(np.unique(np.concatenate(embeddings), axis=0)), dim=-1)
 
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
-from compressor.generation.deliver import (
-    CachedGraphs,
-    build_engines,
-    export_whole,
-    prove_engines,
-    shrink_graphs,
-    time_graphs,
-)
-from compressor.generation.weights import WeightTrials, require_operator
-from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
 from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, WeightPrecision
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
+
+if TYPE_CHECKING:  # what exports graphs with caches needs PyTorch
+    from compressor.generation.deliver import CachedGraphs
+    from compressor.generation.workload import Workload
 
 
 def is_engine_of_caches(config: EngineConfig) -> bool:
@@ -58,6 +53,8 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
             fields=fields,
             value=engine.precision,
         )
+    from compressor.generation.weights import require_operator
+
     require_operator()
 
 
@@ -74,6 +71,8 @@ def export_cached(run: RunContext) -> CachedGraphs | None:
     config, folder = run.recipe.export, run.model.folder
     if run.sizes.workload is None:
         return None
+    from compressor.generation.deliver import export_whole
+
     out = run.work.scratch / "cached"
     out.mkdir(exist_ok=True)
     plan = keep_all(run.model.groups or run.model.sites)
@@ -108,6 +107,8 @@ def deliver_cached(
     workload = run.sizes.workload
     if whole is None or workload is None:
         return None, ()
+    from compressor.generation.deliver import build_engines, prove_engines, shrink_graphs, time_graphs
+
     recipe, folder, log, out = run.recipe, run.model.folder, run.log, run.work.result
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
@@ -147,6 +148,8 @@ def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer
     precisions = _weight_precisions(run.recipe, scorer)
     if not precisions:
         return ()
+    from compressor.generation.weights import WeightTrials
+
     scratch = run.work.scratch / "cached.rounded"
     scratch.mkdir(exist_ok=True)
     trials = WeightTrials(

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
+from compressor.config.values import MixedPrecision
 from compressor.selection.search import Head, all_heads
 from compressor.tasks.base import Task
 from compressor.tasks.scoring import batches
-from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 from compressor.units.find import evaluating, unread_sites
 from compressor.units.gating import spread_over_rows

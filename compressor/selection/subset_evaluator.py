@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING
 
+from compressor.config.values import MixedPrecision
 from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
 from compressor.selection.search import Head, all_heads
 from compressor.tasks.data import Data
 from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
-from compressor.training.precision import MixedPrecision
 from compressor.units import Site, hooked
 from compressor.units.find import evaluating
 from compressor.units.gating import spread_over_rows

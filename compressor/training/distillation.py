@@ -15,6 +15,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.config.values import MixedPrecision
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import fingerprint
 from compressor.models.classifiers import AnswerKind, several_answers
@@ -24,7 +25,6 @@ from compressor.tasks import Task, batches
 from compressor.tasks.divergence import are_numbers, divergence, variances
 from compressor.tasks.forwards import SPAN_ENDS, decoder_mask, forward_arguments, scored_logits_only
 from compressor.tasks.scoring import BATCH_SIZE
-from compressor.training.precision import MixedPrecision
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 

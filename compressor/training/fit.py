@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from compressor.errors import DivergedError
+from compressor.processes import process_state
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.causal_lm import assign_streams
@@ -25,7 +26,6 @@ from compressor.training.checkpoints import Checkpoints, claim, digest, newest_c
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
-from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import Evaluation, GateTrainer, SegmentTrainer, StreamRows, training_arguments
 from compressor.units import Bundles, Site

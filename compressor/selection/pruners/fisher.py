@@ -29,7 +29,7 @@ from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.forwards import entries_per_row
 from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
+from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scaled_units, units_without
 from compressor.store import File, versioned
 from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
@@ -75,7 +75,7 @@ class FisherPruner(Pruner[MethodOptions]):
     @versioned(1)
     def _measure(self, on_progress: ProgressCallback, _: Path) -> dict[str, np.ndarray]:
         inputs = self.inputs
-        return mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
+        return mask_gradients(inputs.network, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         squares = {name: np.square(gradient).sum(0) for name, gradient in self._gradients.items()}
@@ -91,15 +91,18 @@ class FisherPruner(Pruner[MethodOptions]):
         self.require_counts(counts)
         inputs = self.inputs
         linear_sets = [(str(group.linear),) for group in inputs.groups]
-        calls_of_groups = calls_in_order(inputs.model, linear_sets, inputs.statistics, self._dense_sums, on_progress)
+        calls_of_groups = calls_in_order(inputs.network, linear_sets, inputs.statistics, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
-            linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
+            linear, kept = linear_of(inputs.network, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)
-            scale_units(linear, group, kept, scales)
+            access, path = inputs.access, str(group.linear)
+            access.set_linear(path, scaled_units(access.linear(path), group, kept, scales))
 
     @functools.cached_property
     def _dense_sums(self) -> DenseSums:  # computed before the first scales are
-        return DenseSums(self.inputs.model, [str(group.linear) for group in self.inputs.groups], self.inputs.statistics)
+        return DenseSums(
+            self.inputs.network, [str(group.linear) for group in self.inputs.groups], self.inputs.statistics
+        )
 
 
 def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:

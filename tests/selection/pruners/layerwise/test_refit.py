@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums, StoredGrams, write_grams
+from compressor.selection.pruners.layerwise.refit import Gram, RefitSums, StoredGrams, write_grams
+from compressor.units.prunable import LinearWeights
 from compressor.selection.pruners.reconstruct.second_order import reconstruct
 from tests.faults import fails_with
 
