@@ -20,7 +20,7 @@ from compressor.tasks import Data, open_data
 from compressor.tasks.splits import named_splits
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.precision import MixedPrecision
+from compressor.config.values import MixedPrecision
 from compressor.training.schedule import Schedule
 
 

@@ -36,7 +36,7 @@ from compressor.selection.search import Decision, Head
 from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
-from compressor.training.precision import MixedPrecision
+from compressor.config.values import MixedPrecision
 from compressor.units import find_sites
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
