@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from compressor.answers import AnswerKind, answer_kind
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.config import GraphConfig
 from compressor.graph.fusions import fuse
 from compressor.graph.layers import Division, GraphLinear, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program
-from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
 from graph_passes.errors import listed
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressor.answers import several_answers
 from compressor.config.tasks import OwnTask
 from compressor.model_folder.access import ModelAccess, access_of
 from compressor.model_folder.processor import ImageSize
-from compressor.models.classifiers import several_answers
 from compressor.results import Note
 from compressor.targets.example_rows import ExampleRows
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from compressor.answers import EMBEDDING
 from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
-from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode
 from compressor.run.measure import Results
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
-from compressor.tasks.scoring import BATCH_SIZE, draw_rows
+from compressor.tasks.scoring import BATCH_SIZE
 from compressor.tasks.sentence_similarity import (
     Judgements,
     cosines_of,
@@ -28,9 +24,6 @@ from compressor.tasks.sentence_similarity import (
     ranking_scores,
     unit_rows,
 )
-
-_DOCUMENTS = 1024
-"""Maximum number of documents that texts are ranked against."""
 
 
 def evaluate(variants: Sequence[Variant], data: Data, recipe: Recipe, log: RunLog) -> Results:
@@ -103,7 +96,7 @@ def embedded_rows(
     rows: list[tuple[float, int, float, float]] = []
     groups = zip(batches(data.task, data.test), dense_batches, compressed_batches, strict=True)
     for (indices, batch), dense, compressed in groups:
-        pairs = batch[data.task.label_name].numpy()
+        pairs = batch[data.task.label_name]
         both = (unit_rows(dense) * unit_rows(compressed)).sum(1, keepdims=True)
         lowest = np.minimum(*pair_embeddings(both, pairs))[:, 0]
         before, after = (_cosines(embeddings, pairs, data) for embeddings in (dense, compressed))
@@ -129,38 +122,12 @@ def _cosines(embeddings: np.ndarray, pairs: np.ndarray, data: Data) -> np.ndarra
     return data.task.per_example(embeddings, pairs)[:, 0]
 
 
-def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
-    """Give an encoder, as it is now, documents of the training rows against whose embeddings it ranks texts.
-
-    Raises:
-        UsageError: the model is not a sentence encoder, or there are no training rows.
-    """
-    if folder.sentence is None or not len(data.train):
-        problem = "it embeds no texts" if folder.sentence is None else "there are no training rows (--data)"
-        raise UsageError(
-            f"--match-dense: {folder.path}: {problem}; omit it",
-            code=ErrorCode.CONTRADICTION,
-            field="match_dense",
-            task=folder.task,
-        )
-    import torch  # which distils by the documents
-    from torch.nn.functional import normalize
-
-    task, run, embeddings = data.task, folder.access.forward(), []
-    for _, batch in batches(task, draw_rows(data.train, _DOCUMENTS, seed)):
-        inputs = task.model_inputs(batch)
-        output = task.scored_outputs(run(inputs), inputs)[EMBEDDING]
-        embeddings.append(pair_embeddings(output, batch[task.label_name])[1])
-    model: Any = folder.network
-    model.documents = normalize(torch.from_numpy(np.unique(np.concatenate(embeddings), axis=0)), dim=-1)
-
-
 def agreement_of(
     dense_batches: Sequence[np.ndarray], compressed_batches: Sequence[np.ndarray], data: Data
 ) -> EmbeddingAgreement:
     """How far the embeddings of both engines, `[texts, width]` for each batch of `batches`, agree on the test rows."""
     task, test_batches = data.task, batches(data.task, data.test)
-    pairs = np.concatenate([batch[task.label_name].numpy()[:, :3] for _, batch in test_batches])
+    pairs = np.concatenate([batch[task.label_name][:, :3] for _, batch in test_batches])
     if not task.retrieves:
         pairs[:, 0] = 1.0  # every first text is a query
     texts = [np.concatenate(list(parts)) for parts in (dense_batches, compressed_batches)]

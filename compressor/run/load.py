@@ -17,11 +17,10 @@ from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_feeds
-from compressor.model_folder.example_inputs import rows_layout
+from compressor.model_folder.feeds import rows_layout
 from compressor.processes import process_count
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
-from compressor.run.evaluate import rank_documents
 from compressor.run.generation import require_weights
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
@@ -184,6 +183,8 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
         for task in (data.task, data.eval_task):
             check_max_drop(max_drop, task)
     if recipe.budget.match_dense:
+        from compressor.training.distillation import rank_documents  # which trains by them
+
         rank_documents(model.folder, data, recipe.selection.seed)
     return data
 

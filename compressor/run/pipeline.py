@@ -33,9 +33,9 @@ from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_as
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
-from compressor.model_folder import example_feeds_by_size, example_inputs
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder import example_feeds_by_size
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.model_folder.text_limits import token_limit
 from compressor.processes import RunProcesses, by_main, process_state
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.quantization import output_distance
@@ -230,6 +230,7 @@ def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector | None:
     if sizes.mask_reach is None:
         return None
     from compressor.block_masks.mask_selector import MaskSelector, find_attention_extras
+    from compressor.model_folder import example_inputs
 
     recipe, model = inputs.recipe, inputs.model
     extras = find_attention_extras(model.folder.network, example_inputs(model.folder, 2, 8))

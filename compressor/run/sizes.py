@@ -14,7 +14,8 @@ from compressor.config.sections import MeasureConfig
 from compressor.engines.prove import both_sides, longest_text, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_feeds
-from compressor.model_folder.example_inputs import takes_text, token_limit
+from compressor.model_folder.feeds import takes_text
+from compressor.model_folder.text_limits import token_limit
 from compressor.run.run_context import RunInputs, RunSizes
 from compressor.run.stages import build_options, row_cases
 from compressor.tasks import Data

@@ -14,10 +14,10 @@ from tokenizers import processors
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, fingerprint, load
+from compressor.models.forwards import forward_arguments, tensors_of
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.classification import TextClassification
-from compressor.tasks.forwards import forward_arguments
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -54,7 +54,7 @@ def test_rows_are_padded_where_the_model_does_not_read(tmp_path: Path) -> None:
     short, longer = data.train[2], data.train[0]
     with torch.no_grad():
         alone, beside = (
-            folder.model(**forward_arguments(folder.model, data.task.collate(rows))).logits[0]
+            folder.model(**forward_arguments(folder.model, tensors_of(data.task.collate(rows)))).logits[0]
             for rows in ([short], [short, longer])
         )
     torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-6)

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
+from compressor.models.beam_search import beam_search
+from compressor.models.forwards import tensors_of
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import statistics
 from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
-from compressor.tasks.translation import beam_search
 from compressor.units import hooked
 from tests import folders
 from tests.faults import fails_with
@@ -148,7 +149,7 @@ def test_the_loss_equals_that_of_the_model(translator: ModelFolder, trained_tran
     assert not data.task.higher_is_better
     measured = statistics(data.task, data.test, forward_of(translator.model), 9)
     assert measured.shape == (40, 2)
-    loss = translator.model(**data.task.collate(list(data.test))).loss.item()
+    loss = translator.model(**tensors_of(data.task.collate(list(data.test)))).loss.item()
     assert data.task.score(measured) == pytest.approx(loss)
     chooser = open_pairs(translator, rows).task.chooser
     assert (chooser.metric, chooser.score(measured)) == ("loss", data.task.score(measured))

@@ -14,7 +14,8 @@ from pytorch_optimizer import Lamb
 from torch import nn
 
 from compressor.errors import DivergedError, ErrorCode
-from compressor.tasks.causal_lm import assign_streams, read, reader
+from compressor.models.forwards import reader
+from compressor.tasks.causal_lm import assign_streams, read
 from compressor.training.fit import GateSetup, row_order
 from tests import language
 from tests.faults import fails_with

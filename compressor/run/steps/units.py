@@ -236,7 +236,9 @@ def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTabl
     def order(_: Path) -> dict[str, Any]:
         with run.log.stage("ordering neurons by importance") as on_progress, model.on_accelerator():
             rows = draw_rows(data, step.prune_rows, step.seed)
-            batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
+            from compressor.models.forwards import tensors_of  # which a gate trains on
+
+            batches = list(map(tensors_of, calibration_batches(data, within_tokens(data, rows, step.prune_tokens))))
             bundles = make_bundles(model.network, groups, batches, data.task.loss_outputs, on_progress)
         return pool_within(bundles, constraints).to_json()
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from compressor.answers import several_answers
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.access import ModelAccess, access_of
-from compressor.models.classifiers import several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve
@@ -25,10 +24,12 @@ from compressor.store import Store
 from compressor.units import PrunableGroup
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 OptionsT = TypeVar("OptionsT", bound=MethodOptions)
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Any]
+"""Name of an input -> array `[batch, ...]`, or tensor on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class PruningInputs:
     Attributes:
         model: the model: of PyTorch, or a `ModelAccess` such as that of a file.
         groups: the groups whose units may be removed, in the order in which the model calls them.
-        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[batch, ...]`.
+        statistics: batches by which units are chosen and weights refitted: name of an input -> array `[batch, ...]`.
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.
@@ -63,6 +64,13 @@ class PruningInputs:
             raise _invalid("outputs", "there are no names; give those of the model's outputs, such as ('logits',)")
         if unknown := [group.name for group in self.groups if group.linear is None]:
             raise _invalid("groups", f"no linear of {unknown[0]} was recognized; leave the group out")
+
+    @staticmethod
+    def tensors(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        """Batches as tensors on the CPU."""
+        import torch
+
+        return [{name: torch.as_tensor(values) for name, values in batch.items()} for batch in batches]
 
     @property
     def access(self) -> ModelAccess:
@@ -114,9 +122,10 @@ class Pruner(ABC, Generic[OptionsT]):
         content = hashlib.sha256(json.dumps(settings).encode())
         for batches in (inputs.statistics, inputs.held_out):
             for batch in batches:
-                for name, tensor in batch.items():
-                    content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                    content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                for name, values in batch.items():
+                    array = np.ascontiguousarray(values)
+                    content.update(f"{name} {array.shape} {array.dtype}".encode())
+                    content.update(array.data)
         key = content.hexdigest()
         return Store(inputs.store / key[:16], {"pruning": key}, is_shared=True)
 

@@ -32,7 +32,7 @@ def _(w: World) -> None:
 
 @advice("model_folder.example_inputs vocabulary_size unsupported-model")
 def _(w: World) -> None:
-    from compressor.model_folder.example_inputs import vocabulary_size
+    from compressor.model_folder.feeds import vocabulary_size
 
     config = hf.ViTConfig()
     w.fails(vocabulary_size, config, torch.nn.Linear(2, 2))

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from compressor.progress import ignore_progress
+from compressor.answers import SPAN_ENDS
 from compressor.model_folder.access import access_of
+from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import (
     LARGEST,
     FisherPruner,
@@ -26,7 +27,6 @@ from compressor.selection.pruners.fisher import (
 )
 from compressor.selection.pruners.layerwise.layer_run import TargetedCall
 from compressor.selection.pruners.unit_importance import MagnitudePruner, scaled_units
-from compressor.tasks.forwards import SPAN_ENDS
 from compressor.units import PrunableGroup, find_groups
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight

@@ -18,7 +18,7 @@ from compressor.graph.file import GraphFile
 from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.base import PruningInputs
+from compressor.selection.pruners.base import Batch, PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 from compressor.units.prunable import LinearWeights
@@ -323,8 +323,8 @@ def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | N
         metrics = modules.weigh(linears, on_progress)
         return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
 
-    def arrays(batch: Arrays) -> dict[str, np.ndarray]:
-        return {name: batch[name].astype(spec.dtype, copy=False) for name, spec in file.input_specs.items()}
+    def arrays(batch: Batch) -> dict[str, np.ndarray]:
+        return {name: np.asarray(batch[name], spec.dtype) for name, spec in file.input_specs.items()}
 
     return SessionNetwork(
         graph,
@@ -343,7 +343,7 @@ def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
     variance = variance_of(dense, names, kind)
 
     def compare(number: int, before: Arrays, after: Arrays) -> np.ndarray:
-        batch = inputs.held_out[number]
+        batch = {name: np.asarray(values) for name, values in inputs.held_out[number].items()}
         return divergence(before, after, names, batch, variance, kind=kind, temperature=TEMPERATURE)
 
     return compare

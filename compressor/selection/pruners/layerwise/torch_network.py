@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 from transformers.pytorch_utils import Conv1D
 
+from compressor.answers import AnswerKind, several_answers
 from compressor.model_folder.access import access_of
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.models.forwards import scored_logits_only
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.forwards import (
@@ -32,8 +33,7 @@ from compressor.selection.pruners.layerwise.output_sensitivity import sensitivit
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.layerwise.session_network import TEMPERATURE
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
-from compressor.tasks.divergence import are_numbers, divergence, variances
-from compressor.tasks.forwards import scored_logits_only
+from compressor.training.divergence import are_numbers, divergence, variances
 from compressor.training.precision import native_autocast
 from compressor.units.layers import (
     AroundLayer,
@@ -62,13 +62,13 @@ class TorchNetwork:
     """
 
     def __init__(self, inputs: PruningInputs) -> None:
-        self._inputs, self._model = inputs, inputs.network
+        self._inputs, self._model, self._statistics = inputs, inputs.network, inputs.tensors(inputs.statistics)
         self.token_weights: Sequence[TokenWeights] = ()
         self._ends = {str(group.linear): group.name for group in inputs.groups}
 
     @property
     def rows(self) -> int:
-        return sum(len(next(iter(batch.values()))) for batch in self._inputs.statistics)
+        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
 
     @property
     def calls_once(self) -> bool:
@@ -81,17 +81,17 @@ class TorchNetwork:
         access_of(self._model).set_linear(path, weights)
 
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
-        return count_tokens(self._model, self._inputs.statistics, linears)
+        return count_tokens(self._model, self._statistics, linears)
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         inputs = self._inputs
-        sensitivity = sensitivity_of(self._model, inputs.statistics, linears, inputs.outputs, inputs.seed, on_progress)
+        sensitivity = sensitivity_of(self._model, self._statistics, linears, inputs.outputs, inputs.seed, on_progress)
         self.token_weights = sensitivity.weights
         return sensitivity.metrics
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
         sums = {name: self._sums(name) for name in linears}
-        batches = self._inputs.statistics
+        batches = self._statistics
         for number, (batch, weights) in enumerate(zip(batches, self.token_weights, strict=True)):
             on_progress(number, len(batches))
             observe = lambda name, inputs, scales: sums[name].add(inputs, weights=scales)  # noqa: E731
@@ -106,14 +106,14 @@ class TorchNetwork:
                 return losses.mean(linear, torch.from_numpy(weights.weight), bias)
 
         with native_autocast(self._model.device, self._model.dtype):
-            losses = PartialKL(self._model, self._inputs.held_out, self._inputs.outputs)
+            losses = PartialKL(self._model, self._inputs.tensors(self._inputs.held_out), self._inputs.outputs)
         return mean
 
     def feeders(self, linear: str) -> tuple[str, ...]:
         return self._feeders[linear]
 
     def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
-        linear_sets, batches = [part.linears for part in sets], self._inputs.statistics
+        linear_sets, batches = [part.linears for part in sets], self._statistics
         calls_of_sets = calls_in_order(self._model, linear_sets, batches, self._dense_sums, on_progress)
         for part, calls in zip(sets, calls_of_sets, strict=True):
             yield partial(self._sums_of, part, calls)
@@ -144,11 +144,11 @@ class TorchNetwork:
     def _dense_sums(self) -> DenseSums:
         """The activations of the dense model that refits restore; computed before the first one."""
         linears = [name for end in self._ends for name in (*self._feeders[end], end)]
-        return DenseSums(self._model, linears, self._inputs.statistics, unsummed=set(linears) - self._ends.keys())
+        return DenseSums(self._model, linears, self._statistics, unsummed=set(linears) - self._ends.keys())
 
     @cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:
-        return feeders_of(self._model, list(self._ends), self._inputs.statistics[0])
+        return feeders_of(self._model, list(self._ends), self._statistics[0])
 
 
 class PartialKL:

@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 
 from compressor.errors import ErrorCode
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums, StoredGrams, write_grams
-from compressor.units.prunable import LinearWeights
 from compressor.selection.pruners.reconstruct.second_order import reconstruct
+from compressor.units.prunable import LinearWeights
 from tests.faults import fails_with
 
 TOKENS, INPUTS, OUTPUTS = 80, 6, 4
