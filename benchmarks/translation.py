@@ -174,7 +174,7 @@ def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> Non
             disable_tqdm=True,
             report_to="none",
         ),
-        data_collator=data.task.collate,
+        data_collator=lambda examples: tensors_of(data.task.collate(examples)),
         train_dataset=data.train,
         eval_dataset=data.eval if size.rows is None else data.eval.select(range(size.rows)),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compressor.model_folder.adapters import source_folders
     from compressor.model_folder.companions import save_companions
-    from compressor.model_folder.example_inputs import example_inputs
+    from compressor.model_folder.examples import example_inputs
     from compressor.model_folder.feeds import example_feeds, example_feeds_by_size, example_rows
     from compressor.model_folder.fingerprints import fingerprint
     from compressor.model_folder.folder import ModelFolder
@@ -24,7 +24,7 @@ __all__ += ["source_folders"]
 _MODULES = {
     "compressor.model_folder.adapters": ("source_folders",),
     "compressor.model_folder.companions": ("save_companions",),
-    "compressor.model_folder.example_inputs": ("example_inputs",),
+    "compressor.model_folder.examples": ("example_inputs",),
     "compressor.model_folder.feeds": ("example_feeds", "example_feeds_by_size", "example_rows"),
     "compressor.model_folder.fingerprints": ("fingerprint",),
     "compressor.model_folder.folder": ("ModelFolder",),

@@ -18,7 +18,7 @@ from transformers.exporters.utils import get_leaf_tensors
 from compressor.config.values import GroupBy
 from compressor.errors import CompressorError
 from compressor.model_folder.access import Forward, ModelAccess, Outputs
-from compressor.model_folder.example_inputs import make_module_inputs
+from compressor.model_folder.examples import make_module_inputs
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.sentence_modules import save_module_layers
 from compressor.models.forward_changes import copy_of

@@ -216,7 +216,7 @@ class TokenizerFile:
         self._tokenizer.enable_truncation(longest, stride=stride, strategy=strategy, direction=self._truncation_side)
 
     def _add_ends(self, bos: bool, eos: bool) -> None:
-        """Put the tokens that begin and end a text around it, as `add_bos_token` and `add_eos_token` say."""
+        """Put tokens that begin and end a text around it, as `add_bos_token` and `add_eos_token` of a folder say."""
         first, last = (
             getattr(self, f"{kind}_token") if is_added else None for kind, is_added in (("bos", bos), ("eos", eos))
         )

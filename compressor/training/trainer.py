@@ -278,8 +278,10 @@ class GateTrainer(Trainer):
         """
         if self.distillation is not None and model.training:
             return self._with_penalty(self.distillation.loss(model, self.task.model_inputs(inputs)))
-        arguments = tensors_of(self.task.loss_inputs(arrays_of(inputs)), self.args.device)
-        result = super().compute_loss(model, arguments, *args, **kwargs)
+        batch = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        arguments = tensors_of(self.task.loss_inputs(arrays_of(batch)), self.args.device)
+        further = {name: value for name, value in inputs.items() if name not in batch}  # e.g. memories
+        result = super().compute_loss(model, {**arguments, **further}, *args, **kwargs)
         if not model.training:
             return result
         return (self._with_penalty(result[0]), result[1]) if isinstance(result, tuple) else self._with_penalty(result)

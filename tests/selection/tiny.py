@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 
 from compressor.config.methods import METHODS
 from compressor.config.steps import Heads, Units
+from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
 from compressor.selection.learn import learn
@@ -146,7 +147,9 @@ def gated_accuracy(model: PreTrainedModel, plan: Plan) -> float:
     evaluated = data().eval
     model.eval()
     with gated(model, plan) as gated_model, torch.no_grad():
-        logits = [gated_model(**Sign().collate([example])).logits.argmax(-1).item() for example in evaluated]
+        logits = [
+            gated_model(**tensors_of(Sign().collate([example]))).logits.argmax(-1).item() for example in evaluated
+        ]
     return float(np.mean(np.array(logits) == np.array(evaluated["labels"])))
 
 

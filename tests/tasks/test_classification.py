@@ -41,7 +41,7 @@ def test_rows_of_one_text_are_encoded(classifier: ModelFolder, tmp_path: Path) -
         "token_type_ids": [[0, 0, 0, 0], [0, 0, 0, 0]],
         "labels": [1, 1],
     }
-    assert torch.isfinite(classifier.model(**batch).loss)
+    assert torch.isfinite(classifier.model(**tensors_of(batch)).loss)
 
 
 def test_rows_are_padded_where_the_model_does_not_read(tmp_path: Path) -> None:
@@ -163,7 +163,8 @@ def test_rows_too_short_for_text_are_refused(classifier: ModelFolder, tmp_path: 
 def test_a_loss_does_not_change_the_fingerprint(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
     data = open_data(rows_config(path, path, path), classifier)
-    classifier.model(**data.task.collate(list(data.train)))  # transformers writes the kind of loss to the configuration
+    # transformers writes the kind of loss to the configuration
+    classifier.model(**tensors_of(data.task.collate(list(data.train))))
     assert fingerprint(classifier.model) == classifier.fingerprint
 
 

@@ -109,10 +109,10 @@ def test_cosines_are_correlated_with_labels(encoder: ModelFolder, tmp_path: Path
 def test_the_loss_of_the_model_needs_no_scale_of_labels(encoder: ModelFolder, tmp_path: Path) -> None:
     data = pairs(tmp_path, encoder)
     batch = data.task.collate(list(data.train))
-    loss = encoder.model(**data.task.loss_inputs(dict(batch))).loss.item()
+    loss = encoder.model(**tensors_of(data.task.loss_inputs(dict(batch)))).loss.item()
     batch["pairs"][:, 0] = 100 * batch["pairs"][:, 0] - 7
     assert loss > 0
-    assert encoder.model(**data.task.loss_inputs(batch)).loss.item() == pytest.approx(loss, rel=1e-5)
+    assert encoder.model(**tensors_of(data.task.loss_inputs(batch))).loss.item() == pytest.approx(loss, rel=1e-5)
 
 
 def test_rows_without_labels_may_hold_one_text(encoder: ModelFolder, tmp_path: Path) -> None:

@@ -49,9 +49,10 @@ def test_pairs_become_batches(translator: ModelFolder, tmp_path: Path) -> None:
         "decoder_input_ids": [[0, 11, 13, 1], [0, 18, 16, 14]],
     }
     assert list(data.train["length"]) == [3, 4]
-    loss = translator.model(**batch).loss
-    batch.pop("decoder_input_ids")
-    assert translator.model(**batch).loss == loss
+    tensors = tensors_of(batch)
+    loss = translator.model(**tensors).loss
+    tensors.pop("decoder_input_ids")
+    assert translator.model(**tensors).loss == loss
 
 
 @pytest.mark.parametrize(
