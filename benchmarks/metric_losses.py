@@ -30,6 +30,7 @@ from compressor import PruningInputs, ReconstructPruner, allocate
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
+from compressor.models.forwards import tensors_of
 from compressor.progress import RunLog
 from compressor.pruning.bisect import ResampledScore, estimate_losses
 from compressor.run.load import load_model, read_rows
@@ -67,8 +68,8 @@ def prepared(
         inputs = PruningInputs(
             model=model.folder.model,
             groups=model.groups,
-            statistics=calibration_batches(data, sorted(rows[LOSS_ROWS:])),
-            held_out=calibration_batches(data, sorted(rows[:LOSS_ROWS])),
+            statistics=list(map(tensors_of, calibration_batches(data, sorted(rows[LOSS_ROWS:])))),
+            held_out=list(map(tensors_of, calibration_batches(data, sorted(rows[:LOSS_ROWS])))),
             outputs=data.task.loss_outputs,
             seed=0,
             store=Path(scratch),

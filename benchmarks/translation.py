@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import (
     MarianConfig,
     MarianMTModel,
@@ -46,8 +45,10 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import tensors_of
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.base import Batch
 from compressor.tasks.splits import named_splits, pick
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "multi30k_deen.tsv.xz"
@@ -173,7 +174,7 @@ def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> Non
             disable_tqdm=True,
             report_to="none",
         ),
-        data_collator=data.task.collate,
+        data_collator=lambda examples: tensors_of(data.task.collate(examples)),
         train_dataset=data.train,
         eval_dataset=data.eval if size.rows is None else data.eval.select(range(size.rows)),
     )
@@ -190,8 +191,8 @@ def score(folder: ModelFolder, data: Data, size: Size) -> None:
     model = folder.model.eval()
     device = model.device
 
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+    def forward(batch: Batch) -> np.ndarray:
+        inputs = tensors_of(batch, device)
         logits: np.ndarray = model(**inputs, use_cache=False).logits.float().cpu().numpy()
         return logits
 

@@ -23,7 +23,7 @@ GRAPH_PASSES = (
     ("shrink",),
 )
 COMPRESSOR = (
-    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
+    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory", "answers"),
     ("store",),
     ("targets",),
     ("config",),

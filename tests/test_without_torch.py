@@ -154,6 +154,17 @@ def test_pruning_imports_no_pytorch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_rows_are_read_and_scored_without_pytorch() -> None:
+    lines = (
+        "from tests.light_environment import hide; hide({'torch', 'transformers', 'accelerate', 'optimum'})",
+        "from importlib import import_module; from pkgutil import iter_modules; import compressor.tasks as tasks",
+        "[import_module(f'compressor.tasks.{module.name}') for module in iter_modules(tasks.__path__)]",
+        "[import_module(f'compressor.{name}') for name in ('engines.score', 'run.evaluate', 'selection.certify')]",
+    )
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_units_of_a_graph_are_removed_without_pytorch(tmp_path: Path) -> None:
     graph, rows = classifier(tmp_path / "model.onnx"), npz(tmp_path / "rows.npz", **arrays(48))
     command = [sys.executable, "-m", "tests.graph.light_pruning", str(graph), str(rows)]

@@ -13,7 +13,7 @@ from compressor.engines.prove import Case
 from compressor.engines.prove_export import prove_export, require_export
 from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs, example_rows, fresh_model
-from compressor.model_folder.input_rules import IMAGES
+from compressor.model_folder.processor import IMAGES
 from compressor.results import VariantName
 from compressor.units import PrunableGroup, Site, keep_all
 from graph_passes import Plan, Shrunk

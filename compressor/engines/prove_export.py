@@ -21,7 +21,8 @@ from compressor.engines.prove import Case, case_name, prove_outputs, require, un
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.network import GraphNetwork, file_model
 from compressor.model_folder import copy_of
-from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys, text_config
+from compressor.model_folder.text_limits import text_config
+from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE, Feeds

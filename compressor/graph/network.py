@@ -27,11 +27,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 import graph_passes
+from compressor.answers import AnswerKind, answer_kind
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.layers import Division, GraphLinear, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program
-from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds
 from compressor.targets.example_rows import ExampleRows, record_example_rows

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 import graph_passes
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.fusions import fuse
+from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from graph_passes import FoundGroups
 from graph_passes.passes import Normalize
@@ -220,40 +221,3 @@ def _spec(value: ir.Value) -> tuple[np.dtype, tuple[int | None, ...]]:
     """Element type and axes of an input or an output; a size that depends on the inputs is None."""
     dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
     return dtype, tuple(size if isinstance(size, int) else None for size in value.shape or ())
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """An output of a graph.
-
-    Attributes:
-        dtype: its element type.
-        shape: the size of each axis, rows first; None: any size.
-    """
-
-    dtype: np.dtype
-    shape: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class InputSpec(OutputSpec):
-    """An input of a graph, with the attributes of `OutputSpec`.
-
-    Attributes:
-        ids: number of ids in the table of embeddings that it is looked up in; None: it is no input of ids.
-    """
-
-    ids: int | None = None
-
-
-@runtime_checkable
-class HasSignature(Protocol):
-    """A model with the inputs and outputs of a graph.
-
-    Attributes:
-        input_specs: type and shape of each input by name.
-        output_specs: type and shape of each output by name.
-    """
-
-    input_specs: Mapping[str, InputSpec]
-    output_specs: Mapping[str, OutputSpec]

@@ -15,26 +15,27 @@ from transformers import PretrainedConfig
 from transformers.utils import ModelOutput
 
 import graph_passes
+from compressor.answers import EMBEDDING
 from compressor.config.tasks import load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import GraphConfig, Program
 from compressor.model_folder.companions import COMPANIONS
-from compressor.model_folder.example_inputs import read_example
+from compressor.model_folder.examples import read_example
 from compressor.model_folder.files import CONFIG, MODULES, load_config, read_config
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.input_rules import IMAGES
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import (
     IMAGE_CLASSIFICATION,
+    IMAGES,
     PREPROCESSOR,
     load_processor,
     processed_size,
     readable_size,
 )
 from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
-from compressor.models.pooled_encoder import EMBEDDING, POOLINGS, PooledOutput, SentenceEncoder
+from compressor.models.pooled_encoder import POOLINGS, PooledOutput, SentenceEncoder
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 ARRAYS = "arrays"

@@ -13,15 +13,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from compressor.model_folder.files import CONFIG, read_json
+from compressor.answers import has_default_names, several_answers
+from compressor.model_folder.files import CONFIG, THRESHOLD_FILES, read_json
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.sentence_modules import module_folders, save_layers
-from compressor.models.classifiers import has_default_names, several_answers
 from compressor.models.pooled_encoder import ModuleReranker, SentenceEncoder
 from compressor.results import Note, NoteCode
 from graph_passes.errors import listed
 
-THRESHOLD_FILES = "*thresholds.json"
 """Files with the probabilities from which a classifier assigns its classes."""
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),

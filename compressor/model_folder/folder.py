@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.answers import several_answers
 from compressor.config.tasks import OwnTask
 from compressor.graph.network import file_model
 from compressor.model_folder.processor import ImageSize
 from compressor.model_folder.sentence_modules import SentenceModules
-from compressor.models.classifiers import several_answers
 from compressor.results import Note
 from compressor.targets.example_rows import ExampleRows
 

@@ -24,8 +24,8 @@ from compressor.config.tasks import SEQUENCE_CLASSIFIERS, load_own_task
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter, merge_adapter
 from compressor.model_folder.companions import COMPANIONS, notes_on_files, vocabulary_files
-from compressor.model_folder.example_inputs import example_inputs as make_inputs
-from compressor.model_folder.example_inputs import read_example
+from compressor.model_folder.examples import example_inputs as make_inputs
+from compressor.model_folder.examples import read_example
 from compressor.model_folder.files import (
     MODULES,
     WeightFiles,

@@ -16,9 +16,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from compressor import models
+from compressor.answers import AnswerKind, answer_kind
 from compressor.config.tasks import TASK_NAMES, TASKS, entry_point_names
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
 
 _RENAMED = {"text-generation": "causal-lm"}

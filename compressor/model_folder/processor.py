@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from transformers import AutoImageProcessor, AutoProcessor, PreTrainedModel
-from transformers.image_utils import load_image
+import numpy as np
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError, TargetMissingError
-from compressor.model_folder.input_rules import IMAGES
 from compressor.silence_libraries import one_line, quiet_transformers
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IMAGES = "pixel_values"
+"""Name of the input that holds images."""
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 PREPROCESSOR = "preprocessor_config.json"
 _IMAGE_FILES = (PREPROCESSOR, "processor_config.json")
@@ -79,6 +80,8 @@ def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
     files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
     if not any((path / name).is_file() for name in files):
         return None
+    from transformers import AutoImageProcessor, AutoProcessor
+
     loader = AutoImageProcessor if images else AutoProcessor
     return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
 
@@ -100,13 +103,14 @@ def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None
         config.pad_token_id = next((token for token in ids if isinstance(token, int) and token >= 0), 0)
 
 
-def pixels_of(content: bytes, processor: Any) -> Tensor:
+def pixels_of(content: bytes, processor: Any) -> np.ndarray:
     """The pixels `[channel, height, width]` that an image processor of transformers returns for an upright RGB image.
 
     Raises:
         Exception: `content` is not an image file, or the processor refuses it; the error may have any type.
     """
     import PIL.Image  # not installed on a machine that only reads texts
+    from transformers.image_utils import load_image
 
     with PIL.Image.open(io.BytesIO(content)) as image:
         return _process(load_image(image), processor)
@@ -146,6 +150,8 @@ def readable_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSi
     Raises:
         InputError: it returns images of several sizes, or of a size that the model cannot read.
     """
+    import torch
+
     shape = processed_size(path, processor)
     try:
         with torch.no_grad():
@@ -156,9 +162,9 @@ def readable_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSi
     return shape
 
 
-def _process(image: Any, processor: Any) -> Tensor:
+def _process(image: Any, processor: Any) -> np.ndarray:
     """The pixels of a decoded image in RGB."""
-    pixels: Tensor = processor(images=image, return_tensors="pt")[IMAGES][0]
+    pixels: np.ndarray = processor(images=image, return_tensors="pt")[IMAGES][0].numpy()
     return pixels
 
 

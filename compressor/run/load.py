@@ -18,10 +18,9 @@ from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.network import file_model
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import rows_layout
+from compressor.model_folder.examples import rows_layout
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
-from compressor.run.evaluate import rank_documents
 from compressor.run.generation import require_weights
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
@@ -32,6 +31,7 @@ from compressor.tasks.arrays import names_arrays, read_arrays
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
 from compressor.tasks.scoring import forward_of, sample_of
+from compressor.training.distillation import rank_documents
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, Site, find_groups
 from compressor.units.find import find_units, no_heads_error

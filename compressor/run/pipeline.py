@@ -36,8 +36,8 @@ from compressor.engines.quantize import quantize_as
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.model_folder import example_feeds_by_size, example_inputs
-from compressor.model_folder.example_inputs import token_limit
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.model_folder.text_limits import token_limit
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.quantization import output_distance
 from compressor.report import frontier_page

@@ -18,7 +18,7 @@ from compressor.engines.prove_export import prove_export, prove_with_ties
 from compressor.errors import CompressorError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import (
     Change,

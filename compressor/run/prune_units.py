@@ -19,6 +19,7 @@ from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.measure.costs import CostTable
 from compressor.model_folder import fingerprint
+from compressor.models.forwards import tensors_of
 from compressor.pruning.allocate import (
     MAX_BUDGET_RATIO,
     Allocation,
@@ -169,8 +170,10 @@ def pruner_of(
     inputs = PruningInputs(
         model=model.folder.model,
         groups=groups,
-        statistics=calibration_batches(data, within_tokens(data, chosen, step.prune_tokens)),
-        held_out=calibration_batches(data, sorted(within_tokens(data, measured, step.loss_tokens))),
+        statistics=list(map(tensors_of, calibration_batches(data, within_tokens(data, chosen, step.prune_tokens)))),
+        held_out=list(
+            map(tensors_of, calibration_batches(data, sorted(within_tokens(data, measured, step.loss_tokens))))
+        ),
         outputs=data.task.loss_outputs,
         seed=step.seed,
         store=statistics_folder(step, model, data, groups, statistics),

@@ -15,7 +15,8 @@ from compressor.engines.prove import make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.workload import NEW_TOKENS, PROMPT, Workload
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import takes_text, token_limit
+from compressor.model_folder.examples import takes_text
+from compressor.model_folder.text_limits import token_limit
 from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
 from compressor.run.run_context import RunInputs, RunSizes
 from compressor.run.stages import build_options, row_cases

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from compressor.progress import RunLog
 from compressor.pruning.bisect import ResampledScore
 from compressor.tasks import Task, statistics
+from compressor.tasks.scoring import forward_of
 from compressor.training.distillation import Distillation, OutputsObserver
 
 _DRAWS = 500
@@ -53,8 +53,8 @@ class TorchScorer:
                 return values, self._divergence(model)
         with self._log.stage(f"scoring {label} on the evaluation rows") as on_progress:
 
-            def measure(indices: list[int], batch: Mapping[str, Tensor], outputs: Mapping[str, Any]) -> None:
-                parts = task.per_example(task.logits(outputs), batch[task.label_name].numpy())
+            def measure(indices: list[int], batch: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> None:
+                parts = task.per_example(task.logits(outputs), batch[task.label_name])
                 measured.update(zip(indices, parts, strict=True))
                 on_progress(len(measured), len(self._rows))
 
@@ -72,12 +72,6 @@ class TorchScorer:
 
 def metric_sums(model: PreTrainedModel, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
     """The metric sums of a model of PyTorch on encoded rows, `[rows, k]`; see `Task.measure`."""
-    model.eval()
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return task.logits(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}))
-
     scored = 0
     with log.stage(f"scoring {label} on the evaluation rows") as on_progress:
 
@@ -85,4 +79,4 @@ def metric_sums(model: PreTrainedModel, task: Task, rows: Dataset, label: str, l
             nonlocal scored
             on_progress(scored := scored + count, len(rows))
 
-        return statistics(task, rows, forward, progress=progress)
+        return statistics(task, rows, forward_of(task, model), progress=progress)

@@ -11,10 +11,13 @@ from sacrebleu.metrics import BLEU
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from compressor.answers import IGNORED
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import MetricUnit
 from compressor.silence_libraries import one_line
 
+_LOSS_TOKENS = 64
+"""Tokens whose losses are computed at once, so that their exponentials stay in the cache."""
 _SENTENCE_BLEU = BLEU(effective_order=True)  # on which the n-gram counts do not depend
 
 
@@ -69,6 +72,34 @@ class Metric:
                 field="task",
                 value=path,
             ) from error
+
+
+def token_losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The loss in nats of each token, `[tokens]` float64, from logits `[tokens, vocabulary]`; zero for targets of -100.
+
+    Exponentials are computed in float32, and summed in float64.
+    """
+    losses = np.zeros(len(targets))
+    for start in range(0, len(targets), _LOSS_TOKENS):
+        part = slice(start, start + _LOSS_TOKENS)
+        is_scored = targets[part] != IGNORED
+        scores, tokens = logits[part][is_scored].astype(np.float32, copy=False), targets[part][is_scored]
+        largest = scores.max(-1, keepdims=True)
+        with np.errstate(invalid="ignore"):  # logits that are not finite have a loss that is not finite
+            sums = np.exp(scores - largest).sum(-1, dtype=np.float64)
+            margins = np.take_along_axis(scores, tokens[:, None], -1).astype(np.float64) - largest
+        losses[part][is_scored] = np.log(sums) - margins[:, 0]
+    return losses
+
+
+def summed_losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
+
+    Logits are `[batch, position, vocabulary]`; targets `[batch, position]` are the tokens that positions predict, or
+    -100.
+    """
+    sums = [token_losses(scores, row).sum() for scores, row in zip(logits, targets, strict=True)]
+    return np.stack([np.array(sums), (targets != IGNORED).sum(1)], axis=-1, dtype=np.float64)
 
 
 def column_mean(column: int, statistics: np.ndarray) -> float:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from compressor.errors import DivergedError
+from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.causal_lm import assign_streams
@@ -180,7 +181,7 @@ def _make_trainer(
         distillation=setup.distillation,
         model=setup.model,
         args=arguments,
-        data_collator=task.collate,
+        data_collator=lambda examples: tensors_of(task.collate(examples)),
         compute_metrics=evaluation.metrics,
         preprocess_logits_for_metrics=None if task.reads_streams else evaluation.row_statistics,
         callbacks=[counter, ClipGradients(gate, schedule.max_grad_norm), report],

@@ -15,11 +15,12 @@ from transformers import PreTrainedModel
 from compressor.config.train import Training
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
+from compressor.models.forwards import reader
 from compressor.progress import Listener, NullListener, ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.training import tokenizers
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit

@@ -16,7 +16,7 @@ from compressor.engines.build import ExportedGraph
 from compressor.engines.export import export_graph
 from compressor.engines.prove import make_cases
 from compressor.model_folder import ModelFolder, example_inputs, load, loading
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
 from compressor.models.tiny_model import tiny_model
 from compressor.results import NoteCode, ProofStage, Report
 from compressor.run import proof_lengths

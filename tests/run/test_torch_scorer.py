@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import forward_arguments, tensors_of
 from compressor.progress import NullListener, RunLog
 from compressor.run.torch_scorer import TorchScorer, metric_sums
 from compressor.tasks import Data, open_data
-from compressor.tasks.forwards import forward_arguments
 from compressor.training.distillation import Distillation
 from tests import folders
 from tests.tasks import questions
@@ -83,7 +83,7 @@ def test_the_divergence_of_a_regression_is_over_the_variance_of_all_rows(tmp_pat
     folder, data = regression(tmp_path)
     model, student = folder.model.eval(), changed(folder.model).eval()
     distillation = Distillation.of(model, data.task.loss_outputs).with_variance_of(data.task, data.eval)
-    batch = data.task.model_inputs(data.task.collate(list(data.eval)))
+    batch = tensors_of(data.task.model_inputs(data.task.collate(list(data.eval))))
     with torch.no_grad():
         dense, other = (part(**forward_arguments(part, batch)).logits.double() for part in (model, student))
     expected = float((dense - other).square().mean() / dense.var(correction=0))

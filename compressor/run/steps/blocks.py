@@ -11,7 +11,7 @@ from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.steps import Blocks, Step
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import takes_text
+from compressor.model_folder.examples import takes_text
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder
 from compressor.run.plan_source import PlanFiles

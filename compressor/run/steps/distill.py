@@ -25,6 +25,7 @@ from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, fingerprint
 from compressor.model_folder.processor import image_settings
+from compressor.models.forwards import tensors_of
 from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
@@ -99,7 +100,7 @@ def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     data = inputs.rows
     rows = [data.train[row] for row in range(min(len(data.train), step.batch_size))]
     # The export checks the model itself.
-    _loss(step, teacher, task).require_defined_teacher(task.model_inputs(task.collate(rows)))
+    _loss(step, teacher, task).require_defined_teacher(tensors_of(task.model_inputs(task.collate(rows))))
 
 
 def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
@@ -330,7 +331,7 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
     # Steps of a training are of full batches, of repeated rows where there are few.
     for batch in np.resize(rows, (_TIMED_STEPS, step.batch_size)):
         start = time.perf_counter()
-        inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
+        inputs = tensors_of(data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch])))
         loss = distillation.loss(network, inputs)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(trained, math.inf)

@@ -22,6 +22,7 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.generation.workload import Workload
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
+from compressor.models.forwards import tensors_of
 from compressor.pruning.allocate import Allocation, Constraint, PlanCosts, budget_notes, unreachable
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource, structure_of
@@ -235,7 +236,7 @@ def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTabl
     def order(_: Path) -> dict[str, Any]:
         with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
             rows = draw_rows(data, step.prune_rows, step.seed)
-            batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
+            batches = list(map(tensors_of, calibration_batches(data, within_tokens(data, rows, step.prune_tokens))))
             bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
         return pool_within(bundles, constraints).to_json()
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.answers import several_answers
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.fingerprints import fingerprint
-from compressor.models.classifiers import several_answers
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve

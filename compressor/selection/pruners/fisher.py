@@ -21,7 +21,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.answers import AnswerKind, several_answers
+from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
@@ -31,8 +32,7 @@ from compressor.selection.pruners.layerwise.layer_run import DenseSums, Targeted
 from compressor.selection.pruners.layerwise.refit import RefitSums
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
 from compressor.store import File, versioned
-from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
-from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
+from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.units.find import evaluation_mode
 from compressor.units.groups import linear_of
 from compressor.units.layers import Linear, gradients_of, linear_sizes, linear_weight, removed_afterwards

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from compressor.answers import SPAN_ENDS
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import (
     LARGEST,
@@ -25,7 +26,6 @@ from compressor.selection.pruners.fisher import (
 )
 from compressor.selection.pruners.layerwise.layer_run import TargetedCall
 from compressor.selection.pruners.unit_importance import MagnitudePruner, scale_units
-from compressor.tasks.forwards import SPAN_ENDS
 from compressor.units import PrunableGroup, find_groups
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight

@@ -17,10 +17,11 @@ from transformers.exporters.utils import get_leaf_tensors
 from transformers.pytorch_utils import Conv1D
 
 import graph_passes
+from compressor.answers import AnswerKind, several_answers
 from compressor.graph.layers import Arrays, LayeredGraph
 from compressor.graph.network import GraphNetwork
 from compressor.graph.source import SentenceGraph
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.models.forwards import scored_logits_only
 from compressor.progress import ProgressCallback
 from compressor.selection.pruners.base import Batch, PruningInputs
 from compressor.selection.pruners.layerwise.forwards import (
@@ -36,8 +37,7 @@ from compressor.selection.pruners.layerwise.output_sensitivity import sensitivit
 from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
 from compressor.selection.pruners.layerwise.session_network import Compare, SessionNetwork
 from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet, SumsOfLinears
-from compressor.tasks.divergence import are_numbers, divergence, variances
-from compressor.tasks.forwards import scored_logits_only
+from compressor.training.divergence import are_numbers, divergence, variances
 from compressor.training.precision import native_autocast
 from compressor.units.layers import (
     AroundLayer,

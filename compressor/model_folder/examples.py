@@ -17,16 +17,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import CompressorError, ErrorCode, InputError, suggestion
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.input_rules import (
-    IMAGES,
-    PATCH_POSITIONS,
-    SIGNALS,
-    InputRequest,
-    example_signal,
-    make_inputs,
-)
+from compressor.model_folder.input_rules import PATCH_POSITIONS, SIGNALS, InputRequest, example_signal, make_inputs
+from compressor.model_folder.processor import IMAGES
+from compressor.model_folder.text_limits import image_tokens, takes_token_types, text_config, token_limit
 from compressor.models import SegmentConfig
-from compressor.models.forward_changes import extension, text_config
 from compressor.results import Size
 from compressor.segment_memory import memory_names
 from compressor.silence_libraries import quiet_transformers
@@ -97,7 +91,7 @@ def example_rows(folder: ModelFolder) -> ExampleRows:
     if folder.example:
         return _rows_of(folder, {name: value[:_ROWS] for name, value in folder.example.items()})
     rows = _rows_of(folder, example_inputs(folder, _ROWS, min(_LENGTH, token_limit(folder.model) or _LENGTH)))
-    return dataclasses.replace(rows, image_positions=len(_image_tokens(folder.config)))
+    return dataclasses.replace(rows, image_positions=len(image_tokens(folder.config)))
 
 
 def _rows_of(folder: ModelFolder, tensors: Mapping[str, Tensor]) -> ExampleRows:
@@ -136,7 +130,7 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     """The inputs that a model needs, as far as they can be generated."""
     model, inputs = folder.model, dict[str, Tensor]()
     needed, two_towers = _needed(model, parameters), _has_two_towers(model.config)
-    reads_text = two_towers or len(_image_tokens(model.config)) > 0
+    reads_text = two_towers or len(image_tokens(model.config)) > 0
     if "input_ids" in needed or (reads_text and "input_ids" in parameters):
         inputs |= _text(folder, batch, seq, parameters)
     request = InputRequest(model, batch, seq, needed, inputs)
@@ -150,17 +144,6 @@ def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -
     if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
         inputs["decoder_input_ids"] = _target(folder, batch, seq)
     return inputs
-
-
-def _image_tokens(config: PretrainedConfig) -> Tensor:
-    """Ids `[position]` of the tokens before a text that a model replaces by states of the image.
-
-    BLIP-2 replaces a token of its own, Kosmos-2 the tokens of a mask.
-    """
-    token = getattr(config, "image_token_index", None) if hasattr(config, "qformer_config") else None
-    reads_images = hasattr(getattr(config, "vision_config", None), "image_size")  # not patches, as Kosmos-2.5
-    count = getattr(config, "latent_query_num", 0) if token is None else config.num_query_tokens
-    return torch.full((count if reads_images else 0,), token or 0)
 
 
 def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
@@ -181,32 +164,9 @@ def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
     return frozenset(needed)
 
 
-def token_limit(model: PreTrainedModel) -> int | None:
-    """Maximum number of tokens of an example; None if positions are relative."""
-    config = text_config(model.config)
-    limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
-    if not limit or limit < 0:  # XLNet has -1 for no limit
-        return None
-    # RoBERTa and related families count positions from the padding id on, so that earlier ones are unused.
-    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-    paddings = (getattr(table, "padding_idx", None) for table in tables)
-    offsets = [padding + 1 for padding in paddings if padding is not None]
-    return int(limit * extension(config)) - max(offsets, default=0) - len(_image_tokens(model.config))
-
-
 def takes_text(folder: ModelFolder) -> bool:
     """Whether the encoder or the decoder reads tokens, so that a length in tokens has a meaning."""
     return any(name.endswith("input_ids") for name in example_inputs(folder, batch=1, seq=2))
-
-
-def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
-    """Whether the tokenizer produces `token_type_ids` and the model distinguishes two texts by them.
-
-    GPT-2 has an input of this name for another purpose, and RoBERTa has a single type.
-    """
-    names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
-    has_types = (getattr(text_config(model.config), "type_vocab_size", None) or 0) > 1
-    return has_types and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def _required(parameters: Parameters) -> set[str]:
@@ -239,7 +199,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
     mask, ids = torch.from_numpy(row["attention_mask"]), torch.from_numpy(row["input_ids"])
     is_ordinary = torch.from_numpy(~np.isin(row["input_ids"], list(layout.markers))) & (mask == 1)
     ids = torch.where(is_ordinary, _drawn(ordinary, batch, seq), ids)
-    image = _image_tokens(folder.config)
+    image = torch.tensor(image_tokens(folder.config), dtype=torch.int64)
     ids = torch.cat([image.expand(batch, -1), ids], dim=1)
     mask = nn.functional.pad(mask, (len(image), 0), value=1)
     inputs = {"input_ids": ids}
