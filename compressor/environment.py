@@ -28,16 +28,15 @@ COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
 
-PYTORCH_PACKAGES = (
-    *("torch", "transformers", "accelerate", "datasets", "optimum", "pyarrow", "pytorch_optimizer", "requests"),
-    *("sacrebleu", "scipy", "sklearn", "threadpoolctl"),
-)
-"""Packages, by the names of their imports, of commands that load a model or rows: those of the extra `pytorch`, which
-the extras `cpu` and `gpu` include."""
+PYTORCH_PACKAGES = tuple("torch transformers accelerate optimum pytorch_optimizer requests sacrebleu sklearn".split())
+"""Packages, by the names of their imports, of commands that load a model folder or learn by gradients: those of the
+extra `pytorch`, which the extras `cpu` and `gpu` include."""
+ROW_PACKAGES = ("datasets", "pyarrow", "scipy", "threadpoolctl", "tokenizers")
+"""Packages of commands that read rows: those of the extra `rows`, which the extra `onnx` includes too."""
 
 
 def has_pytorch() -> bool:
-    """Whether everything is installed that loads a model or rows. Servers and graphs need none of it."""
+    """Whether everything is installed that loads a model folder. ONNX files need none of it."""
     return all(find_spec(name) is not None for name in PYTORCH_PACKAGES)
 
 
@@ -51,25 +50,26 @@ def has_gpu() -> bool:
 
 
 def require_pytorch() -> None:
-    """Raise TargetMissingError unless everything is installed that loads a model or rows."""
+    """Raise TargetMissingError unless everything is installed that loads a model folder."""
     for name in PYTORCH_PACKAGES:
         if find_spec(name) is None:
             raise _not_installed(name)
 
 
-def missing_pytorch(error: BaseException) -> TargetMissingError | None:
-    """The error of a command that needs PyTorch, on a machine without it; None: `error` has another reason.
+def missing_package(error: BaseException) -> TargetMissingError | None:
+    """The error of a command that needs a package of an extra that is not installed; None: it has another reason.
 
     Args:
         error: what an import raised.
     """
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return _not_installed(name) if name in PYTORCH_PACKAGES else None
+    return _not_installed(name) if name in (*PYTORCH_PACKAGES, *ROW_PACKAGES) else None
 
 
 def _not_installed(package: str) -> TargetMissingError:
     name = "PyTorch" if package == "torch" else f"the package {package}"
-    return TargetMissingError.of_package(package, "cpu", f"this needs {name}, which is not installed")
+    extra = "onnx" if package in ROW_PACKAGES else "cpu"
+    return TargetMissingError.of_package(package, extra, f"this needs {name}, which is not installed")
 
 
 def machine() -> dict[str, str]:

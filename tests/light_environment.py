@@ -56,7 +56,7 @@ def installed_with(requirements: Sequence[Requirement]) -> set[str]:
 
 def hidden_packages() -> set[str]:
     """Names of imports that an installation for servers and graphs lacks."""
-    kept = installed_with([*extra(), *extra("onnx"), *extra("serving"), Requirement("pytest")])
+    kept = installed_with([*extra(), *extra("rows"), *extra("onnx"), *extra("serving"), Requirement("pytest")])
     return {
         package
         for package, distributions in packages_distributions().items()

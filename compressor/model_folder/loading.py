@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS, load_own_task
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.access import access_of
 from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter, merge_adapter
 from compressor.model_folder.companions import COMPANIONS, notes_on_files, vocabulary_files
 from compressor.model_folder.examples import example_inputs as make_inputs
@@ -139,6 +140,7 @@ def load_unchanged(
     if needs_processor and model.main_input_name == "input_ids":
         require_processor(processor, parts.path)
     set_padding_token(model, name, processor)
+    has_images = is_of_images and processor is not None
     folder = ModelFolder(
         path=parts.path,
         model=model,
@@ -150,7 +152,7 @@ def load_unchanged(
         notes=notes,
         example={} if inputs is None else read_example(inputs, model),
         own_task=own_task,
-        image_size=readable_size(parts.path, model, processor) if is_of_images and processor is not None else None,
+        image_size=readable_size(parts.path, access_of(model).forward(), processor) if has_images else None,
     )
     return _complete(folder, parts, modules, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
 

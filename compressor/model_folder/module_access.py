@@ -22,6 +22,7 @@ from compressor.model_folder.examples import make_module_inputs
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.sentence_modules import save_module_layers
 from compressor.models.forward_changes import copy_of
+from compressor.models.forwards import forward_arguments
 from compressor.processes import on_accelerator
 from compressor.targets.base import Feeds
 from compressor.units import PrunableGroup, Site, expert_weights, find_groups
@@ -38,8 +39,14 @@ class ModuleAccess(ModelAccess):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrap(model)
-        self.config = self._model.config
-        self.generates = bool(self._model.can_generate())
+
+    @property
+    def config(self) -> Any:  # type: ignore[override]
+        return self._model.config
+
+    @property
+    def generates(self) -> bool:  # type: ignore[override]
+        return bool(self._model.can_generate())
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -107,9 +114,8 @@ class ModuleAccess(ModelAccess):
 
     def forward(self) -> Forward:
         def run(feeds: Feeds) -> Outputs:
-            device = self._model.device
             with torch.no_grad():
-                outputs = self._model(**{name: tensor.to(device) for name, tensor in _tensors(feeds).items()})
+                outputs = self._model(**forward_arguments(self._model, _tensors(feeds)))
             return {name: value.cpu().numpy() for name, value in get_leaf_tensors(outputs).items()}
 
         self._model.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,18 +145,15 @@ def processed_size(path: Path, processor: Any) -> ImageSize:
     return channels, height, width
 
 
-def readable_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
-    """The size of the images that the image processor of a folder returns, which the model reads.
+def readable_size(path: Path, run: Callable[[dict[str, np.ndarray]], Any], processor: Any) -> ImageSize:
+    """The size of the images that the image processor of a folder returns, which a model reads; `run` runs it.
 
     Raises:
         InputError: it returns images of several sizes, or of a size that the model cannot read.
     """
-    import torch
-
     shape = processed_size(path, processor)
     try:
-        with torch.no_grad():
-            model(**{IMAGES: torch.zeros(1, *shape)})
+        run({IMAGES: np.zeros((1, *shape), np.float32)})
     except Exception as error:  # each family checks sizes in its own way
         text = f"images become {_size_text(shape)}, which the model does not read ({one_line(error)}); correct the size"
         raise _refuse(path / PREPROCESSOR, text, ErrorCode.FILE_MISMATCH) from error

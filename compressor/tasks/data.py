@@ -365,7 +365,7 @@ class _Reading:
 
     def _with_targets(self, examples: Dataset, drawn_rows: int) -> Dataset:
         """Training examples, as many as the run draws, with the targets that the model generates, if they need any."""
-        model = self._folder.model.eval()
+        model = self._folder.model
         drawn = _with_columns(draw_rows(examples, drawn_rows, self._seed), partial(self._task.targets_by, model))
         return examples if drawn is None else drawn
 

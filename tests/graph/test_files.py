@@ -34,10 +34,10 @@ from tests.tasks.rows import jsonl
 
 def both_outputs(path: Path, task: Task, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """What a task scores: of the network of a graph, and of the graph itself."""
-    model: Any = load(path).model
+    model = load(path).model
     inputs = {name: batch[name] for name in model.input_specs}
     with torch.no_grad():
-        network = task.logits(model(**tensors_of(inputs)))
+        network = task.logits(model.network(**tensors_of(inputs)))
     session = ort.InferenceSession(model.file)
     arrays = session.run(None, inputs)
     outputs = dict(zip((output.name for output in session.get_outputs()), arrays, strict=True))
@@ -114,7 +114,8 @@ def test_answers_of_questions(tmp_path: Path) -> None:
     assert (folder.task, task.outputs) == ("question-answering", ends)
     batch = task.loss_inputs(task.collate(list(open_data(rows_config(rows, rows, rows), folder).train)))
     assert np.allclose(*both_outputs(tmp_path, task, batch), atol=1e-5)
-    loss = folder.model(**tensors_of(batch)).loss
+    network: Any = folder.network
+    loss = network(**tensors_of(batch)).loss
     loss.backward()
     assert torch.isfinite(loss)
 
