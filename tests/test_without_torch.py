@@ -1,4 +1,4 @@
-"""An installation for servers and graphs, `.[onnx]`, has the commands that need neither a model folder nor rows."""
+"""An installation without PyTorch, `.[onnx]`, has every command but those that load a model folder or learn."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from packaging.utils import canonicalize_name
 
 import compressor
+import graph_passes
 from compressor import report as reports
 from compressor.environment import PYTORCH_PACKAGES
 from compressor.errors import TargetMissingError
 from compressor.results import NoteCode
-from tests.graph.files import arrays, classifier, npz
+from tests.command import compress
+from tests.folders import tokenizer
+from tests.graph.files import arrays, classifier, npz, texts
 from tests.latency.http_server import serving_http
 from tests.light_environment import ROOT, extra, hidden_packages
 from tests.run.runs import learning_recipe
@@ -32,6 +36,17 @@ TEST = """
 def test_the_model_is_as_fast(latency_gate):
     latency_gate("{model}", baseline="{baseline}", max_slowdown="100000%", seconds=0.2, seq=8)
 """
+
+
+ROWS = {"rows.npz": (), "rows.tsv": ("--tokenizer", "tokenizer", "--task", "text-classification")}
+"""Rows of a file, and how they are read."""
+
+
+def of_file(folder: Path, rows: str) -> list[str | Path]:
+    """Arguments of a run on a file, whose units and weights do not depend on times."""
+    options = [folder / part if (folder / part).exists() else part for part in ROWS[rows]]
+    budget = ["--macs", "60%", "--options", "weights=equal"]
+    return [folder / "model.onnx", "--data", folder / rows, *options, *budget, *TIMING]
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,10 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory, shared_export
     """A folder with the output of a run, `out`."""
     folder = tmp_path_factory.mktemp("light")
     compressor.compress(learning_recipe(inputs, folder / "out", save_dense=True))
+    classifier(folder / "model.onnx")
+    npz(folder / "rows.npz", **arrays(48))
+    texts(folder / "rows.tsv")
+    tokenizer().save_pretrained(folder / "tokenizer")
     return folder
 
 
@@ -87,6 +106,10 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
             "costs": ["costs", model],
             "generate": ["generate", model, "--prompt", "one"],
             "train": ["train", folder / "trained", "--data", inputs / "rows.tsv"],
+            "distil a file": ["run", *of_file(folder, "rows.npz"), "--distill", "-o", folder / "distilled"],
+            "sites file": ["sites", folder / "model.onnx"],
+            "explain file": ["explain", folder / "model.onnx", "--data", folder / "rows.npz"],
+            **{f"run {rows}": ["run", *of_file(folder, rows), "-o", folder / f"light {rows}"] for rows in ROWS},
             "check texts": ["check", small, "--baseline", dense, "--inputs", inputs / "rows.tsv", "--tokenizer", out],
         }
         commands = {name: command for name, command in commands.items() if is_run(name)}
@@ -109,7 +132,7 @@ TIMED = ("bench folder", "bench graphs", "check folder", "build", "pytest")
 """Commands that time engines."""
 WORKING = (
     *("--version", "--help", "sites graph", "apply", "check server", "report", "recipe", "explain"),
-    "export-triton",
+    *("export-triton", "sites file", "explain file", "run rows.npz", "run rows.tsv"),
 )
 
 
@@ -119,7 +142,7 @@ def test_commands_on_graphs_and_servers_work(name: str, light: Light) -> None:
     assert result["code"] == 0, result["out"] + result["err"]
 
 
-@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "generate", "train", "check texts"])
+@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "generate", "train", "distil a file"])
 def test_commands_on_models_say_in_a_line_what_is_missing(name: str, light: Light) -> None:
     result = light.results[name]
     assert result["code"] == TargetMissingError.exit_code, result["out"] + result["err"]
@@ -165,12 +188,23 @@ def test_rows_are_read_and_scored_without_pytorch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_units_of_a_graph_are_removed_without_pytorch(tmp_path: Path) -> None:
-    graph, rows = classifier(tmp_path / "model.onnx"), npz(tmp_path / "rows.npz", **arrays(48))
-    command = [sys.executable, "-m", "tests.graph.light_pruning", str(graph), str(rows)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(0.5)
+@pytest.mark.parametrize("rows", ["rows.npz", pytest.param("rows.tsv", marks=pytest.mark.zoo)])
+def test_a_run_on_a_file_comes_to_the_same_as_with_pytorch(
+    rows: str, light: Light, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / f"with PyTorch {rows}"
+    assert compress(capfd, *of_file(folder, rows), "-o", out).code == 0
+    without, with_pytorch = (reports.load(folder) for folder in (folder / f"light {rows}", out))
+    assert without.plan == with_pytorch.plan
+    assert without.plan.heads_kept + without.plan.neurons_kept < without.plan.heads + without.plan.neurons
+    assert [score.compressed for score in without.scores] == [score.compressed for score in with_pytorch.scores]
+    assert all(proof.holds for proof in without.proofs)
+    assert {proof.stage for proof in without.proofs} == {proof.stage for proof in with_pytorch.proofs}
+    graphs = [graph_passes.load(folder / "model.onnx").graph for folder in (folder / f"light {rows}", out)]
+    weights = [{name: value.const_value for name, value in graph.initializers.items()} for graph in graphs]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        np.testing.assert_array_equal(value.numpy(), weights[1][name].numpy(), name)
 
 
 def test_the_packages_of_pytorch_are_those_of_the_extra() -> None:

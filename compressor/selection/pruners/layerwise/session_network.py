@@ -14,6 +14,7 @@ import onnx_ir as ir
 import graph_passes
 from compressor.answers import several_answers
 from compressor.environment import has_gpu
+from compressor.errors import InputError
 from compressor.graph.file import GraphFile
 from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
@@ -62,7 +63,12 @@ class SessionNetwork:
         statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
         comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
         write: called with the name of an initializer and its values after each refit.
+
+    Attributes:
+        obstacle: why `weigh` has no gradients, although it was to have them: an operator of the graph; None: it has.
     """
+
+    obstacle: str | None = None
 
     def __init__(
         self,
@@ -114,10 +120,15 @@ class SessionNetwork:
         return {path: self._count(self._shapes[path]) for path in linears}
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
-        if self._weigh is None:
-            return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
-        self._weights, metrics = self._weigh(linears, on_progress)
-        return metrics
+        if self._weigh is not None:
+            try:
+                self._weights, metrics = self._weigh(linears, on_progress)
+                return metrics
+            except InputError as error:
+                if "op_type" not in error.details:
+                    raise
+                self.obstacle = str(error)
+        return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
         sums = {path: self._sums(path) for path in linears}

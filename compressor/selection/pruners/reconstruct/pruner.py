@@ -160,13 +160,11 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         return (*self._weights_note(), *self._damping_note())
 
     def _weights_note(self) -> list[Note]:
-        if self.options.weights == "gradients" or has_pytorch():
-            return []
-        text = (
-            "tokens and errors of outputs counted alike when units were chosen, since PyTorch, whose gradients weigh"
-            " them, is not installed (pip install 'compressor[cpu]')"
-        )
-        return [Note(code=NoteCode.EQUAL_WEIGHTS, text=text)]
+        reason = getattr(self._network, "obstacle", None)
+        if self.options.weights == "equal" and not has_pytorch():
+            reason = "PyTorch is not installed (pip install 'compressor[cpu]')"
+        text = f"tokens and errors of outputs counted alike when units were chosen, without gradients: {reason}"
+        return [] if reason is None else [Note(code=NoteCode.EQUAL_WEIGHTS, text=text)]
 
     def _damping_note(self) -> list[Note]:
         raised = []
