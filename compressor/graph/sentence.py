@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +19,10 @@ from compressor.graph.config import GraphConfig
 from compressor.graph.file import GraphFile
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import Program
+from compressor.model_folder.access import Forward
 from compressor.model_folder.sentence_modules import SentenceModules, save_module_layers
 from compressor.models.pooled_encoder import POOLINGS, PooledOutput, SentenceEncoder
+from compressor.targets.base import Feeds
 
 _LAYERS = "dense."
 """Beginning of the names of weights that the graph does not have."""
@@ -40,7 +44,22 @@ class SentenceFile(GraphFile):
     ) -> None:
         super().__init__(program, config)
         self._modules, self._folder, self._processor = modules, folder, processor
-        self.encoder = self.network
+        self.encoder: Any = self.network
+
+    @property
+    def states_output(self) -> str:
+        """Name of the output with the states of tokens."""
+        return str(self.encoder.states_output)
+
+    @property
+    def documents(self) -> Tensor | None:
+        """Embeddings of documents that texts are ranked against, `[documents, width]`."""
+        documents: Tensor | None = self.encoder.documents
+        return documents
+
+    def pool(self, states: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Embeddings `[texts, width]` of the states of tokens, `[texts, positions, width]`."""
+        return np.asarray(self.encoder.pool(states, mask))
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -50,6 +69,12 @@ class SentenceFile(GraphFile):
     def _make_network(self) -> GraphNetwork:
         encoder = network_of(self._program, self.config, SentenceGraph, modules=self._modules)
         return self._modules.complete(self._folder, encoder, self._processor)
+
+    def forward(self) -> Forward:
+        return partial(_forward_of, self.encoder)
+
+    def snapshot(self) -> Forward:
+        return partial(_forward_of, copy.deepcopy(self.encoder).eval())
 
     def state(self) -> dict[str, np.ndarray]:
         layers = self.network.dense.state_dict()
@@ -64,6 +89,14 @@ class SentenceFile(GraphFile):
 
     def save_layers(self, folder: Any, out: Path) -> None:
         save_module_layers(self.network, self._modules, out)
+
+
+def _forward_of(encoder: Any, feeds: Feeds) -> dict[str, np.ndarray]:
+    """The outputs of a graph and of the modules around it."""
+    with torch.no_grad():
+        tensors = {name: torch.from_numpy(np.asarray(feeds[name])) for name in encoder.input_specs if name in feeds}
+        outputs = encoder(**{name: tensor.to(encoder.device) for name, tensor in tensors.items()})
+    return {name: value.cpu().numpy() for name, value in outputs.items()}
 
 
 class SentenceGraph(GraphNetwork, SentenceEncoder):
