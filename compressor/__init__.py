@@ -105,9 +105,9 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
-        from compressor.environment import missing_package
+        from compressor.environment import missing_pytorch
 
-        if (missing := missing_package(error)) is None:
+        if (missing := missing_pytorch(error)) is None:
             raise
         raise missing from error
     globals()[name] = value

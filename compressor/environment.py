@@ -28,16 +28,17 @@ COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
 
-PYTORCH_PACKAGES = tuple("torch transformers accelerate optimum pytorch_optimizer requests sacrebleu sklearn".split())
-"""Packages, by the names of their imports, of commands that load a model folder or learn by gradients: those of the
-extra `pytorch`, which the extras `cpu` and `gpu` include."""
+PYTORCH_PACKAGES = ("torch", "transformers", "accelerate", "optimum", "pytorch_optimizer", "requests", "sacrebleu")
+"""Packages, by the names of their imports, of commands that load a model folder: those of the extra `pytorch`, which
+the extras `cpu` and `gpu` include."""
 ROW_PACKAGES = ("datasets", "pyarrow", "scipy", "threadpoolctl", "tokenizers")
-"""Packages of commands that read rows: those of the extra `rows`, which the extra `onnx` includes too."""
+"""Packages, by the names of their imports, of commands that read rows: those of the extra `rows`, which the extras
+`onnx`, `cpu` and `gpu` include."""
 
 
 def has_pytorch() -> bool:
-    """Whether everything is installed that loads a model folder. ONNX files need none of it."""
-    return all(find_spec(name) is not None for name in PYTORCH_PACKAGES)
+    """Whether everything is installed that loads a model folder and rows."""
+    return all(find_spec(name) is not None for name in (*PYTORCH_PACKAGES, *ROW_PACKAGES))
 
 
 def has_gpu() -> bool:
@@ -50,14 +51,14 @@ def has_gpu() -> bool:
 
 
 def require_pytorch() -> None:
-    """Raise TargetMissingError unless everything is installed that loads a model folder."""
-    for name in PYTORCH_PACKAGES:
+    """Raise TargetMissingError unless everything is installed that loads a model folder and rows."""
+    for name in (*PYTORCH_PACKAGES, *ROW_PACKAGES):
         if find_spec(name) is None:
             raise _not_installed(name)
 
 
-def missing_package(error: BaseException) -> TargetMissingError | None:
-    """The error of a command that needs a package of an extra that is not installed; None: it has another reason.
+def missing_pytorch(error: BaseException) -> TargetMissingError | None:
+    """The error of a command that needs PyTorch or rows, where they are missing; None: `error` has another reason.
 
     Args:
         error: what an import raised.

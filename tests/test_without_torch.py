@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 import compressor
 import graph_passes
 from compressor import report as reports
-from compressor.environment import PYTORCH_PACKAGES
+from compressor.environment import PYTORCH_PACKAGES, ROW_PACKAGES
 from compressor.errors import TargetMissingError
 from compressor.results import NoteCode
 from tests.command import compress
@@ -31,6 +31,7 @@ from tests.light_environment import ROOT, extra, hidden_packages
 from tests.run.runs import learning_recipe
 
 TIMING = ("--seconds", "0.01", "--batch", "1", "--seq", "8", "--threads", "1")
+TEXTS = ("--max-slowdown", "100000%", "--seconds", "0.2")
 CHECK = ("--max-slowdown", "100000%", "--seconds", "0.2", "--seq", "8")
 TEST = """
 def test_the_model_is_as_fast(latency_gate):
@@ -80,7 +81,7 @@ def timed(folder: Path, inputs: Path) -> Light:
 
 
 def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
-    out, model = folder / "out", inputs / "model"
+    out, model, rows = folder / "out", inputs / "model", inputs / "rows.tsv"
     shutil.copytree(out, folder / "built", dirs_exist_ok=True)
     dense, small = str(out / "dense.onnx"), str(out / "model.onnx")
     (folder / "test_light.py").write_text(TEST.format(model=small, baseline=dense))
@@ -97,20 +98,20 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
             "check server": [*server, *CHECK],
             "report": ["report", out],
             "recipe": ["recipe"],
-            "explain": ["explain", model, "--keep", "1", "--data", inputs / "rows.tsv"],
+            "explain": ["explain", model, "--keep", "1", "--data", rows],
             "export-triton": ["export-triton", out, "-o", folder / "models"],
             "build": ["build", folder / "built", *TIMING],
             "pytest": ["pytest", "-q", "-p", "compressor.pytest_plugin", "-p", "no:cacheprovider", folder],
-            "run": ["run", model, "--data", inputs / "rows.tsv"],
+            "run": ["run", model, "--data", rows],
             "sites folder": ["sites", model],
             "costs": ["costs", model],
             "generate": ["generate", model, "--prompt", "one"],
-            "train": ["train", folder / "trained", "--data", inputs / "rows.tsv"],
+            "train": ["train", folder / "trained", "--data", rows],
             "distil a file": ["run", *of_file(folder, "rows.npz"), "--distill", "-o", folder / "distilled"],
             "sites file": ["sites", folder / "model.onnx"],
             "explain file": ["explain", folder / "model.onnx", "--data", folder / "rows.npz"],
-            **{f"run {rows}": ["run", *of_file(folder, rows), "-o", folder / f"light {rows}"] for rows in ROWS},
-            "check texts": ["check", small, "--baseline", dense, "--inputs", inputs / "rows.tsv", "--tokenizer", out],
+            **{f"run {name}": ["run", *of_file(folder, name), "-o", folder / f"light {name}"] for name in ROWS},
+            "check texts": ["check", small, "--baseline", dense, *TEXTS, "--inputs", rows, "--tokenizer", out],
         }
         commands = {name: command for name, command in commands.items() if is_run(name)}
         file = folder / "commands.json"
@@ -128,7 +129,7 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
     return Light(folder / "built", results)
 
 
-TIMED = ("bench folder", "bench graphs", "check folder", "build", "pytest")
+TIMED = ("bench folder", "bench graphs", "check folder", "check texts", "build", "pytest")
 """Commands that time engines."""
 WORKING = (
     *("--version", "--help", "sites graph", "apply", "check server", "report", "recipe", "explain"),
@@ -207,9 +208,13 @@ def test_a_run_on_a_file_comes_to_the_same_as_with_pytorch(
         np.testing.assert_array_equal(value.numpy(), weights[1][name].numpy(), name)
 
 
-def test_the_packages_of_pytorch_are_those_of_the_extra() -> None:
-    required = {canonicalize_name(requirement.name) for requirement in extra("pytorch")}
+def test_the_packages_of_pytorch_and_of_rows_are_those_of_their_extras() -> None:
     distributions = packages_distributions()
-    names = {canonicalize_name(distributions[package][0]) for package in PYTORCH_PACKAGES}
-    assert names == required
+    of_pytorch, of_rows = (
+        {canonicalize_name(distributions[package][0]) for package in packages}
+        for packages in (PYTORCH_PACKAGES, ROW_PACKAGES)
+    )
+    assert {canonicalize_name(requirement.name) for requirement in extra("rows")} == of_rows
+    assert {canonicalize_name(requirement.name) for requirement in extra("pytorch")} == of_pytorch | of_rows
     assert hidden_packages().issuperset(PYTORCH_PACKAGES)
+    assert hidden_packages().isdisjoint(ROW_PACKAGES)

@@ -118,9 +118,9 @@ def _explained(error: Exception | SystemExit) -> Exception | SystemExit:
     """The error of a missing PyTorch in place of the import that failed; any other error as it is."""
     if not isinstance(error, ModuleNotFoundError):
         return error
-    from compressor.environment import missing_package
+    from compressor.environment import missing_pytorch
 
-    return missing_package(error) or error
+    return missing_pytorch(error) or error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
