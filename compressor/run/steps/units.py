@@ -52,15 +52,15 @@ from compressor.run.steps.base import (
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.options import heads_to_keep
-from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens
-from compressor.units import Bundles
 from graph_passes import GraphPassError, Plan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # gates need PyTorch
     from compressor.generation.workload import Workload
+    from compressor.selection.train_gate import UnitPool
+    from compressor.units import Bundles
 
 _POOL, _POOL_FILES = "pool", Json[dict[str, Any]](dict[str, Any])
 _FEWEST_ROWS = 4
@@ -202,6 +202,8 @@ def with_engine(step: Units, state: State, context: StepContext, store: Store) -
 
 def _learn(step: Units, state: State, context: StepContext, store: Store) -> State:
     """The units that a gate keeps, which trains the model; the main process writes the pool of those that compete."""
+    from compressor.selection.train_gate import UnitPool, train_pool
+
     run, folder = context.run, context.run.model.folder
     tables = by_main(run.state, lambda: [] if context.whole is None else _make_pool(step, context, store))
 
@@ -227,6 +229,9 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
 
 def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTable]:
     """Store the units that compete within the budgets, unless an interrupted run did; the tables of what units cost."""
+    from compressor.models.forwards import tensors_of
+    from compressor.selection.train_gate import make_bundles
+
     run, data, model = context.run, context.run.rows, context.run.model.folder.access
     groups, notes = prunable_groups(step, run.model, context.graphs.refused)
     run.log.add_notes(notes)
@@ -236,8 +241,6 @@ def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTabl
     def order(_: Path) -> dict[str, Any]:
         with run.log.stage("ordering neurons by importance") as on_progress, model.on_accelerator():
             rows = draw_rows(data, step.prune_rows, step.seed)
-            from compressor.models.forwards import tensors_of  # which a gate trains on
-
             batches = list(map(tensors_of, calibration_batches(data, within_tokens(data, rows, step.prune_tokens))))
             bundles = make_bundles(model.network, groups, batches, data.task.loss_outputs, on_progress)
         return pool_within(bundles, constraints).to_json()
@@ -256,6 +259,8 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
     Raises:
         BudgetError: a budget is below the cost of everything outside the bundles.
     """
+    from compressor.selection.train_gate import UnitPool
+
     costs, rests = [], []
     for constraint in constraints:
         savings = [constraint.table.saving(member.name, 0) for member in bundles]
