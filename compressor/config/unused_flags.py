@@ -90,15 +90,13 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
                 text=f"{heads.method} selects the heads first{number}; {units.method} then removes neurons only, until"
                 f" {budgets or '--max-drop'} holds",
             )
-    if recipe.allows_a_point and not has_pytorch() and any(isinstance(step, Within) for step in steps):
-        text = (
-            "what is left of the model is not trained, since PyTorch is not installed (pip install 'compressor[cpu]')"
-        )
-        yield Note(code=NoteCode.NOT_DISTILLED, text=text)
     for step in steps:
         if isinstance(step, Within) and step.minutes is not None:
             text = f"the run takes about {step.minutes:g} minutes (--minutes)"
             yield Note(code=NoteCode.TIME_LIMITED, text=text)
+    if recipe.allows_a_point and not has_pytorch() and any(isinstance(step, Within) for step in steps):
+        text = "what is left of the model is not trained, since PyTorch (the extra cpu) is not installed"
+        yield Note(code=NoteCode.NOT_DISTILLED, text=text)
 
 
 def nothing_learned_note(recipe: Recipe, *, has_heads: bool) -> Note:

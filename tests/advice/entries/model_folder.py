@@ -114,7 +114,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
-@advice("model_folder.model_class _declare_kind contradiction")
+@advice("model_folder.task_names declare_kind contradiction")
 def _(w: World) -> None:
     change_config(w, problem_type="multi_label_classification")
     w.rows("tags.tsv", "labels\ttext", *(f"{n % 2}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))

@@ -162,7 +162,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def _weights_note(self) -> list[Note]:
         reason = getattr(self._network, "obstacle", None)
         if self.options.weights == "equal" and not has_pytorch():
-            reason = "PyTorch is not installed (pip install 'compressor[cpu]')"
+            reason = "PyTorch (the extra cpu) is not installed"
         text = f"tokens and errors of outputs counted alike when units were chosen, without gradients: {reason}"
         return [] if reason is None else [Note(code=NoteCode.EQUAL_WEIGHTS, text=text)]
 
