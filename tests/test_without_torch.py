@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 import compressor
 from compressor import report as reports
-from compressor.environment import PYTORCH_PACKAGES
+from compressor.environment import PYTORCH_PACKAGES, ROW_PACKAGES
 from compressor.errors import TargetMissingError
 from compressor.results import NoteCode
 from tests.graph.files import arrays, classifier, npz
@@ -27,6 +27,7 @@ from tests.light_environment import ROOT, extra, hidden_packages
 from tests.run.runs import learning_recipe
 
 TIMING = ("--seconds", "0.01", "--batch", "1", "--seq", "8", "--threads", "1")
+TEXTS = ("--max-slowdown", "100000%", "--seconds", "0.2")
 CHECK = ("--max-slowdown", "100000%", "--seconds", "0.2", "--seq", "8")
 TEST = """
 def test_the_model_is_as_fast(latency_gate):
@@ -61,7 +62,7 @@ def timed(folder: Path, inputs: Path) -> Light:
 
 
 def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
-    out, model = folder / "out", inputs / "model"
+    out, model, rows = folder / "out", inputs / "model", inputs / "rows.tsv"
     shutil.copytree(out, folder / "built", dirs_exist_ok=True)
     dense, small = str(out / "dense.onnx"), str(out / "model.onnx")
     (folder / "test_light.py").write_text(TEST.format(model=small, baseline=dense))
@@ -78,16 +79,16 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
             "check server": [*server, *CHECK],
             "report": ["report", out],
             "recipe": ["recipe"],
-            "explain": ["explain", model, "--keep", "1", "--data", inputs / "rows.tsv"],
+            "explain": ["explain", model, "--keep", "1", "--data", rows],
             "export-triton": ["export-triton", out, "-o", folder / "models"],
             "build": ["build", folder / "built", *TIMING],
             "pytest": ["pytest", "-q", "-p", "compressor.pytest_plugin", "-p", "no:cacheprovider", folder],
-            "run": ["run", model, "--data", inputs / "rows.tsv"],
+            "run": ["run", model, "--data", rows],
             "sites folder": ["sites", model],
             "costs": ["costs", model],
             "generate": ["generate", model, "--prompt", "one"],
-            "train": ["train", folder / "trained", "--data", inputs / "rows.tsv"],
-            "check texts": ["check", small, "--baseline", dense, "--inputs", inputs / "rows.tsv", "--tokenizer", out],
+            "train": ["train", folder / "trained", "--data", rows],
+            "check texts": ["check", small, "--baseline", dense, *TEXTS, "--inputs", rows, "--tokenizer", out],
         }
         commands = {name: command for name, command in commands.items() if is_run(name)}
         file = folder / "commands.json"
@@ -105,7 +106,7 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
     return Light(folder / "built", results)
 
 
-TIMED = ("bench folder", "bench graphs", "check folder", "build", "pytest")
+TIMED = ("bench folder", "bench graphs", "check folder", "check texts", "build", "pytest")
 """Commands that time engines."""
 WORKING = (
     *("--version", "--help", "sites graph", "apply", "check server", "report", "recipe", "explain"),
@@ -119,7 +120,7 @@ def test_commands_on_graphs_and_servers_work(name: str, light: Light) -> None:
     assert result["code"] == 0, result["out"] + result["err"]
 
 
-@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "generate", "train", "check texts"])
+@pytest.mark.parametrize("name", ["run", "sites folder", "costs", "generate", "train"])
 def test_commands_on_models_say_in_a_line_what_is_missing(name: str, light: Light) -> None:
     result = light.results[name]
     assert result["code"] == TargetMissingError.exit_code, result["out"] + result["err"]
@@ -173,9 +174,13 @@ def test_units_of_a_graph_are_removed_without_pytorch(tmp_path: Path) -> None:
     assert float(done.stdout) == pytest.approx(0.5)
 
 
-def test_the_packages_of_pytorch_are_those_of_the_extra() -> None:
-    required = {canonicalize_name(requirement.name) for requirement in extra("pytorch")}
+def test_the_packages_of_pytorch_and_of_rows_are_those_of_their_extras() -> None:
     distributions = packages_distributions()
-    names = {canonicalize_name(distributions[package][0]) for package in PYTORCH_PACKAGES}
-    assert names == required
+    of_pytorch, of_rows = (
+        {canonicalize_name(distributions[package][0]) for package in packages}
+        for packages in (PYTORCH_PACKAGES, ROW_PACKAGES)
+    )
+    assert {canonicalize_name(requirement.name) for requirement in extra("rows")} == of_rows
+    assert {canonicalize_name(requirement.name) for requirement in extra("pytorch")} == of_pytorch | of_rows
     assert hidden_packages().issuperset(PYTORCH_PACKAGES)
+    assert hidden_packages().isdisjoint(ROW_PACKAGES)

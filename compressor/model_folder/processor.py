@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.model_folder.tokenizer_file import TOKENIZER_FILE, TokenizerFile
 from compressor.silence_libraries import one_line, quiet_transformers
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 IMAGES = "pixel_values"
 """Name of the input that holds images."""
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+_TOKENIZER_FILES = ("tokenizer_config.json", TOKENIZER_FILE)
 PREPROCESSOR = "preprocessor_config.json"
 _IMAGE_FILES = (PREPROCESSOR, "processor_config.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
@@ -39,11 +41,14 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
 
     Raises:
         InputError: its files cannot be read.
+        TargetMissingError: transformers is not installed, and the folder has another processor than `tokenizer.json`.
     """
     try:
         return _load(path, trust_remote_code, images)
     except ImportError:
         return None  # only runs that read rows need the libraries of a processor; see `require_processor`
+    except TargetMissingError:
+        raise
     except Exception as error:
         # Any value in the files of a tokenizer or processor can raise any error.
         text = f"its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again"
@@ -80,6 +85,12 @@ def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
     files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
     if not any((path / name).is_file() for name in files):
         return None
+    if find_spec("transformers") is None:
+        if not images and (path / TOKENIZER_FILE).is_file():
+            return TokenizerFile(path)
+        text = f"{path}: its {'image processor' if images else 'tokenizer'} needs transformers, which is not installed"
+        text += "" if images else f" (only {TOKENIZER_FILE} is read without it)"
+        raise TargetMissingError.of_package("transformers", "cpu", text, path=path)
     from transformers import AutoImageProcessor, AutoProcessor
 
     loader = AutoImageProcessor if images else AutoProcessor

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 TOKENIZER_FILE, _CONFIG, _SPECIAL_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 _UNLIMITED = int(1e30)
 """The length that transformers gives a tokenizer without a maximum."""
-_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+_TYPES, _INPUTS = "token_type_ids", ("input_ids", "attention_mask")
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of transformers whose models read no token types unless the configuration says so."""
 _KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _USUAL = {
     "bos": ("<s>", "<|endoftext|>"),
@@ -78,7 +80,6 @@ class TokenizerFile:
         self.model_max_length = int(settings.get("model_max_length") or _UNLIMITED)
         self.padding_side = settings.get("padding_side", "right")
         self._truncation_side = settings.get("truncation_side", "right")
-        self.model_input_names = list(settings.get("model_input_names", _INPUTS))
         self._cleans_up = settings.get("clean_up_tokenization_spaces") is True
         further = named.get("extra_special_tokens") or named.get("additional_special_tokens") or ()
         tokens = {kind: _added(named.get(f"{kind}_token")) for kind in _KINDS}
@@ -95,6 +96,10 @@ class TokenizerFile:
         ends = [settings.get(f"add_{kind}_token") for kind in ("bos", "eos")]
         if self._tokenizer.post_processor is None or any(end is not None for end in ends):
             self._add_ends(*map(bool, ends))
+        self.model_input_names = settings.get("model_input_names", list(_INPUTS))
+        if "model_input_names" not in settings and settings.get("tokenizer_class") not in _PLAIN_CLASSES:
+            is_typed = any(self._tokenizer.encode("", "").type_ids)  # by the ends of a second text
+            self.model_input_names += [_TYPES] * is_typed
 
     def __getattr__(self, name: str) -> int | None:
         if not name.endswith("_token_id") or name.removesuffix("_token_id") not in _KINDS:
@@ -161,7 +166,7 @@ class TokenizerFile:
         encodings = [encoding for of_row in parts for encoding in of_row]
         wanted = {
             "input_ids": ("ids", True),
-            "token_type_ids": ("type_ids", return_token_type_ids),
+            _TYPES: ("type_ids", return_token_type_ids),
             "attention_mask": ("attention_mask", return_attention_mask),
             "special_tokens_mask": ("special_tokens_mask", return_special_tokens_mask),
             "offset_mapping": ("offsets", return_offsets_mapping),
@@ -179,7 +184,7 @@ class TokenizerFile:
 
     def pad(self, encoded: Mapping[str, Sequence[Sequence[int]]], *, padding: str, max_length: int) -> Encodings:
         """Pad encoded texts to `max_length` tokens; `padding` is `max_length`."""
-        fills = {"input_ids": self.pad_token_id, "token_type_ids": self.pad_token_type_id}
+        fills = {"input_ids": self.pad_token_id, _TYPES: self.pad_token_type_id}
         padded = Encodings()
         for name, rows in encoded.items():
             missing = [[fills.get(name, 0)] * (max_length - len(row)) for row in rows]

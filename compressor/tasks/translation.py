@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import sacrebleu
 from datasets import Dataset
 
 from compressor.answers import LABELS
 from compressor.config.sections import RowsConfig
+from compressor.environment import package_version
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Batch, Forward, Task
@@ -111,9 +111,9 @@ class Translation(Task):
         """Determine the columns of source and target of all splits, and note them."""
         if self._metric == _BLEU:
             settings = (
-                f"BLEU is that of beam search ({BEAMS} beams, at most {self._texts.longest} tokens), by sacrebleu"
-                f" {sacrebleu.__version__} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen by the"
-                " loss on the evaluation rows, not by BLEU"
+                f"BLEU is that of beam search ({BEAMS} beams, at most {self._texts.longest} tokens) by sacrebleu"
+                f" {package_version('sacrebleu')} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen"
+                " by the loss on the evaluation rows, not by BLEU"
             )
             self.notes = (Note(text=settings, code=NoteCode.METRIC_SETTINGS),)
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
