@@ -16,7 +16,7 @@ from typing import Any
 from compressor.answers import has_default_names, several_answers
 from compressor.model_folder.files import CONFIG, THRESHOLD_FILES, read_json
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.module_list import module_folders
+from compressor.model_folder.sentence_texts import module_folders
 from compressor.results import Note, NoteCode
 from graph_passes.errors import listed
 

@@ -105,7 +105,7 @@ def axis_kind(value: ir.Value, axis: int) -> Axis:
 def memory_length(model: ir.Model, seq: int) -> int | None:
     """Length of the longest memory for a segment of `seq` tokens; None where the graph's metadata lack it.
 
-    `model_folder.examples` gives the PyTorch model memories of the same length.
+    `model_folder.example_inputs` gives the PyTorch model memories of the same length.
     """
     limits = [model.metadata_props.get(name, "") for name in (MEMORY_LENGTH, MAX_POSITIONS)]
     if not all(text.isdecimal() for text in limits):

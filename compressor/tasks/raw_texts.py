@@ -15,7 +15,7 @@ from compressor.tasks.splits import named_splits, pick_any
 from compressor.tasks.token_labels import word_column, words_of
 
 if TYPE_CHECKING:
-    from compressor.model_folder.sentence_modules import SentenceTexts
+    from compressor.model_folder.sentence_texts import SentenceTexts
 
 
 def read_texts(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compressor.model_folder import load
-from compressor.model_folder.sentence_modules import read_sentence_texts
+from compressor.model_folder.sentence_texts import read_sentence_texts
 from compressor.tasks import open_data
 from compressor.tasks.raw_texts import model_texts, read_texts, tokenize, tokenizer_of
 from tests import folders
