@@ -126,7 +126,7 @@ class GraphFile(ModelAccess):
             InputError: the graph does not run on these inputs.
         """
         if self._network is not None:
-            return self.forward()(feeds)
+            return _forward_of(self._network, feeds)
         self._forward = self._forward or self.forward()
         return self._forward(feeds)
 
@@ -154,7 +154,7 @@ class GraphFile(ModelAccess):
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         for name, values in state.items():
-            self._write(name, values)
+            self.write(name, values)
 
     def fingerprint(self) -> str:
         """`sha256:...` of the operators and of every initializer as float32; a configuration beside it has no part."""
@@ -177,13 +177,9 @@ class GraphFile(ModelAccess):
 
     def set_linear(self, path: str, weights: LinearWeights) -> None:
         for linear in self._program.linears[path]:  # an exporter may store the weight once for each call
-            self._write(linear.weight.name or "", weights.weight.T if linear.is_transposed else weights.weight)
+            self.write(linear.weight.name or "", weights.weight.T if linear.is_transposed else weights.weight)
             if linear.bias is not None and weights.bias is not None:
-                self._write(linear.bias.name or "", weights.bias)
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Give an initializer other values, in its layout."""
-        self._write(name, values)
+                self.write(linear.bias.name or "", weights.bias)
 
     def _values(self, name: str) -> np.ndarray:
         """The present values of an initializer; floats of less than 32 bits as float32."""
@@ -199,7 +195,8 @@ class GraphFile(ModelAccess):
         is_narrow = tensor.dtype.is_floating_point() and values.dtype.itemsize < 4
         return values.astype(np.float32) if is_narrow else values
 
-    def _write(self, name: str, values: np.ndarray) -> None:
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Give an initializer other values, in its layout."""
         if self._network is None:
             self._changed[name] = np.array(values, self._original(name).dtype)
             self._forward = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -86,6 +87,16 @@ class SentenceFile(GraphFile):
         if layers:
             tensors = {name.removeprefix(_LAYERS): torch.from_numpy(values) for name, values in layers.items()}
             self.network.dense.load_state_dict(tensors)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(super().fingerprint().encode())
+        for name, values in self.state().items():
+            if name.startswith(_LAYERS):
+                digest.update(np.ascontiguousarray(values).data)
+        return f"sha256:{digest.hexdigest()}"
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return _forward_of(self.encoder, feeds)
 
     def save_layers(self, folder: Any, out: Path) -> None:
         save_module_layers(self.network, self._modules, out)
