@@ -38,11 +38,12 @@ from compressor.config.step_list import heads_of
 from compressor.config.steps import Heads
 from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
+from compressor.models.forwards import reader
 from compressor.models.segments import pruned
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.tasks import Data, open_data
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule

@@ -24,8 +24,9 @@ from compressor.engines.prove_export import prove_export
 from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import token_limit
-from compressor.model_folder.input_rules import IMAGES, VIDEOS
+from compressor.model_folder.input_rules import VIDEOS
+from compressor.model_folder.processor import IMAGES
+from compressor.model_folder.text_limits import token_limit
 from compressor.models.block_sparse import attend_by_masks
 from compressor.silence_libraries import one_line
 from compressor.targets import target

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
+from compressor.graph.config import GraphConfig
 from compressor.graph.network import network_of
-from compressor.graph.program import GraphConfig, Program
+from compressor.graph.program import Program
 
 SHAPES: dict[str, dict[str, Any]] = {
     "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},

@@ -39,7 +39,7 @@ from compressor.model_folder import example_feeds_by_size
 from compressor.progress import RunLog
 from compressor.pruning.allocate import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Constraint, allocate_until_met, macs_of
 from compressor.pruning.costs import PlanEngines, keep_counts
-from compressor.pruning.measure import CostSource, structure_of
+from compressor.pruning.measure import CostSource
 from compressor.run.load import load_model, read_rows
 from compressor.run.prune_units import pruner_of
 from compressor.run.run_context import RunInputs
@@ -122,7 +122,8 @@ def prepare(
         scratch=scratch / "plans",
     )
     inputs = example_feeds_by_size(model.folder, timed)
-    costs = CostSource(structure_of(model.folder.model, model.groups), model.groups, engines, dense, inputs, log)
+    structure = model.folder.access.structure_with(model.groups)
+    costs = CostSource(structure, model.groups, engines, dense, inputs, log)
     pruner = pruner_of(step, model, data, model.groups, folder / "statistics")
     with log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from benchmarks.machine import machine
 from benchmarks.quantization import run, starting_model
@@ -99,10 +98,7 @@ def answers_of(recipe: Recipe, data: Data) -> np.ndarray:
     runtime = target(recipe.engine.reference.target)
     engine = runtime.load(recipe.output.out / runtime.engine_file)
 
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        return data.task.logits(engine.run({name: value.numpy() for name, value in batch.items()}))
-
-    return statistics(data.task, data.test, forward)
+    return statistics(data.task, data.test, lambda batch: data.task.logits(engine.run(batch)))
 
 
 def row_of(cell: Cell, report: Report, answers: np.ndarray, reference: np.ndarray, data: Data) -> dict[str, str]:

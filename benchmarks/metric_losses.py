@@ -30,11 +30,12 @@ from compressor import PruningInputs, ReconstructPruner, allocate
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
+from compressor.models.forwards import tensors_of
 from compressor.progress import RunLog
 from compressor.pruning.bisect import ResampledScore, estimate_losses
 from compressor.run.load import load_model, read_rows
 from compressor.run.run_context import LoadedModel
-from compressor.run.torch_scorer import TorchScorer
+from compressor.run.scorer import Scorer
 from compressor.selection.pruners.reconstruct.pruner import ReconstructOptions
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows
@@ -67,8 +68,8 @@ def prepared(
         inputs = PruningInputs(
             model=model.folder.model,
             groups=model.groups,
-            statistics=calibration_batches(data, sorted(rows[LOSS_ROWS:])),
-            held_out=calibration_batches(data, sorted(rows[:LOSS_ROWS])),
+            statistics=list(map(tensors_of, calibration_batches(data, sorted(rows[LOSS_ROWS:])))),
+            held_out=list(map(tensors_of, calibration_batches(data, sorted(rows[:LOSS_ROWS])))),
             outputs=data.task.loss_outputs,
             seed=0,
             store=Path(scratch),
@@ -85,9 +86,9 @@ def scores_of(
     """The scores of the whole model and of the plan of each share, by split."""
     with log.stage("measuring what each group contributes") as on_progress:
         losses = pruner.losses(on_progress)
-    network, groups = model.folder.model, model.groups
+    access, groups = model.folder.access, model.groups
     splits = {"eval": data.eval, "test": data.test}
-    scorers = {split: TorchScorer(network, data.task, examples, 0, log) for split, examples in splits.items()}
+    scorers = {split: Scorer(access, data.task, examples, 0, log) for split, examples in splits.items()}
     scores = {split: [scorer.score_whole()] for split, scorer in scorers.items()}
     weights = [LINEARS[group.type] * group.width for group in groups]
     curves = [losses[group.name] for group in groups]
@@ -95,7 +96,7 @@ def scores_of(
     total = sum(weight * group.units for weight, group in zip(weights, groups, strict=True))
     for share in shares:
         counts = allocate(curves, [costs], [share * total])
-        network.load_state_dict(scorers["eval"].whole_weights)
+        access.load_state(scorers["eval"].whole_state)
         with log.stage(f"refitting the remaining weights, {share:.0%}") as on_progress:
             pruner.finish({group.name: count for group, count in zip(groups, counts, strict=True)}, on_progress)
         for split, scorer in scorers.items():

@@ -140,7 +140,7 @@ def digits_difference(root: Path) -> float:
     classifier = _pipeline("image-classification", model, top_k=len(images.digit_names()))
     differences = []
     for image in draw_rows(data.test, ROWS, seed=0):
-        logits = engine.run({"pixel_values": data.task.collate([image])["pixel_values"].numpy()})["logits"][0]
+        logits = engine.run({"pixel_values": data.task.collate([image])["pixel_values"]})["logits"][0]
         scores = {answer["label"]: answer["score"] for answer in classifier(image["path"])}
         differences.append(np.abs(softmax(logits) - [scores[name] for name in images.digit_names()]).max())
     return float(max(differences))

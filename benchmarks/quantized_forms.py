@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers import BertForSequenceClassification
 
@@ -37,6 +36,7 @@ from compressor.targets.openvino.engine import convert, load_engine
 from compressor.targets.openvino.session import write_model
 from compressor.targets.trial_inputs import random_feeds
 from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.base import Batch
 from compressor.tasks.calibration import calibration_rows
 from graph_passes import load, save, shrink
 from graph_passes.passes import CleanUp, DropUnreadPositions, FoldWeights
@@ -74,8 +74,8 @@ def print_forms(engines: dict[str, Engine], graph: Path, data: Data, seconds: fl
     printed = []
     for number, (name, engine) in enumerate(engines.items()):
 
-        def forward(batch: dict[str, torch.Tensor], engine: Engine = engine) -> np.ndarray:
-            return data.task.logits(engine.run({key: value.numpy() for key, value in batch.items()}))
+        def forward(batch: Batch, engine: Engine = engine) -> np.ndarray:
+            return data.task.logits(engine.run(batch))
 
         accuracy = data.task.score(statistics(data.task, data.test, forward))
         milliseconds = {f"batch {batch}, ms": f"{1e3 * medians[number]:.2f}" for batch, medians in times.items()}

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import set_seed
 
 from benchmarks.machine import machine
@@ -42,6 +41,7 @@ from compressor.config.run import Recipe
 from compressor.model_folder import ModelFolder
 from compressor.targets import BuildOptions, target
 from compressor.tasks import Data, statistics
+from compressor.tasks.scoring import forward_of
 from graph_passes.files import write_text
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -49,14 +49,9 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 def score(folder: ModelFolder, data: Data) -> None:
     """Print exact match and F1 on the test rows, with 95% intervals of a bootstrap."""
-    model = folder.model.eval()
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        return data.task.logits(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}))
-
     start_time = time.perf_counter()
     with torch.inference_mode():
-        answers = 100 * statistics(data.task, data.test, forward)
+        answers = 100 * statistics(data.task, data.test, forward_of(data.task, folder.model))
     draws = np.random.default_rng(0).integers(0, len(answers), (1000, len(answers)))
     ends = np.quantile(answers[draws].mean(1), [0.025, 0.975], axis=0)
     for column, name in ((1, "exact match"), (0, "F1")):
@@ -146,10 +141,7 @@ def _engine_answers(recipe: Recipe, data: Data) -> np.ndarray:
         graph = recipe.output.out / "model.onnx"
         engine = target("ort")(graph, Path(scratch) / "engine.onnx", provider="cpu", options=options)
 
-        def forward(batch: dict[str, Tensor]) -> np.ndarray:
-            return data.task.logits(engine.run({name: value.numpy() for name, value in batch.items()}))
-
-        return statistics(data.task, data.test, forward)
+        return statistics(data.task, data.test, lambda batch: data.task.logits(engine.run(batch)))
 
 
 def main() -> None:

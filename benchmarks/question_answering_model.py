@@ -14,13 +14,13 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from compressor.cli.console import Console
 from compressor.config.sections import RowsConfig
+from compressor.config.values import MixedPrecision
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data
 from compressor.tasks.splits import named_splits
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.precision import MixedPrecision
 from compressor.training.schedule import Schedule
 
 

@@ -29,6 +29,7 @@ import torch
 from benchmarks.grid import tune
 from benchmarks.machine import machine
 from compressor.config.sections import RowsConfig
+from compressor.config.values import MixedPrecision
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.selection.measure_subsets import SubsetMeasurer
 from compressor.selection.options import read_options
@@ -36,7 +37,6 @@ from compressor.selection.search import Decision, Head
 from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
-from compressor.training.precision import MixedPrecision
 from compressor.units import find_sites
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

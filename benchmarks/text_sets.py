@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from compressor.training.precision import MixedPrecision
+from compressor.config.values import MixedPrecision
 from graph_passes.files import write_text
 
 SHARED = Path(__file__).parents[2] / "shared"

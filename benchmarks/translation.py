@@ -45,6 +45,7 @@ from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import tensors_of
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.scoring import forward_of
@@ -173,7 +174,7 @@ def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> Non
             disable_tqdm=True,
             report_to="none",
         ),
-        data_collator=data.task.collate,
+        data_collator=lambda examples: tensors_of(data.task.collate(examples)),
         train_dataset=data.train,
         eval_dataset=data.eval if size.rows is None else data.eval.select(range(size.rows)),
     )

@@ -28,39 +28,49 @@ COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
 
-PYTORCH_PACKAGES = (
-    *("torch", "transformers", "accelerate", "datasets", "optimum", "pyarrow", "pytorch_optimizer", "requests"),
-    *("sacrebleu", "scipy", "sklearn", "threadpoolctl"),
-)
-"""Packages, by the names of their imports, of commands that load a model or rows: those of the extra `pytorch`, which
+PYTORCH_PACKAGES = ("torch", "transformers", "accelerate", "optimum", "pytorch_optimizer", "requests", "sacrebleu")
+"""Packages, by the names of their imports, of commands that load a model folder: those of the extra `pytorch`, which
 the extras `cpu` and `gpu` include."""
+ROW_PACKAGES = ("datasets", "pyarrow", "scipy", "threadpoolctl", "tokenizers")
+"""Packages, by the names of their imports, of commands that read rows: those of the extra `rows`, which the extras
+`onnx`, `cpu` and `gpu` include."""
 
 
 def has_pytorch() -> bool:
-    """Whether everything is installed that loads a model or rows. Servers and graphs need none of it."""
-    return all(find_spec(name) is not None for name in PYTORCH_PACKAGES)
+    """Whether everything is installed that loads a model folder and rows."""
+    return all(find_spec(name) is not None for name in (*PYTORCH_PACKAGES, *ROW_PACKAGES))
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch is installed and can compute on a GPU of this machine."""
+    if not has_pytorch():
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def require_pytorch() -> None:
-    """Raise TargetMissingError unless everything is installed that loads a model or rows."""
-    for name in PYTORCH_PACKAGES:
+    """Raise TargetMissingError unless everything is installed that loads a model folder and rows."""
+    for name in (*PYTORCH_PACKAGES, *ROW_PACKAGES):
         if find_spec(name) is None:
             raise _not_installed(name)
 
 
 def missing_pytorch(error: BaseException) -> TargetMissingError | None:
-    """The error of a command that needs PyTorch, on a machine without it; None: `error` has another reason.
+    """The error of a command that needs PyTorch or rows, where they are missing; None: `error` has another reason.
 
     Args:
         error: what an import raised.
     """
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return _not_installed(name) if name in PYTORCH_PACKAGES else None
+    return _not_installed(name) if name in (*PYTORCH_PACKAGES, *ROW_PACKAGES) else None
 
 
 def _not_installed(package: str) -> TargetMissingError:
     name = "PyTorch" if package == "torch" else f"the package {package}"
-    return TargetMissingError.of_package(package, "cpu", f"this needs {name}, which is not installed")
+    extra = "onnx" if package in ROW_PACKAGES else "cpu"
+    return TargetMissingError.of_package(package, extra, f"this needs {name}, which is not installed")
 
 
 def machine() -> dict[str, str]:

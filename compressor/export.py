@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -20,7 +19,6 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.network import file_model
 from compressor.models import SegmentConfig
 from compressor.models.export_forms import any_length, with_other_form
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
@@ -28,8 +26,9 @@ from compressor.silence_libraries import quiet_tools
 from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.units.dependencies import kept_outputs
 from compressor.units.find import evaluation_mode, find_units
-from compressor.units.gating import check_plan, gated
+from compressor.units.gating import gated
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.plans import check_plan
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.errors import listed
@@ -62,7 +61,7 @@ def export_reference(
     of dynamic length, if `memory_0`, ... are among the inputs. Weights are in `<path>.data`.
 
     Args:
-        model: a transformers model, whose state is restored; or that of an ONNX file, which gets gates as it is.
+        model: a transformers model, whose state is restored.
         plan: one entry for each site of the model.
         inputs: keyword arguments of its forward, tensors only, e.g. `input_ids` `[batch, position]` with at least two
             positions; their names become the inputs of the graph.
@@ -85,9 +84,6 @@ def export_reference(
     if unknown := sorted(set(fixed) - inputs.keys()):
         text = f"fixed: {listed(unknown)}: no such input; use names of the inputs, which are {listed(inputs)}"
         raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="fixed", value=unknown)
-    if (file := file_model(model)) is not None:
-        file.write_gated(plan, Path(path), example)
-        return
     bare = unwrap(model)
     with deployment_mode(bare):
         check_plan(plan, find_units(bare, inputs, attention=attention).sites)
@@ -132,7 +128,7 @@ def rewrite_reference(
     Raises:
         OSError: the disk is full or the folder cannot be written; no file remains.
     """
-    if plan.masks or file_model(model) is not None:  # a graph is written as fast as it is rewritten
+    if plan.masks:
         return False
     program = load(source)
     gates = find_gates(program.graph)

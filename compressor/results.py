@@ -77,6 +77,7 @@ class NoteCode(Code):
     EMBEDDINGS_CHANGED = auto(), "How far the embeddings of the compressed model are from those of the dense one."
     TRAINED_ALONG = auto(), "The compressed model was trained, the dense one was not."
     WEIGHTS_CHANGED = auto(), "The weights of the compressed model were adjusted without training."
+    NOT_DISTILLED = auto(), "PyTorch is not installed, so that what is left of the model was not trained."
     DISTILLED_IN_VAIN = auto(), "No checkpoint is closer to the teacher than the weights before the distillation."
     OUTPUTS_NOT_KEPT = auto(), "The teacher's outputs exceed the disk, lack positions, or are of several processes."
     RUNG_FINISHED = auto()
@@ -144,6 +145,7 @@ class NoteCode(Code):
     TIMES_DRIFTED = auto(), "The dense engine takes another time at the end of the run than when units were allocated."
     HEADS_SELECTED_FIRST = auto(), "A method selects the heads, and the budget then removes neurons only."
     BUDGET_ABOVE_DENSE = auto(), "The budget allows the whole model, so nothing is removed."
+    EQUAL_WEIGHTS = auto(), "PyTorch is not installed, so that gradients weighed no tokens when units were chosen."
     DAMPING_RAISED = auto(), "Some Gram matrices are singular: more than requested was added to their diagonals."
     GROUPS_SKIPPED = auto(), "Groups of units that keep all, because they cannot be removed from the graph."
 

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 
 
 @contextmanager
@@ -27,7 +28,10 @@ def quiet_tools() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the logger and the progress bars of transformers; both are restored on exit."""
+    """Silence the logger and the progress bars of transformers, if it is installed; both are restored on exit."""
+    if find_spec("transformers") is None:
+        yield
+        return
     from transformers.utils import logging as transformers_logging
 
     level, shows_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()

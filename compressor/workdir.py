@@ -33,6 +33,8 @@ ATTEMPTS = "attempts.json"
 _STAMP = ".compress"
 _OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
 """Files by which the output folder of a run, or of a training, is recognized."""
+MAPS, MAPS_FILE = "maps", "maps.safetensors"
+"""Name of attention maps in the store of a step, and their file."""
 LADDER = "ladder"
 """Folder of the output of a run for slower engines that keep the metric too."""
 _LADDER = "frontier.json"

@@ -27,10 +27,13 @@ OURS = {"compressor", "graph_passes", "tests"}
 
 
 def extra(name: str | None = None) -> list[Requirement]:
-    """The requirements of an extra of this project; None: those of every installation."""
+    """The requirements of an extra of this project, and of extras that it includes; None: of every installation."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = project["dependencies"] if name is None else project["optional-dependencies"][name]
-    return [Requirement(text) for text in texts]
+    requirements = [Requirement(text) for text in texts]
+    included = [each for required in requirements if required.name == project["name"] for each in required.extras]
+    further = [requirement for each in included for requirement in extra(each)]
+    return [required for required in requirements if required.name != project["name"]] + further
 
 
 def installed_with(requirements: Sequence[Requirement]) -> set[str]:
@@ -56,7 +59,7 @@ def installed_with(requirements: Sequence[Requirement]) -> set[str]:
 
 def hidden_packages() -> set[str]:
     """Names of imports that an installation for servers and graphs lacks."""
-    kept = installed_with([*extra(), *extra("onnx"), *extra("serving"), Requirement("pytest")])
+    kept = installed_with([*extra(), *extra("rows"), *extra("onnx"), *extra("serving"), Requirement("pytest")])
     return {
         package
         for package, distributions in packages_distributions().items()

@@ -48,13 +48,13 @@ def sharing_exports() -> Iterator[None]:
     They fuse each graph for ONNX Runtime once; later ones get the fused graph with its error. The memory of one engine
     of each runtime is measured. Their reports draw each kind of figure once, and show it again.
     """
-    from compressor.engines import export
+    from compressor.engines import export_module
     from compressor.generation import deliver
     from compressor.run import measure, pipeline, proof_lengths, rebuild
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deliver, "export_generation", shared_generation)
-        for module in (export, proof_lengths):
+        for module in (export_module, proof_lengths):
             patch.setattr(module, "export_reference", shared_export)
         patch.setattr(engine, "fuse", shared_fusion)
         patch.setattr(measure, "facts_of", _measuring_memory_once(measure.facts_of))

@@ -23,8 +23,8 @@ GRAPH_PASSES = (
     ("shrink",),
 )
 COMPRESSOR = (
-    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
-    ("store",),
+    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory", "answers"),
+    ("store", "processes"),
     ("targets",),
     ("config",),
     ("units",),

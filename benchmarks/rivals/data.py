@@ -47,7 +47,7 @@ def calibration_rows(name: str, root: Path, rows: int, tokens: int | None = None
 def _draw(data: Data, rows: int) -> Iterator[dict[str, np.ndarray]]:
     for index in np.random.default_rng(0).permutation(len(data.train))[:rows].tolist():
         batch = data.task.collate([data.train[index]])
-        yield {name: batch[name].numpy() for name in INPUTS}
+        yield {name: batch[name] for name in INPUTS}
 
 
 def _up_to(tokens: int | None, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.quantization import reference_engine, starting_model
 from benchmarks.rivals.data import INPUTS, Feeds, PositionalModel, open_set, output_names, random_feeds
@@ -22,6 +21,7 @@ from compressor.targets import target
 from compressor.targets.machine import usable_cores
 from compressor.targets.peak_memory import peak_bytes, reset_peak
 from compressor.tasks import Data, statistics
+from compressor.tasks.base import Batch
 from graph_passes.files import atomic_replace
 
 SECONDS = 4.0
@@ -87,8 +87,8 @@ def _reference(name: str, root: Path) -> Predict:
 
 
 def _statistics(predict: Predict, data: Data, length: int) -> np.ndarray:
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        feeds = {key: batch[key].numpy() for key in INPUTS}
+    def forward(batch: Batch) -> np.ndarray:
+        feeds = {key: batch[key] for key in INPUTS}
         return data.task.logits(predict_padded(predict, feeds, length))
 
     return statistics(data.task, data.test, forward, batch_size=BATCH)

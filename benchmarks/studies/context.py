@@ -18,6 +18,7 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import heads_of
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs
+from compressor.models.forwards import reader
 from compressor.progress import ProgressCallback
 from compressor.run.load import load_folder
 from compressor.selection.learn import learn
@@ -26,9 +27,9 @@ from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.search import Head, all_heads
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.tasks.data import rows_hash
-from compressor.tasks.scoring import statistics
+from compressor.tasks.scoring import forward_of, statistics
 from compressor.units import find_sites, gated
 from graph_passes import Plan
 from graph_passes.files import atomic_replace
@@ -99,15 +100,11 @@ class StudyContext:
         model with memory is read in order."""
         task = self.data.task
 
-        def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
-            moved = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-            return task.logits(self.model(**moved))
-
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):
             if task.reads_streams:
                 return read(task, rows, reader(self.model), self.recipe.selection.batch_size)
-            return statistics(task, rows, forward)
+            return statistics(task, rows, forward_of(task, self.model))
 
     def evaluator(self, rows: Dataset, store: Path) -> ModelSubsetEvaluator:
         """Evaluates subsets of the heads of the model as it is now, on `rows`, by the task's metric for choosing heads.

@@ -17,6 +17,7 @@ from benchmarks.studies.base import Study, check_options
 from benchmarks.studies.cell_store import Cell, Result
 from benchmarks.studies.findings import Findings, Picture, Table
 from benchmarks.studies.request import StudyRequest
+from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback
 from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks.base import Task, make_task
@@ -104,7 +105,10 @@ class Importance(Study):
             context.model,
             context.sites,
             torch.ones(len(context.heads), dtype=torch.bool),
-            (task.loss_inputs(batch) for _, batch in batches(task, rows, self.request.recipe.selection.batch_size)),
+            (
+                tensors_of(task.loss_inputs(batch))
+                for _, batch in batches(task, rows, self.request.recipe.selection.batch_size)
+            ),
         )
         return {"rows": len(rows), "importance": sampled.tolist()}
 

@@ -18,24 +18,24 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 import torch
-from accelerate import PartialState
 from accelerate.utils import reduce
 from datasets import Dataset
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.answers import IGNORED
 from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import fingerprint
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
+from compressor.models.forwards import tensors_of
+from compressor.processes import RunProcesses, process_count, process_state
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.tasks import Data, Task
-from compressor.tasks.causal_lm import assign_streams, reader
-from compressor.tasks.forwards import IGNORED
+from compressor.tasks.causal_lm import assign_streams
 from compressor.tasks.scoring import batches
-from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
 from compressor.units.find import evaluating
 from compressor.units.hook import Call
@@ -43,7 +43,6 @@ from compressor.units.projections import require_interface
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
 
-MAPS_FILE = "maps.safetensors"
 """File of attention maps in the output folder of a run, and in its store."""
 
 
@@ -453,9 +452,10 @@ def _run(
     if rows is not None and rows < len(train):
         train = train.select(sorted(np.random.default_rng(seed).permutation(len(train))[:rows].tolist()))
     share, finished = _share(train, state), 0
-    for indices, batch in batches(task, share, batch_size):
+    for indices, arrays in batches(task, share, batch_size):
+        batch = tensors_of(task.loss_inputs(arrays), model.device)
         sums.start_batch(*_positions(batch, encoder_decoder=model.config.is_encoder_decoder))
-        model(**{name: tensor.to(model.device) for name, tensor in task.loss_inputs(batch).items()})
+        model(**batch)
         finished += len(indices)
         yield finished, len(share)
 
@@ -466,16 +466,16 @@ def _run_streams(
     """Run the model on a text in order, in parallel streams, each with the memory of its earlier segments."""
     if not len(segments):  # there are more processes than segments
         return
-    forward, finished = reader(model), 0
+    memories, finished = None, 0
     for numbers in assign_streams(len(segments), min(batch_size, len(segments)), whole=False):
-        batch = task.collate([segments[int(number)] for number in numbers])
+        batch = tensors_of(task.collate([segments[int(number)] for number in numbers]), model.device)
         sums.start_batch(batch["shift_labels"] != IGNORED, None)
-        forward(batch["input_ids"])
+        memories = model(input_ids=batch["input_ids"], memories=memories).memories
         finished += len(numbers)
         yield finished, len(segments)
 
 
-def _share(rows: Dataset, state: PartialState) -> Dataset:
+def _share(rows: Dataset, state: RunProcesses) -> Dataset:
     """The consecutive rows that this process reads; none if there are fewer rows than processes."""
     first, end = (len(rows) * (state.process_index + offset) // state.num_processes for offset in (0, 1))
     return rows.select(list(range(first, end)))

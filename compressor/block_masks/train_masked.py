@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.block_masks.attention_maps import (
-    MAPS_FILE,
     AttentionMaps,
     build_masks,
     collect_attention_maps,
@@ -25,6 +24,7 @@ from compressor.block_masks.attention_maps import (
 )
 from compressor.block_masks.mask_selector import MASKS, MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.steps import Blocks
+from compressor.processes import training_device
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
@@ -34,15 +34,13 @@ from compressor.store import File, Store, versioned
 from compressor.tasks import Data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.processes import process_state
 from compressor.units import Site, gated
 from compressor.units.entmax import with_entmax
+from compressor.workdir import MAPS, MAPS_FILE
 from graph_passes import Plan
 
 EPOCHS = 3.0
 """Number of epochs, unless the step sets it."""
-MAPS = "maps"
-"""Name of the maps in the store of a step."""
 _CHECKPOINTS = "checkpoints"
 """Folder of checkpoints in that of unfinished work, of the training with masks or with entmax."""
 logger = logging.getLogger(__name__)
@@ -134,7 +132,7 @@ def _maps(
         if source is not None:
             return source
         if torch.cuda.is_available():
-            model.to(process_state().device)
+            model.to(training_device())
         options = dict[str, Any](batch_size=step.batch_size, rows=step.map_rows, seed=step.seed)
         with _entmax_weights(model, data, step, plan, work, on_progress) if step.entmax else nullcontext():
             return collect_attention_maps(model, sites, data, plan, length=length, on_progress=on_progress, **options)

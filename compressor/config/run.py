@@ -30,6 +30,7 @@ from compressor.config.sections import (
 )
 from compressor.config.step_list import RecipeSections, option_of, with_option
 from compressor.config.steps import Step, steps_from
+from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, UsageError
 
 __all__ = ["BUDGETS", "BUILD_FIELDS", "FIELDS", "SECTIONS", "SECTION_OF", "Recipe", "definite_fields"]
@@ -157,7 +158,7 @@ def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that follow from those that are set.
 
     1. Rows and nothing that says what to do: as many units are removed as a point of the metric permits, what is left
-       is distilled, and the fastest engine that holds is delivered.
+       is distilled where PyTorch is installed, and the fastest engine that holds is delivered.
     2. A budget, or a loss that is allowed with neither a number of heads nor anything else to learn: the method that
        removes units without training.
 
@@ -167,7 +168,7 @@ def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:
     implied: dict[str, Any] = {}
     if _says_nothing(fields):
         minutes = fields.get("minutes", PLAIN_MINUTES)
-        implied = {"max_drop": PLAIN_MAX_DROP, "distill": True, "minutes": minutes}
+        implied = {"max_drop": PLAIN_MAX_DROP, **({"distill": True, "minutes": minutes} if has_pytorch() else {})}
         settings = {"target": AUTO, "precision": AUTO, **_settings_within(minutes)}
         implied |= {name: value for name, value in settings.items() if name not in fields}
     is_set = {name for name, value in {**fields, **implied}.items() if value is not None}

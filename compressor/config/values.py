@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from compressor.config.fields import InvalidValueError, as_list
 from compressor.errors import ErrorCode
 
+MixedPrecision = Literal["no", "bf16"]
+"""Precision of matmuls, with float32 weights: float32 or bfloat16."""
 GroupBy = Literal["kv", "query"]
 """How query heads that share key/value heads are removed: all those of one together, or as many of each."""
 

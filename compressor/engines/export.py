@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 from compressor.config.sections import ExportConfig
 from compressor.engines.build import ExportedGraph, shrink
 from compressor.engines.prove import Case
-from compressor.engines.prove_export import prove_export, require_export
-from compressor.export import export_reference, rewrite_reference
-from compressor.model_folder import ModelFolder, example_inputs, example_rows, fresh_model
-from compressor.model_folder.input_rules import IMAGES
-from compressor.results import VariantName
+from compressor.model_folder import ModelFolder
+from compressor.results import Proof, VariantName
 from compressor.units import PrunableGroup, Site, keep_all
 from graph_passes import Plan, Shrunk
+
+
+class Exporter(Protocol):
+    """The functions of a module that `ModelAccess.exporter` names."""
+
+    def export_proven(
+        self,
+        name: VariantName,
+        folder: ModelFolder,
+        plan: Plan,
+        config: ExportConfig,
+        cases: Sequence[Case],
+        out: Path,
+        template: ExportedGraph | None,
+    ) -> Proof:
+        """Write the graph, and prove it; see `export_graph`."""
+
+    def export_unproven(self, folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:
+        """Write the graph."""
+
+
+def _exporter_of(folder: ModelFolder) -> Exporter:
+    exporter: Any = import_module(folder.access.exporter)
+    return cast(Exporter, exporter)
 
 
 def export_graph(
@@ -29,13 +51,7 @@ def export_graph(
     *,
     template: ExportedGraph | None = None,
 ) -> ExportedGraph:
-    """Export the gated model, with every unit still in it, and prove the graph.
-
-    The reference of the proof is the folder, loaded afresh: with its own weights for the dense variant, and with those
-    of the model for others, which may have been trained.
-
-    Tracing the model takes most of the time of an export. A graph of the same model with another plan is therefore
-    reused, with new gates and weights, if the proof then holds.
+    """Write the graph of the gated model, with every unit still in it, and prove it against the model.
 
     Args:
         name: name of the variant.
@@ -47,34 +63,16 @@ def export_graph(
         template: a graph of the same model in the same form, to reuse; None: export the model.
 
     Raises:
-        InputError: the graph computes something else than the model, which changes at an input, or chooses among equal
-            scores.
+        InputError: the model cannot be exported, or does not run on a case.
         MismatchError: the graph computes something else than the model.
     """
-    model = fresh_model(folder, trained=name != "dense")
-    if template is not None and rewrite_reference(template.path, folder.model, plan, out):
-        proof = prove_export(model, plan, out, cases, name, attention=config.attention)
-        if proof.holds:
-            return ExportedGraph(name, plan, out, proof)
-    export_unproven(folder, plan, config, out)
-    prove = partial(prove_export, model, plan, out, cases, name, attention=config.attention)
-    return ExportedGraph(name, plan, out, require_export(prove, model, cases))
+    proof = _exporter_of(folder).export_proven(name, folder, plan, config, cases, out, template)
+    return ExportedGraph(name, plan, out, proof)
 
 
 def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:
-    """Export the gated model, with every unit still in it, to count what it consists of."""
-    inputs = example_inputs(folder, batch=2, seq=8)
-    fixed = () if folder.image_size is None else (IMAGES,)
-    export_reference(
-        folder.model,
-        plan,
-        inputs,
-        out,
-        opset=config.opset,
-        attention=config.attention,
-        fixed=fixed,
-        example=example_rows(folder),
-    )
+    """Write the graph of the gated model, with every unit still in it, to count what it consists of."""
+    _exporter_of(folder).export_unproven(folder, plan, config, out)
 
 
 def rehearsal_plan(groups: Sequence[Site | PrunableGroup]) -> Plan:

@@ -6,7 +6,7 @@ They need neither PyTorch nor transformers; `prove_export` compares with the PyT
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -81,6 +81,18 @@ def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list
     A graph may be right up to some length only, e.g. that of a chunk of linear attention.
     """
     return [(batch, length) for length in lengths if length is not None for batch in {min(batches), max(batches)}]
+
+
+def both_sides(switches: Iterable[int], shortest: int, longest: int) -> tuple[int, ...]:
+    """Lengths on both sides of some switches, greater than `shortest` and at most `longest`."""
+    sides = {length for switch in switches for length in (switch, switch + 1)}
+    return tuple(sorted(length for length in sides if shortest < length <= longest))
+
+
+def longest_text(cases: Sequence[Case]) -> int:
+    """Tokens of the longest text of the cases; 0 without texts."""
+    texts = [array for case in cases for name, array in case.feeds.items() if name.endswith("input_ids")]
+    return max((array.shape[-1] for array in texts), default=0)
 
 
 def case_name(feeds: Feeds) -> str:

@@ -19,9 +19,9 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require, unoptimized
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.network import GraphNetwork, file_model
 from compressor.model_folder import copy_of
-from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys, text_config
+from compressor.model_folder.text_limits import text_config
+from compressor.models.forward_changes import Change, FirstOfEqual, changes_of_forward, chosen_keys
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE, Feeds
@@ -71,10 +71,6 @@ def prove_export(
             ) from error
 
     expected: list[Outputs] = []
-    if (file := file_model(model)) is not None:  # the reference is the file, not the network that interprets it
-        expected = _outputs_of_file(file, plan, cases)
-        tolerance = TOLERANCE[file.precision]
-        return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, tolerance)
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
         fresh = copy_of(model)
@@ -89,26 +85,6 @@ def prove_export(
             require_defined(gated_model, inputs, outputs)
         expected.append(outputs)
     return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
-
-
-def _outputs_of_file(model: GraphNetwork, plan: Plan, cases: Sequence[Case]) -> list[Outputs]:
-    """Outputs of the file of a model under a plan.
-
-    Raises:
-        InputError: the graph does not run on a case.
-    """
-    run, expected = model.reference_run(plan), list[Outputs]()
-    for case in cases:
-        try:
-            expected.append(run(case.feeds))
-        except InputError as error:
-            raise InputError(
-                f"{model.file}: the graph does not run on {case_name(case.feeds)} ({error}); give rows that it reads",
-                code=ErrorCode.TENSOR_MISMATCH,
-                path=model.file,
-                case=case.name,
-            ) from error
-    return expected
 
 
 def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Sequence[Case]) -> Proof:

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from datasets import Dataset
-from torch import Tensor
 
 from compressor.engines.build import Variant
 from compressor.errors import DivergedError, ErrorCode
+from compressor.graph.signature import GeneratingForward
 from compressor.measure import paired_interval
 from compressor.measure.bootstrap import uninformed_text
 from compressor.progress import ProgressCallback, RunLog
 from compressor.results import Note, NoteCode, Score, is_within, loss_of
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, Task, statistics
-from compressor.tasks.base import Forward, GeneratingForward
+from compressor.tasks.base import Batch, Forward
 from compressor.tasks.causal_lm import read
 from compressor.tasks.data import PURPOSES
+from compressor.tasks.metrics import summed_losses
 from compressor.tasks.scoring import batches, sample_of
 
 _COMPARED_ROWS = 2_000
@@ -31,7 +31,7 @@ _DECIDING_ROWS = 10_000
 """Number of evaluation rows where a rung of a ladder is chosen by the interval of its loss: with 2,000 rows it is wider
 than a point if 6% of all answers change."""
 
-LogitsObserver = Callable[[np.ndarray, Mapping[str, Tensor]], None]
+LogitsObserver = Callable[[np.ndarray, Mapping[str, np.ndarray]], None]
 """Receives the logits of a batch, and its inputs without labels."""
 
 
@@ -43,8 +43,8 @@ def reads_in_order(variant: Variant, task: Task) -> bool:
 def forward_of(variant: Variant, task: Task, on_logits: LogitsObserver | None = None) -> Forward:
     """Runs a batch with the engine, and passes its logits on; or generates with its caches, if it has some."""
 
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
+    def forward(batch: Batch) -> np.ndarray:
+        outputs = variant.engine.run(batch)
         logits = task.logits(task.scored_outputs(outputs, batch))
         if on_logits is not None:
             on_logits(logits, batch)
@@ -81,8 +81,8 @@ def metric_sums_of(
     if reads_in_order(variant, data.task):
         stream = Stream(variant.engine, variant.graph.path)
 
-        def segment(ids: Tensor) -> Tensor:
-            return torch.from_numpy(stream.read(ids.numpy()))
+        def segment(ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
+            return summed_losses(stream.read(ids), targets)
 
         return read(data.task, rows, segment, batch_size, progress)
     return statistics(data.task, rows, forward_of(variant, data.task, on_logits), progress=progress)
@@ -271,7 +271,7 @@ class EvaluationScorer:
         task = self.data.task
         answers: list[np.ndarray] = []
 
-        def keep_answers(logits: np.ndarray, batch: Mapping[str, Tensor]) -> None:
+        def keep_answers(logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> None:
             if (ids := task.answer_ids(logits, batch)) is not None:
                 answers.append(ids.ravel())
 

@@ -244,10 +244,10 @@ def load_engine(
         TargetMissingError: the device is missing.
     """
     # A served model has copies of this package, and no folder of weights to read.
-    from compressor.model_folder.example_inputs import token_limit
     from compressor.model_folder.files import damaged, load_config, read_config
     from compressor.model_folder.model_class import model_class
     from compressor.model_folder.processor import load_processor
+    from compressor.model_folder.text_limits import token_limit
     from compressor.targets import cached_target
 
     folder = Path(folder)

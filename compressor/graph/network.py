@@ -12,11 +12,9 @@ Nodes that depend on inputs and constants alone, such as those of an attention m
 from __future__ import annotations
 
 import inspect
-import tempfile
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -26,24 +24,17 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-import graph_passes
+from compressor.answers import AnswerKind, answer_kind
 from compressor.errors import ErrorCode, InputError
+from compressor.graph.config import GraphConfig
+from compressor.graph.fusions import fuse
 from compressor.graph.layers import Division, GraphLinear, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program
-from compressor.models.classifiers import AnswerKind, answer_kind
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Feeds
-from compressor.targets.example_rows import ExampleRows, record_example_rows
-from compressor.targets.graph_facts import graph_digest
-from compressor.targets.onnxruntime.ort_session import unoptimized_runner
-from compressor.units import Site
-from compressor.units.hook import unwrap
-from graph_passes import GraphGroup, Plan, Refusal, RefusalCode
 from graph_passes.errors import listed
-from graph_passes.passes import Normalize
-from graph_passes.passes.insert_gates import FINGERPRINT
 
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
 _LOGITS = "logits"
@@ -167,12 +158,11 @@ def _read(operand: Operand, computed: Mapping[int, Tensor], shared: Mapping[int,
 class GraphNetwork(PreTrainedModel):
     """A graph as a model of PyTorch; `network_of` makes one, with a `forward` that names the inputs of the graph.
 
-    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`).
+    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`), and computes in float32.
 
     Attributes:
         graph_layers: the layers between sums of the residual stream, in order.
         weights: initializer of the graph -> its parameter or buffer.
-        precision: the precision in which the file stores its matrices; the network computes in float32.
     """
 
     main_input_name = "input_ids"
@@ -180,9 +170,11 @@ class GraphNetwork(PreTrainedModel):
 
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
-        self.file, self.search_outcome = program.file, program.search.outcome
-        self._content, self._sizes, self.precision = program.content, program.sizes, program.precision
         self.input_specs, self.output_specs = program.signature
+        self.file, self.search_outcome = program.file, program.search.outcome
+        self.group_names = [group.linear for group in program.groups]
+        self.sites, self.obstacles = program.sites, program.obstacles
+        self.feed_forwards = {group.linear: group.units for group in program.groups if group.type == "neurons"}
         if self.main_input_name not in program.inputs:
             self.main_input_name = program.inputs[0]
         self.constants, self.sums = nn.Module(), nn.ModuleDict()  # what belongs to no linear
@@ -192,18 +184,6 @@ class GraphNetwork(PreTrainedModel):
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
         self.graph_layers = nn.ModuleList(builder.layers)
-        groups = [group for group in program.search.groups if group.linear in builder.paths]
-        self.group_names = [group.linear for group in groups]
-        self.sites = tuple(
-            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
-            for group in groups
-            if group.kind is not None and group.kv_heads is not None
-        )
-        self.feed_forwards = {group.linear: group.units for group in groups if group.type == "neurons"}
-        self.obstacles = (
-            *program.search.obstacles,
-            *(_no_linear(group) for group in program.search.groups if group not in groups),
-        )
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights are those of the graph."""
@@ -213,83 +193,6 @@ class GraphNetwork(PreTrainedModel):
         return None
 
     get_output_embeddings = get_input_embeddings
-
-    @property
-    def initializers(self) -> dict[str, Tensor]:
-        """The weights by the names of the graph, in its layouts."""
-        return {name: weight.value for name, weight in self.weights.items() if weight.is_parameter}
-
-    def _read_graph(self) -> ir.Model:
-        """The graph as its file has it, normalized, so that initializers have the names of `weights`."""
-        if graph_digest(self.file) != self._content:
-            text = f"{self.file}: the file has changed since this run read it; run the command again"
-            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self.file)
-        model = graph_passes.load(self.file)
-        model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
-        Normalize()(model)
-        graph_passes.record_example_sizes(model, self._sizes)
-        return model
-
-    def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
-        """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
-
-        Without examples that the graph carries, inputs of trials and timing are random.
-
-        Raises:
-            PlanError: the plan has other groups than the graph.
-            OSError: the disk is full or the folder cannot be written; no file remains.
-        """
-        model = self.with_weights()
-        graph_passes.gate_groups(model, plan)
-        if example is not None:
-            record_example_rows(model, example)
-        if plan.model is not None:
-            model.metadata_props[FINGERPRINT] = plan.model
-        graph_passes.save(model, path)
-
-    def reference_run(self, plan: Plan) -> Callable[[Feeds], dict[str, np.ndarray]]:
-        """Runs the file in ONNX Runtime, without its optimizations and without the interpreter of the network.
-
-        The weights are those of the network now, and the gates of the plan are multiplied into them: the reference of
-        a proof shares neither the inserted gates nor the operators in torch with what is proven.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            graph_passes.save(self.with_weights(plan), path)
-            return unoptimized_runner(path)
-
-    def with_weights(self, gates: Plan | None = None) -> ir.Model:
-        """The graph as its file has it, normalized, with the weights that the network has now.
-
-        Args:
-            gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
-                weights stay as they are.
-
-        Raises:
-            InputError: the file has changed since it was read.
-        """
-        model = self._read_graph()
-        factors = {} if gates is None else self._factors(gates)
-        for name, stored in self.initializers.items():
-            value = model.graph.initializers[name]
-            assert value.const_value is not None
-            content = stored.detach().cpu().numpy()
-            if (factor := factors.get(name)) is not None:
-                content = content * (factor[:, None] if self.weights[name].is_transposed else factor)
-            content = content.astype(value.const_value.dtype.numpy())
-            if not np.array_equal(content, value.const_value.numpy()):
-                value.const_value = ir.Tensor(content, dtype=value.const_value.dtype, name=name)
-        return model
-
-    def _factors(self, plan: Plan) -> dict[str, np.ndarray]:
-        """Initializer of the weight that a group ends in -> the gate of each of its inputs, for changed groups."""
-        changed = [group for group in plan.groups if group.gate != (1.0,) * group.units]
-        gates = {self.get_submodule(group.name): np.repeat(np.array(group.gate), group.width) for group in changed}
-        return {
-            name: gates[weight.owner]
-            for name, weight in self.weights.items()
-            if weight.name == "weight" and weight.owner in gates
-        }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs of the graph, from its inputs, by name."""
@@ -336,12 +239,6 @@ class GraphNetwork(PreTrainedModel):
         return nn.functional.cross_entropy(output.flatten(0, -2), labels.flatten())
 
 
-def _no_linear(group: GraphGroup) -> Refusal:
-    node = group.products[0]
-    why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
-    return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
-
-
 class _Input(inspect.Parameter):
     """A parameter for an input, whose name need not be an identifier, e.g. `input.1`."""
 
@@ -360,22 +257,23 @@ class _Builder:
         self._numbers: dict[ir.Value, int] = {}
         self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
         self.paths: dict[str, nn.Linear] = {}
-        division = Division(program.graph)
+        self._model = fuse(program.model)
+        _widen(self._model)
+        graph = self._model.graph
+        division = Division(graph)
         self._parameters, self._used = division.parameters, division.uses
         for linear in division.linears:  # groups first: their paths are names in plans
             if (linear.weight.name or "") in program.paths:
                 self._module_of(linear)
         self.before = [self._operation(operator) for operator in division.before]
-        self.inputs = {
-            value.name or "": self._number(value) for value in program.graph.inputs if not value.is_initializer()
-        }
+        self.inputs = {value.name or "": self._number(value) for value in graph.inputs if not value.is_initializer()}
         *layers, last = division.layers
         self.layers = [
             GraphLayer(self._operations(layer), self.shared, *map(self._numbers_of, (layer.operands, layer.results)))
             for layer in layers
         ]
         self.after = self._operations(last)
-        self.outputs: dict[str, Operand] = {value.name or "": self._operand(value) for value in program.graph.outputs}
+        self.outputs: dict[str, Operand] = {value.name or "": self._operand(value) for value in graph.outputs}
 
     def _number(self, value: ir.Value) -> int:
         return self._numbers.setdefault(value, len(self._numbers))
@@ -418,9 +316,13 @@ class _Builder:
         if linear is not None:
             run: Execute = partial(_run_linear, self._module_of(linear))
         else:
-            run = executor(node, self._program.opset(node))
+            run = executor(node, self._opset(node))
         operands = tuple(self._operand(value) for value in operator.reads)
         return Operation(run, operands, self._numbers_of(node.outputs), f"{node.op_type} {node.name}")
+
+    def _opset(self, node: ir.Node) -> int:
+        """Version of the operator set of a node."""
+        return node.version or self._model.opset_imports.get("" if node.domain == "ai.onnx" else node.domain, 1)
 
     def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
@@ -453,8 +355,14 @@ class _Builder:
         return self._linears[key]
 
 
+class NetworkConfig(PretrainedConfig):
+    """The entries of a `GraphConfig` as a configuration of transformers."""
+
+    model_type = "onnx"
+
+
 def network_of(
-    program: Program, config: PretrainedConfig, base: type[GraphNetwork] = GraphNetwork, **options: Any
+    program: Program, config: GraphConfig, base: type[GraphNetwork] = GraphNetwork, **options: Any
 ) -> GraphNetwork:
     """The network of a graph, in evaluation mode.
 
@@ -472,22 +380,29 @@ def network_of(
 
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     network: GraphNetwork = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})(
-        config, program, **options
+        NetworkConfig(**config.to_dict()), program, **options
     )
     return network.eval()
 
 
-def file_model(model: nn.Module) -> GraphNetwork | None:
-    """The model inside the wrappers of training, if it was loaded from an ONNX file; else None."""
-    bare: Any = unwrap(model)
-    return bare if isinstance(bare, GraphNetwork) else None
+def _widen(model: ir.Model) -> None:
+    """Compute in float32 where a graph computes in halves of floats, whose rounding would hide small differences."""
+    for node in model.graph:
+        to = node.attributes.get("to")
+        if node.op_type == "Cast" and to is not None and to.as_int() in _HALVES:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+        value = node.attributes.get("value")
+        if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
+            wide = value.as_tensor().numpy().astype(np.float32)
+            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
 
 
 def _content(value: ir.Value) -> Tensor:
     """The values of an initializer; floating-point numbers of less than 32 bits as float32."""
     assert value.const_value is not None
     tensor = tensor_of(value.const_value)
-    return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+    is_narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.float() if is_narrow and tensor.dtype != torch.float32 else tensor.clone()  # the graph keeps its own
 
 
 def _run_linear(module: nn.Linear, operands: Sequence[Tensor | None]) -> Outputs:

@@ -1,4 +1,4 @@
-"""A graph that is ready to become a network: its nodes, its groups of units, and what its shapes say."""
+"""A graph that is read from a file: its nodes, its groups of units, and what its shapes say."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
-from transformers import PretrainedConfig
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.fusions import fuse
+from compressor.graph.layers import Division, GraphLinear
+from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
-from graph_passes import GraphGroups
+from compressor.units import Site
+from graph_passes import GraphGroups, Refusal, RefusalCode
 from graph_passes.passes import Normalize
+from graph_passes.passes.insert_gates import FINGERPRINT
 
 _TOKENS, _TYPES = "input_ids", "token_type_ids"
 _QUANTIZED = frozenset(
@@ -30,40 +33,22 @@ _LEAST_OPSET = 11
 """First version of ONNX's operators that is read."""
 _CACHE = re.compile(r"past_key|past_value\b|key_value|past[._]?\d|cache", re.IGNORECASE)
 """What the names of inputs that hold keys and values of earlier positions contain."""
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FUSED_TABLES = {"EmbedLayerNormalization": ((0, 2), (1, 4))}
 """Operator that looks up several tables -> positions of ids and of their table among its inputs."""
 _KEEP_IDS = ("Cast", "Identity")
 """Operators whose outputs are ids if their inputs are."""
 
 
-class GraphConfig(PretrainedConfig):
-    """The configuration of a graph without a `config.json`: what tasks read of that of a model folder.
-
-    Args:
-        graph: hash of the operators of the graph.
-        options: entries of a configuration of transformers, e.g. `vocab_size`.
-    """
-
-    model_type = "onnx"
-
-    def __init__(self, graph: str = "", pad_token_id: int = 0, **options: Any) -> None:
-        self.graph, self.pad_token_id = graph, pad_token_id
-        super().__init__(**options)
-
-
 @dataclass(frozen=True)
 class Program:
-    """A graph that is ready to become a network.
+    """A graph of a file.
 
     Attributes:
         file: the file of the graph.
         content: hash of the file and its external data when it was read.
-        model: the graph as it is executed: local functions are inlined, constants are initializers, operators are
-            fused, and halves of floats are float32.
-        search: the groups of units of the graph in the file, and what prevents more.
+        model: the graph, normalized: local functions are inlined, and constants are initializers.
+        search: the groups of units of the graph, and what prevents more.
         precision: the precision in which the file stores its matrices.
-        sizes: shapes of an example of the inputs by name, where some axes fit no other size.
     """
 
     file: Path
@@ -71,7 +56,6 @@ class Program:
     model: ir.Model
     search: GraphGroups
     precision: Literal["fp32", "fp16", "bf16"]
-    sizes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
@@ -87,11 +71,10 @@ class Program:
         """
         content, model = graph_digest(file), graph_passes.load(file)
         _require_readable(model, file)
+        model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
         graph_passes.record_example_sizes(model, sizes or {})
-        fused = fuse(model)
-        _widen(fused)
-        return cls(file, content, fused, graph_passes.find_groups(model), stored_precision(model), sizes or {})
+        return cls(file, content, model, graph_passes.find_groups(model), stored_precision(model))
 
     @property
     def graph(self) -> ir.Graph:
@@ -121,6 +104,40 @@ class Program:
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
         return {weight: group.linear for group in self.search.groups for weight in group.weights}
+
+    @cached_property
+    def division(self) -> Division:
+        """The graph in layers."""
+        return Division(self.graph)
+
+    @cached_property
+    def linears(self) -> dict[str, list[GraphLinear]]:
+        """Path of the linear that a group ends in -> its matmuls: several where a module is called several times."""
+        linears: dict[str, list[GraphLinear]] = {}
+        for linear in self.division.linears:
+            if (path := self.paths.get(linear.weight.name or "")) is not None:
+                linears.setdefault(path, []).append(linear)
+        return linears
+
+    @property
+    def groups(self) -> list[GraphGroup]:
+        """The groups that end in a matmul of an activation with a matrix."""
+        return [group for group in self.search.groups if group.linear in self.linears]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The attentions, named by the linears that mix their heads."""
+        return tuple(
+            Site(group.linear, group.kind, group.units, group.kv_heads, group.width)
+            for group in self.groups
+            if group.kind is not None and group.kv_heads is not None
+        )
+
+    @property
+    def obstacles(self) -> tuple[Refusal, ...]:
+        """What looks like an attention or a feed-forward and is no group, and why."""
+        others = (group for group in self.search.groups if group.linear not in self.linears)
+        return (*self.search.obstacles, *map(_no_linear, others))
 
     @property
     def digest(self) -> str:
@@ -158,10 +175,11 @@ class Program:
             settings["num_labels"] = axes[-1]
         return settings
 
-    def opset(self, node: ir.Node) -> int:
-        """Version of the operator set of a node."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return node.version or self.model.opset_imports.get(domain, 1)
+
+def _no_linear(group: GraphGroup) -> Refusal:
+    node = group.products[0]
+    why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
+    return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
 
 
 def _require_readable(model: ir.Model, file: Path) -> None:
@@ -195,18 +213,6 @@ def _other_kind(file: Path, problem: str, **details: Any) -> InputError:
     return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, **details)
 
 
-def _widen(model: ir.Model) -> None:
-    """Compute in float32 where a graph computes in halves of floats, whose rounding would hide small differences."""
-    for node in model.graph:
-        to = node.attributes.get("to")
-        if node.op_type == "Cast" and to is not None and to.as_int() in _HALVES:
-            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
-        value = node.attributes.get("value")
-        if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
-            wide = value.as_tensor().numpy().astype(np.float32)
-            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
-
-
 def _lookups(graph: ir.Graph) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
     """The tables of embeddings, and the ids that are looked up in them."""
     for node in graph:
@@ -220,40 +226,3 @@ def _spec(value: ir.Value) -> tuple[np.dtype, tuple[int | None, ...]]:
     """Element type and axes of an input or an output; a size that depends on the inputs is None."""
     dtype = np.dtype(np.float32) if value.dtype is None else value.dtype.numpy()
     return dtype, tuple(size if isinstance(size, int) else None for size in value.shape or ())
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """An output of a graph.
-
-    Attributes:
-        dtype: its element type.
-        shape: the size of each axis, rows first; None: any size.
-    """
-
-    dtype: np.dtype
-    shape: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class InputSpec(OutputSpec):
-    """An input of a graph, with the attributes of `OutputSpec`.
-
-    Attributes:
-        ids: number of ids in the table of embeddings that it is looked up in; None: it is no input of ids.
-    """
-
-    ids: int | None = None
-
-
-@runtime_checkable
-class HasSignature(Protocol):
-    """A model with the inputs and outputs of a graph.
-
-    Attributes:
-        input_specs: type and shape of each input by name.
-        output_specs: type and shape of each output by name.
-    """
-
-    input_specs: Mapping[str, InputSpec]
-    output_specs: Mapping[str, OutputSpec]

@@ -1,4 +1,7 @@
-"""Load an ONNX file as a model: the file alone, or in the layout of a library, with its configuration and tokenizer."""
+"""Load an ONNX file as a model: the file alone, or in the layout of a library, with its configuration and tokenizer.
+
+Nothing here needs PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from transformers import PretrainedConfig
-from transformers.utils import ModelOutput
 
 import graph_passes
 from compressor.config.tasks import load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.network import GraphNetwork, network_of
-from compressor.graph.program import GraphConfig, Program
+from compressor.graph.config import GraphConfig
+from compressor.graph.file import GraphFile
+from compressor.graph.program import Program
 from compressor.model_folder.companions import COMPANIONS
-from compressor.model_folder.example_inputs import read_example
-from compressor.model_folder.files import CONFIG, MODULES, load_config, read_config
-from compressor.model_folder.fingerprints import fingerprint
+from compressor.model_folder.feeds import read_example
+from compressor.model_folder.files import CONFIG, MODULES, read_config
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.input_rules import IMAGES
-from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import (
     IMAGE_CLASSIFICATION,
+    IMAGES,
     PREPROCESSOR,
     load_processor,
     processed_size,
     readable_size,
 )
-from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
-from compressor.models.pooled_encoder import EMBEDDING, POOLINGS, PooledOutput, SentenceEncoder
+from compressor.model_folder.task_names import requested_task, task_name, task_of_class
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 ARRAYS = "arrays"
@@ -57,7 +54,7 @@ def load_graph(
     inputs: str | Path | None = None,
     rows: Mapping[str, np.ndarray] | None = None,
 ) -> ModelFolder:
-    """Load a graph as a model folder; its network runs in torch.
+    """Load a graph as a model folder.
 
     Args:
         path: what the user named: the file or its folder.
@@ -100,34 +97,34 @@ def load_graph(
         _require_texts(graph, program, processor)
     model_task = task if own_task is None else own_task.task_class.model_task
     config, name = _configuration(folder, program, model_task, rows, processor)
-    modules = read_sentence_modules(folder) if name in _EMBEDS and (folder / MODULES).is_file() else None
-    try:
-        if modules is None:
-            network = network_of(program, config)
-        else:
-            encoder = network_of(program, config, SentenceGraph, modules=modules)
-            network = modules.complete(folder, encoder, processor)
-    except InputError as error:
-        if "op_type" not in error.details:
-            raise
-        raise InputError(f"{graph}: {error}", code=error.code, path=graph, **error.details) from error
-    example = {} if inputs is None else read_example(inputs, network)
+    is_sentence = name in _EMBEDS and (folder / MODULES).is_file()
+    model: GraphFile
+    sentence = None
+    if is_sentence:
+        from compressor.graph.sentence import SentenceFile  # which needs PyTorch
+        from compressor.model_folder.sentence_modules import read_sentence_modules
+
+        sentence = read_sentence_modules(folder)
+        model = SentenceFile(program, config, sentence, folder, processor)
+    else:
+        model = GraphFile(program, config)
+    example = {} if inputs is None else read_example(inputs, model)
     if rows:
-        specs = {name: spec for name, spec in network.input_specs.items() if name in rows}
-        example = {name: torch.from_numpy(rows[name].astype(spec.dtype)) for name, spec in specs.items()}
+        example = {name: rows[name].astype(spec.dtype) for name, spec in model.input_specs.items() if name in rows}
+    reads_pixels = reads_images and processor is not None
     loaded = ModelFolder(
         path=folder,
-        model=network,
+        model=model,
         processor=processor,
         config=config,
-        fingerprint=fingerprint(network),
-        task=name if modules is None else SENTENCE_SIMILARITY,
+        fingerprint=model.fingerprint(),
+        task=SENTENCE_SIMILARITY if is_sentence else name,
         family=config.model_type,
         example=example,
         tokenizer=tokenizer,
-        sentence=modules,
+        sentence=sentence,
         own_task=own_task,
-        image_size=readable_size(folder, network, processor) if reads_images and processor is not None else None,
+        image_size=readable_size(folder, model.run, processor) if reads_pixels else None,
     )
     again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, inputs=inputs, rows=rows)
     return replace(loaded, load_again=again)
@@ -178,22 +175,24 @@ def _require_texts(graph: Path, program: Program, processor: Any) -> None:
 
 def _configuration(
     folder: Path, program: Program, task: str | None, rows: Mapping[str, np.ndarray], processor: Any
-) -> tuple[PretrainedConfig, str]:
+) -> tuple[GraphConfig, str]:
     """The configuration of a graph, and its task."""
     if rows:
         tokens = [array.shape[1] for name, array in rows.items() if name.endswith(_TOKENS) and array.ndim == 2]
         known: dict[str, Any] = {"max_position_embeddings": tokens[0]} if tokens else {}
         return GraphConfig(graph=program.digest, **known), ARRAYS
+    shown = {"pad_token_id": getattr(processor, "pad_token_id", None) or 0, **program.settings}
     if (folder / CONFIG).is_file():
-        read_config(folder)
-        config = load_config(folder, False)
-        _, name = model_class(folder, config, task, False)
-        return config, name
-    name, settings = task or _task_by_form(folder, program), program.settings
-    if (limit := _token_limit(program)) is not None:
-        settings["max_position_embeddings"] = limit
-    padding = getattr(processor, "pad_token_id", None) or 0
-    return GraphConfig(graph=program.digest, pad_token_id=padding, **settings), name
+        entries = read_config(folder)
+        config = GraphConfig(graph=program.digest, **{**shown, **entries})
+        named = next(filter(None, map(task_of_class, config.architectures or ())), None)
+        if task is None and named is not None:
+            return config, task_name(named, config)
+    else:
+        config = GraphConfig(graph=program.digest, **shown)
+        if (limit := _token_limit(program)) is not None:
+            config.max_position_embeddings = limit
+    return config, requested_task(task or _task_by_form(folder, program), config)
 
 
 def _token_limit(program: Program) -> int | None:
@@ -233,39 +232,3 @@ def _task_by_form(folder: Path, program: Program) -> str:
         path=folder,
         field="task",
     )
-
-
-class SentenceGraph(GraphNetwork, SentenceEncoder):
-    """A graph that returns the states of the tokens, and what a folder computes from them.
-
-    The graph stays as it is: embeddings are computed from its outputs, as the library does, unless the graph has an
-    output of embeddings, as sentence-transformers exports it.
-    """
-
-    def __init__(self, config: PretrainedConfig, program: Program, modules: SentenceModules) -> None:
-        GraphNetwork.__init__(self, config, program)
-        self.dense, self.normalize, self.documents = nn.Sequential(), modules.normalize, None
-        self.pooling, self.pool_in_graph = modules.pooling, False
-
-    @property
-    def encoder(self) -> Self:  # type: ignore[override]
-        """The graph is its own encoder."""
-        return self
-
-    @property
-    def states_output(self) -> str:
-        """Name of the first output `[texts, positions, width]`, else of the first output."""
-        ranked = (name for name, output in self.output_specs.items() if len(output.shape) == 3)
-        return next(ranked, next(iter(self.output_specs)))
-
-    def answer(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> ModelOutput:
-        computed = self.compute(inputs)
-        states = computed[self.states_output]
-        if EMBEDDING in computed:
-            outputs = self.with_documents(computed[EMBEDDING])
-        else:
-            mask = inputs.get("attention_mask")
-            mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
-            outputs = self.outputs(POOLINGS[self.pooling](states, mask))
-        loss = None if labels is None else self.loss(outputs[EMBEDDING], labels)
-        return PooledOutput(loss=loss, last_hidden_state=states, **outputs)  # type: ignore[arg-type]

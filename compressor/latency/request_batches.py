@@ -115,7 +115,7 @@ def _encode_texts(
     path: Path, request: CheckRequest, folder: Path, inputs: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
     """Rows of text, tokenized by the tokenizer of a folder."""
-    from compressor.model_folder.sentence_modules import read_sentence_texts
+    from compressor.model_folder.sentence_texts import read_sentence_texts
     from compressor.tasks.raw_texts import model_texts, read_texts, tokenize, tokenizer_of
 
     tokenizer = tokenizer_of(folder)

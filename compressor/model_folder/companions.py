@@ -13,15 +13,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from compressor.model_folder.files import CONFIG, read_json
+from compressor.answers import has_default_names, several_answers
+from compressor.model_folder.files import CONFIG, THRESHOLD_FILES, read_json
 from compressor.model_folder.folder import ModelFolder
-from compressor.model_folder.sentence_modules import module_folders, save_layers
-from compressor.models.classifiers import has_default_names, several_answers
-from compressor.models.pooled_encoder import ModuleReranker, SentenceEncoder
+from compressor.model_folder.sentence_texts import module_folders
 from compressor.results import Note, NoteCode
 from graph_passes.errors import listed
 
-THRESHOLD_FILES = "*thresholds.json"
 """Files with the probabilities from which a classifier assigns its classes."""
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
@@ -92,10 +90,7 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
     if folder.tokenizer is not None:
         _copy_files(folder.tokenizer, (*TOKENIZER_FILES, *vocabulary), out)
     _save_labels(folder, out / CONFIG)
-    if isinstance(folder.model, SentenceEncoder) and folder.sentence is not None:
-        save_layers(folder.model.dense_layers, [out / path for path in folder.sentence.dense])
-    if isinstance(folder.model, ModuleReranker):
-        save_layers(folder.model.layers, [out / path for path in folder.model.folders])
+    folder.access.save_layers(folder, out)
 
 
 def _copy_files(source: Path, patterns: Iterable[str], out: Path) -> None:

@@ -6,18 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
-from transformers import AutoConfig, PretrainedConfig
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
 CONFIG = "config.json"
 MODULES = "modules.json"
+THRESHOLD_FILES = "*thresholds.json"
 SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
@@ -55,6 +57,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def load_config(path: Path, remote: bool) -> PretrainedConfig:
     """The configuration as transformers reads it; raise InputError if it cannot."""
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=remote)
     except Exception as error:
@@ -133,6 +137,8 @@ class WeightFiles:
 
     def tensors(self) -> dict[str, Any]:
         """Name -> tensor; slices, which are read on use, of safetensors."""
+        import torch
+
         tensors: dict[str, Any] = {}
         for file in (self.folder / shard for shard in self.shards):
             if self.pickled:
@@ -188,6 +194,8 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
 
 def check_finite(folder: Path, model: nn.Module) -> None:
     """Raise InputError if a tensor of the model has a value that is NaN or infinite."""
+    import torch
+
     for name, tensor in model.state_dict().items():
         # The sum is NaN or infinite if any value is, and needs no copy; a finite tensor can overflow it.
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not torch.isfinite(tensor).all():

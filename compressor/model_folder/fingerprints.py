@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel
-
-from compressor.graph.network import file_model
+from compressor.model_folder.access import ModelAccess
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from graph_passes.attention.match_plan import weight_name
 from graph_passes.weights.records import WeightRecord
 from graph_passes.weights.records import fingerprint as tensor_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NO_EFFECT = {
     *("_name_or_path", "architectures", "auto_map", "id2label", "label2id", "problem_type", "answer_kind"),
@@ -24,7 +25,7 @@ _NO_EFFECT = {
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """`sha256:...` of the configuration and of every tensor as float32, by name; gates are left out."""
+    """`sha256:...` of the configuration of a module and of every tensor as float32, by name; gates are left out."""
     digest = hashlib.sha256()
     digest.update(type(model).__name__.encode())
     digest.update(json.dumps(_effective(model.config.to_diff_dict()), sort_keys=True, default=str).encode())
@@ -37,18 +38,12 @@ def fingerprint(model: PreTrainedModel) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def weight_fingerprints(model: PreTrainedModel) -> dict[str, str]:
+def weight_fingerprints(model: ModelAccess) -> dict[str, str]:
     """Name in the state dict or the graph -> fingerprint, of every tensor of floating-point numbers that is no gate."""
-    file = file_model(model)
-    tensors = model.state_dict() if file is None else file.initializers
-    return {
-        name: tensor_fingerprint(tensor.detach().cpu().float().numpy())
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not name.endswith(GATE_SUFFIXES)
-    }
+    return {name: tensor_fingerprint(values) for name, values in model.weights.items()}
 
 
-def record_weights(plan: Plan, original: Mapping[str, str], model: PreTrainedModel) -> Plan:
+def record_weights(plan: Plan, original: Mapping[str, str], model: ModelAccess) -> Plan:
     """The plan with a record of the model's weights, by which they are recognized in graphs of other exporters.
 
     `original` are the `weight_fingerprints` at the start of the run.

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+import numpy as np
 
+from compressor.answers import several_answers
 from compressor.config.tasks import OwnTask
-from compressor.graph.network import file_model
+from compressor.model_folder.access import ModelAccess, access_of
 from compressor.model_folder.processor import ImageSize
-from compressor.model_folder.sentence_modules import SentenceModules
-from compressor.models.classifiers import several_answers
 from compressor.results import Note
 from compressor.targets.example_rows import ExampleRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from compressor.model_folder.sentence_modules import SentenceModules
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class ModelFolder:
 
     Attributes:
         path: the folder.
-        model: float32, in evaluation mode.
+        model: the model of transformers, float32, in evaluation mode; or the graph of a file (`GraphFile`). `access` is
+            what a run reads and changes of either, and `network` the model of transformers.
         processor: the tokenizer, or the processor of images or sound; None if the folder has none.
         config: configuration of the model.
         fingerprint: `sha256:...` of weights and configuration, independent of the precision of the file.
@@ -45,14 +49,14 @@ class ModelFolder:
     """
 
     path: Path
-    model: PreTrainedModel
+    model: Any
     processor: Any
-    config: PretrainedConfig
+    config: Any
     fingerprint: str
     task: str
     family: str
     notes: tuple[Note, ...] = ()
-    example: Mapping[str, Tensor] = field(default_factory=dict)
+    example: Mapping[str, np.ndarray] = field(default_factory=dict)
     sentence: SentenceModules | None = None
     own_task: OwnTask | None = None
     image_size: ImageSize | None = None
@@ -65,13 +69,22 @@ class ModelFolder:
     @property
     def generates(self) -> bool:
         """Whether the model continues texts, with a cache of keys and values."""
-        return bool(self.model.can_generate())
+        return self.access.generates
+
+    @property
+    def access(self) -> ModelAccess:
+        """What a run reads and changes of the model."""
+        return access_of(self.model)
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The model as a module of PyTorch, for what learns by gradients."""
+        return self.access.network
 
     @property
     def file(self) -> Path | None:
         """The ONNX file that the model was loaded from, of which `path` is the folder; None: it was loaded from it."""
-        model = file_model(self.model)
-        return None if model is None else model.file
+        return self.access.file
 
     @property
     def source(self) -> Path:

@@ -17,7 +17,9 @@ from optimum.utils.normalized_config import NormalizedConfig, NormalizedConfigMa
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-IMAGES, VIDEOS, FEATURES, WAVEFORMS = "pixel_values", "pixel_values_videos", "input_features", "input_values"
+from compressor.model_folder.processor import IMAGES
+
+VIDEOS, FEATURES, WAVEFORMS = "pixel_values_videos", "input_features", "input_values"
 SIGNALS = (IMAGES, VIDEOS, FEATURES, WAVEFORMS)
 """Names of inputs that hold images, videos or sound."""
 

@@ -19,13 +19,13 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.config.sections import graph_of
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS, load_own_task
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.access import access_of
 from compressor.model_folder.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, find_adapter, merge_adapter
 from compressor.model_folder.companions import COMPANIONS, notes_on_files, vocabulary_files
-from compressor.model_folder.example_inputs import example_inputs as make_inputs
-from compressor.model_folder.example_inputs import read_example
+from compressor.model_folder.examples import example_inputs as make_inputs
+from compressor.model_folder.feeds import read_example
 from compressor.model_folder.files import (
     MODULES,
     WeightFiles,
@@ -140,6 +140,7 @@ def load_unchanged(
     if needs_processor and model.main_input_name == "input_ids":
         require_processor(processor, parts.path)
     set_padding_token(model, name, processor)
+    has_images = is_of_images and processor is not None
     folder = ModelFolder(
         path=parts.path,
         model=model,
@@ -151,7 +152,7 @@ def load_unchanged(
         notes=notes,
         example={} if inputs is None else read_example(inputs, model),
         own_task=own_task,
-        image_size=readable_size(parts.path, model, processor) if is_of_images and processor is not None else None,
+        image_size=readable_size(parts.path, access_of(model).forward(), processor) if has_images else None,
     )
     return _complete(folder, parts, modules, pool_in_graph=pool_in_graph, allow_pickle=allow_pickle)
 
@@ -244,11 +245,10 @@ def _file_notes(parts: _Parts, processor: Any) -> Iterator[Note]:
         yield from notes_on_files(folder, read)
 
 
-def load(path: str | Path, **options: Any) -> ModelFolder:
-    """Load a model folder; nothing is downloaded.
+def load_exportable(path: str | Path, **options: Any) -> ModelFolder:
+    """Load a model folder, whose modules that cannot be exported are replaced; `fresh_model` keeps them.
 
-    Modules that cannot be exported are replaced; `fresh_model` keeps them. The model of a folder of
-    sentence-transformers is a `SentenceEncoder`, or a `ModuleReranker`.
+    The model of a folder of sentence-transformers is a `SentenceEncoder`, or a `ModuleReranker`.
 
     Args:
         path: the folder.
@@ -258,14 +258,6 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
         InputError: the folder cannot be used.
         UsageError: the task does not exist, or transformers has no class of this family for it.
     """
-    from compressor.graph.source import load_graph  # which loads a folder by the modules of this package
-
-    tokenizer, rows = options.pop("tokenizer", None), options.pop("rows", None)
-    graph = graph_of(Path(path))
-    if graph is not None:
-        return load_graph(
-            Path(path), graph, task=options.get("task"), tokenizer=tokenizer, inputs=options.get("inputs"), rows=rows
-        )
     folder = load_unchanged(path, **options)
     notes = attend_by_masks(folder.model)
     return replace(folder, notes=(*folder.notes, *notes), load_again=partial(load_unchanged, path, **options))

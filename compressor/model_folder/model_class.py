@@ -16,16 +16,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from compressor import models
+from compressor.answers import AnswerKind, answer_kind
 from compressor.config.tasks import TASK_NAMES, TASKS, entry_point_names
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.models.classifiers import AnswerKind, answer_kind
+from compressor.model_folder.task_names import KINDS, RENAMED, declare_kind, task_name
 from compressor.silence_libraries import one_line
-
-_RENAMED = {"text-generation": "causal-lm"}
-"""Optimum's name of a task -> its name in this package, where they differ."""
-
-_KINDS = {"multi-label-classification": AnswerKind.CLASSES, "regression": AnswerKind.NUMBERS}
-"""Task of a classifier -> kind of its answers, if these are not single classes."""
 
 
 def model_class(
@@ -62,10 +57,10 @@ def model_class(
         named_class = None
     if head is not None:
         config.num_labels = head[1]
-        if task in _KINDS:
-            _declare_kind(task, config)
+        if task in KINDS:
+            declare_kind(task, config)
         cls, _ = _class_for_task(head[0], config, named_class, remote)
-        return cls, _task_name("text-classification", config)
+        return cls, task_name("text-classification", config)
     if adapter_task is not None and (named_class is None or _infer_task(named_class) != adapter_task):
         task = task or adapter_task
     if task is not None:
@@ -80,12 +75,12 @@ def model_class(
                 field="task",
                 model_class=name,
             )
-        return named_class, _task_name(inferred, config)
+        return named_class, task_name(inferred, config)
     if remote and name:
         for optimum_task, loaders in TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS.items():
             for loader in (loaders,) if isinstance(loaders, str) else loaders:
                 if loader in (config.auto_map or {}):
-                    return getattr(transformers, loader), _task_name(optimum_task, config)
+                    return getattr(transformers, loader), task_name(optimum_task, config)
     problem = (
         f"names the class {name!r}, which transformers {transformers.__version__} does not have"
         if name
@@ -134,7 +129,7 @@ def class_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[
         return None
     ((cls, task),) = fitting
     loaded = _class_of_family(_auto_class(task, task, config), config)
-    return (cls.__name__, _task_name(task, config)) if loaded is cls else None
+    return (cls.__name__, task_name(task, config)) if loaded is cls else None
 
 
 def _tied(cls: Any, names: Collection[str]) -> set[str]:
@@ -176,7 +171,7 @@ def _class_for_task(
     optimum_task = TasksManager.map_from_synonym(model_tasks.get(task, task))
     loader = _auto_class(task, optimum_task, config)
     if remote:
-        return loader, _RENAMED.get(task, task)
+        return loader, RENAMED.get(task, task)
     family_class = _class_of_family(loader, config)
     if family_class is None and (named_class is None or optimum_task != _infer_task(named_class)):
         raise UsageError(
@@ -186,30 +181,12 @@ def _class_for_task(
             value=task,
             family=config.model_type,
         )
-    if task in _KINDS:
-        _declare_kind(task, config)
+    if task in KINDS:
+        declare_kind(task, config)
     is_single = answer_kind(config) is not AnswerKind.CLASSES and (config.num_labels or 0) > 1
     if task in model_tasks or (task == "text-classification" and is_single):
         return (family_class or named_class), task
-    return (family_class or named_class), _task_name(optimum_task, config)
-
-
-def _declare_kind(task: str, config: PretrainedConfig) -> None:
-    """Write the kind of answers of a task into a configuration; raise UsageError if that declares another kind."""
-    kind, declared = _KINDS[task], getattr(config, "problem_type", None)
-    if kind is AnswerKind.NUMBERS and config.num_labels == 1:
-        return
-    if declared not in (None, kind):
-        raise UsageError(
-            f"--task {task}: the model was trained for {declared} (problem_type in config.json); omit --task, or"
-            " correct that entry",
-            code=ErrorCode.CONTRADICTION,
-            field="task",
-            value=task,
-            problem_type=declared,
-        )
-    problem_type: Any = kind.value
-    config.problem_type = problem_type
+    return (family_class or named_class), task_name(optimum_task, config)
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:
@@ -222,7 +199,7 @@ def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> 
             raise UsageError(
                 f"--task {requested}: {one_line(error)}; name another task", code=ErrorCode.UNSUPPORTED_MODEL, **details
             ) from error
-        optimum_names = {_RENAMED.get(name, name) for name in TasksManager.get_all_tasks()}
+        optimum_names = {RENAMED.get(name, name) for name in TasksManager.get_all_tasks()}
         known = sorted({*optimum_names, *TASK_NAMES, *entry_point_names()})
         similar = difflib.get_close_matches(requested, known, n=3) or TASK_NAMES
         raise UsageError(
@@ -252,11 +229,3 @@ def _infer_task(cls: type[PreTrainedModel]) -> str | None:
             return "image-classification"  # optimum lacks families with several such classes, e.g. DeiT
         # A class that no auto class loads, such as CLIP's text model with projection.
         return "feature-extraction" if cls.__name__.endswith(("Model", "ModelWithProjection")) else None
-
-
-def _task_name(optimum_task: str, config: PretrainedConfig) -> str:
-    """The name of a task in this package; that of a classifier depends on the kind of its answers."""
-    kinds = {kind: name for name, kind in _KINDS.items()}
-    if optimum_task == "text-classification" and answer_kind(config) in kinds:
-        return kinds[answer_kind(config)]
-    return _RENAMED.get(optimum_task, optimum_task)

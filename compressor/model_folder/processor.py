@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from transformers import AutoImageProcessor, AutoProcessor, PreTrainedModel
-from transformers.image_utils import load_image
+import numpy as np
 
 from compressor.config.tasks import SEQUENCE_CLASSIFIERS
 from compressor.errors import ErrorCode, InputError, TargetMissingError
-from compressor.model_folder.input_rules import IMAGES
+from compressor.model_folder.tokenizer_file import TOKENIZER_FILE, TokenizerFile
 from compressor.silence_libraries import one_line, quiet_transformers
 
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IMAGES = "pixel_values"
+"""Name of the input that holds images."""
+_TOKENIZER_FILES = ("tokenizer_config.json", TOKENIZER_FILE)
 PREPROCESSOR = "preprocessor_config.json"
 _IMAGE_FILES = (PREPROCESSOR, "processor_config.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
@@ -38,11 +42,14 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
 
     Raises:
         InputError: its files cannot be read.
+        TargetMissingError: transformers is not installed, and the folder has another processor than `tokenizer.json`.
     """
     try:
         return _load(path, trust_remote_code, images)
     except ImportError:
         return None  # only runs that read rows need the libraries of a processor; see `require_processor`
+    except TargetMissingError:
+        raise
     except Exception as error:
         # Any value in the files of a tokenizer or processor can raise any error.
         text = f"its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again"
@@ -79,6 +86,14 @@ def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
     files = _IMAGE_FILES if images else (*_TOKENIZER_FILES, *_IMAGE_FILES, *_VOCABULARIES)
     if not any((path / name).is_file() for name in files):
         return None
+    if find_spec("transformers") is None:
+        if not images and (path / TOKENIZER_FILE).is_file():
+            return TokenizerFile(path)
+        text = f"{path}: its {'image processor' if images else 'tokenizer'} needs transformers, which is not installed"
+        text += "" if images else f" (only {TOKENIZER_FILE} is read without it)"
+        raise TargetMissingError.of_package("transformers", "cpu", text, path=path)
+    from transformers import AutoImageProcessor, AutoProcessor
+
     loader = AutoImageProcessor if images else AutoProcessor
     return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
 
@@ -100,13 +115,14 @@ def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None
         config.pad_token_id = next((token for token in ids if isinstance(token, int) and token >= 0), 0)
 
 
-def pixels_of(content: bytes, processor: Any) -> Tensor:
+def pixels_of(content: bytes, processor: Any) -> np.ndarray:
     """The pixels `[channel, height, width]` that an image processor of transformers returns for an upright RGB image.
 
     Raises:
         Exception: `content` is not an image file, or the processor refuses it; the error may have any type.
     """
     import PIL.Image  # not installed on a machine that only reads texts
+    from transformers.image_utils import load_image
 
     with PIL.Image.open(io.BytesIO(content)) as image:
         return _process(load_image(image), processor)
@@ -140,25 +156,24 @@ def processed_size(path: Path, processor: Any) -> ImageSize:
     return channels, height, width
 
 
-def readable_size(path: Path, model: PreTrainedModel, processor: Any) -> ImageSize:
-    """The size of the images that the image processor of a folder returns, which the model reads.
+def readable_size(path: Path, run: Callable[[dict[str, np.ndarray]], Any], processor: Any) -> ImageSize:
+    """The size of the images that the image processor of a folder returns, which a model reads; `run` runs it.
 
     Raises:
         InputError: it returns images of several sizes, or of a size that the model cannot read.
     """
     shape = processed_size(path, processor)
     try:
-        with torch.no_grad():
-            model(**{IMAGES: torch.zeros(1, *shape)})
+        run({IMAGES: np.zeros((1, *shape), np.float32)})
     except Exception as error:  # each family checks sizes in its own way
         text = f"images become {_size_text(shape)}, which the model does not read ({one_line(error)}); correct the size"
         raise _refuse(path / PREPROCESSOR, text, ErrorCode.FILE_MISMATCH) from error
     return shape
 
 
-def _process(image: Any, processor: Any) -> Tensor:
+def _process(image: Any, processor: Any) -> np.ndarray:
     """The pixels of a decoded image in RGB."""
-    pixels: Tensor = processor(images=image, return_tensors="pt")[IMAGES][0]
+    pixels: np.ndarray = processor(images=image, return_tensors="pt")[IMAGES][0].numpy()
     return pixels
 
 

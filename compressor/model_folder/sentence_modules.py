@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -29,6 +29,18 @@ from compressor.model_folder.files import (
     read_json,
     read_object,
 )
+from compressor.model_folder.sentence_texts import (
+    DEFAULT_PROMPT,
+    LIBRARY_CONFIG,
+    POOLING,
+    TEXT_CONFIG,
+    SentenceTexts,
+    invalid_entry,
+    is_outside,
+    listed_modules,
+    module_folders,
+    text_settings,
+)
 from compressor.models.pooled_encoder import (
     ACTIVATIONS,
     POOLINGS,
@@ -46,16 +58,10 @@ EncoderT = TypeVar("EncoderT", bound=Any)
 
 EMBEDDING, SCORES = "sentence_embedding", "scores"
 """The library's names of what modules after the pooling read and write."""
-_LIBRARY_CONFIG, _TEXT_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
-_CLASSIFIER = "ForSequenceClassification"
-"""Part of the names of transformers' classes that score texts or pairs, as rerankers do."""
-_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
-_ORDER = re.compile(f"{_TRANSFORMER} {_POOLING}( {_DENSE})*( {_NORMALIZE})?")
-_ENCODER_ORDER = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
+_TRANSFORMER, _DENSE, _NORMALIZE = "Transformer", "Dense", "Normalize"
+_ORDER = re.compile(f"{_TRANSFORMER} {POOLING}( {_DENSE})*( {_NORMALIZE})?")
+_ENCODER_ORDER = f"{_TRANSFORMER}, {POOLING} and, possibly, {_DENSE} and {_NORMALIZE}"
 _SAVE = "save the model again with sentence-transformers (SentenceTransformer.save_pretrained)"
-_DEFAULT_PROMPT = "default_prompt_name"
-_USUAL_PROMPTS = ("query", "document")
-"""Names of prompts that the library knows in every folder; they are empty where the folder does not set them."""
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -69,37 +75,9 @@ _NORM, _DROPOUT = "LayerNorm", "Dropout"
 _ANSWERS = "LogitScore"
 _LAYERS = (_DENSE, _NORM, _DROPOUT)
 _RERANKER = "CrossEncoder"
-_RERANKER_ORDER = f"{_TRANSFORMER}, {_POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
+_RERANKER_ORDER = f"{_TRANSFORMER}, {POOLING} and a head of {', '.join(_LAYERS)}, whose last {_DENSE} writes {SCORES}"
 _DENSE_TENSORS = _WEIGHT, _RESIDUAL, _BIAS = "linear.weight", "residual.weight", "linear.bias"
 _NORM_WEIGHT, _NORM_BIAS = "norm.weight", "norm.bias"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceTexts:
-    """How the texts of a sentence encoder are prepared for its tokenizer.
-
-    Attributes:
-        max_tokens: maximum number of tokens of a text; None: that of tokenizer and model.
-        lower_case: whether texts are converted to lower case before the tokenizer.
-        prompts: prefixes of texts, by name, e.g. `query`.
-        default_prompt: name of the prompt of texts for which no prompt is named; None: they have none.
-    """
-
-    max_tokens: int | None = None
-    lower_case: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-
-    def prepare(self, text: str, *names: str) -> str:
-        """The text that the tokenizer gets.
-
-        Args:
-            text: a text.
-            names: names of its prompt, of which the first that exists is used; else the default prompt.
-        """
-        name = next((name for name in (*names, self.default_prompt) if name is not None and name in self.prompts), None)
-        prompted = ("" if name is None else self.prompts[name]) + text
-        return prompted.lower() if self.lower_case else prompted
 
 
 @dataclass(frozen=True)
@@ -160,64 +138,8 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
         pooling=_pooling_of(folder / pooling / CONFIG),
         normalize=any(name == _NORMALIZE for name, _ in layers),
         dense=tuple(path for name, path in layers if name == _DENSE),
-        **_text_settings(folder),
+        **text_settings(folder),
     )
-
-
-def read_sentence_texts(folder: Path) -> SentenceTexts | None:
-    """How the texts of a folder are prepared, whichever modules follow its pooling; None for other models.
-
-    A reranker of sentence-transformers reads pairs: it has no pooling, is a classifier, or is named a `CrossEncoder`.
-
-    Raises:
-        InputError: a file that describes the texts is damaged.
-    """
-    if _POOLING not in (name for name, _ in _listed_modules(folder)):
-        return None
-    classes = read_object(folder / CONFIG, required=False).get("architectures")
-    library_class = read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type", "SentenceTransformer")
-    if library_class != "SentenceTransformer" or _CLASSIFIER in str(classes):
-        return None
-    return SentenceTexts(**_text_settings(folder))
-
-
-def _text_settings(folder: Path) -> dict[str, Any]:
-    """The attributes of `SentenceTexts`; raise InputError for a value that the library does not write."""
-    settings = read_object(folder / _TEXT_CONFIG, required=False)
-    prompting = read_object(folder / _LIBRARY_CONFIG, required=False)
-    max_tokens = settings.get("max_seq_length")
-    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        problem = "is not a positive whole number"
-        raise _invalid(folder / _TEXT_CONFIG, "max_seq_length", max_tokens, problem)
-    file, prompts, default = folder / _LIBRARY_CONFIG, prompting.get("prompts") or {}, prompting.get(_DEFAULT_PROMPT)
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise _invalid(file, "prompts", prompts, "is not an object of names and texts")
-    names = tuple(dict.fromkeys((*_USUAL_PROMPTS, *prompts)))
-    if default is not None and default not in names:
-        raise _invalid(file, _DEFAULT_PROMPT, default, f"is not the name of a prompt ({', '.join(names)})")
-    lower_case = bool(settings.get("do_lower_case", False))
-    return {"max_tokens": max_tokens, "lower_case": lower_case, "prompts": prompts, "default_prompt": default}
-
-
-def module_folders(folder: Path) -> tuple[str, ...]:
-    """The paths in a folder of its modules, whichever these are; empty for a folder without modules."""
-    paths = (PurePosixPath(path) for _, path in _listed_modules(folder))
-    return tuple(str(path) for path in paths if path.parts and not _is_outside(path))
-
-
-def _is_outside(path: PurePosixPath) -> bool:
-    """Whether a path that a model names leaves its folder."""
-    return path.is_absolute() or ".." in path.parts
-
-
-def _listed_modules(folder: Path) -> list[tuple[str, str]]:
-    """The class and path of each module; empty where the file of modules is missing, damaged or of another program."""
-    try:
-        modules = read_json(folder / MODULES)
-    except InputError:
-        return []
-    entries = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    return [(str(entry.get("type")).rpartition(".")[2], str(entry.get("path", ""))) for entry in entries]
 
 
 def _supported_modules(folder: Path) -> list[tuple[str, str]]:
@@ -232,10 +154,10 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
         for entry in entries
     ):
         raise damaged(file, ValueError("not a list of modules, each with a type and a path"))
-    modules = _listed_modules(folder)
+    modules = listed_modules(folder)
     names = [name for name, _ in modules]
     for name in names:
-        if name not in (_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE):
+        if name not in (_TRANSFORMER, POOLING, _DENSE, _NORMALIZE):
             text = f"the module {name} is not supported; use a model that consists of {_ENCODER_ORDER}"
             raise _unsupported(file, "type", name, text)
     if not _ORDER.fullmatch(" ".join(names)):
@@ -249,7 +171,7 @@ def _supported_modules(folder: Path) -> list[tuple[str, str]]:
 def _require_inside(folder: Path, paths: Sequence[str]) -> None:
     """Raise InputError unless the first module is in the folder itself, and the others are below it."""
     file = folder / MODULES
-    outside = next((path for path in paths if _is_outside(PurePosixPath(path))), None)
+    outside = next((path for path in paths if is_outside(PurePosixPath(path))), None)
     if outside is not None:
         raise _unsupported(file, "path", outside, f"{outside} is outside of the folder; {_SAVE}")
     if paths[0]:
@@ -279,7 +201,7 @@ def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
     flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
     for key, value in flags.items():
         if not isinstance(value, bool):
-            raise _invalid(file, key, value, "is neither true nor false")
+            raise invalid_entry(file, key, value, "is neither true nor false")
         if value and key not in _MODE_FLAGS:
             text = f"the pooling {key} is not supported; use a model with one of {', '.join(_MODE_FLAGS)}"
             raise _unsupported(file, key, value, text)
@@ -287,10 +209,10 @@ def _modes(file: Path, config: Mapping[str, Any]) -> list[str]:
     if modes is None:
         modes = [mode for key, mode in _MODE_FLAGS.items() if flags.get(key)] if flags else ["mean"]
         if not modes:
-            raise _invalid(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
+            raise invalid_entry(file, "pooling_mode", None, f"is missing, and none of {', '.join(flags)} is true")
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        raise _invalid(file, "pooling_mode", modes, "is neither a text nor a list of texts")
+        raise invalid_entry(file, "pooling_mode", modes, "is neither a text nor a list of texts")
     return modes
 
 
@@ -356,25 +278,25 @@ def read_reranker_modules(folder: Path) -> RerankerModules | None:
     Raises:
         InputError: a file is missing or damaged, or the folder has other modules.
     """
-    modules = _listed_modules(folder)
+    modules = listed_modules(folder)
     names = [name for name, _ in modules]
     if names == [_TRANSFORMER, _ANSWERS]:
         return _of_language_model(folder, modules[1][1])
-    if _POOLING not in names or not _is_reranker(folder):
+    if POOLING not in names or not _is_reranker(folder):
         return None
     _require_inside(folder, [path for _, path in modules])
     dense = [path for name, path in modules if name == _DENSE]
-    if names[:2] != [_TRANSFORMER, _POOLING] or not set(names[2:]) <= set(_LAYERS) or names[-1] != _DENSE:
+    if names[:2] != [_TRANSFORMER, POOLING] or not set(names[2:]) <= set(_LAYERS) or names[-1] != _DENSE:
         text = f"the modules of the reranker are {', '.join(names)}; use one that consists of {_RERANKER_ORDER}"
         raise _unsupported(folder / MODULES, "type", ",".join(names), text)
     outputs = read_object(folder / dense[-1] / CONFIG, required=True).get("out_features")
     if type(outputs) is not int or outputs < 1:
         problem = f"{folder / dense[-1]}: the number of scores (out_features) is {outputs!r}; copy the file again"
         raise InputError(problem, code=ErrorCode.FILE_UNREADABLE, path=folder / dense[-1], field="out_features")
-    settings = _text_settings(folder)
+    settings = text_settings(folder)
     if settings["default_prompt"] is not None and settings["prompts"].get(settings["default_prompt"]):
         text = "the reranker puts a prompt before its texts (default_prompt_name); use one without"
-        raise _unsupported(folder / _LIBRARY_CONFIG, _DEFAULT_PROMPT, settings["default_prompt"], text)
+        raise _unsupported(folder / LIBRARY_CONFIG, DEFAULT_PROMPT, settings["default_prompt"], text)
     layers = tuple((name, path) for name, path in modules if name in (_DENSE, _NORM))
     pooling = _pooling_of(folder / modules[1][1] / CONFIG)
     return RerankerModules(pooling, layers, outputs, settings["max_tokens"])
@@ -387,9 +309,9 @@ def _of_language_model(folder: Path, module: str) -> RerankerModules:
     config = read_object(file, required=True)
     positive, negative = config.get("true_token_id"), config.get("false_token_id")
     if type(positive) is not int or type(negative) not in (int, type(None)):
-        raise _invalid(file, "true_token_id", (positive, negative), "are not the numbers of two tokens")
-    settings = _text_settings(folder)
-    processing = read_object(folder / _TEXT_CONFIG, required=False).get("processing_kwargs")
+        raise invalid_entry(file, "true_token_id", (positive, negative), "are not the numbers of two tokens")
+    settings = text_settings(folder)
+    processing = read_object(folder / TEXT_CONFIG, required=False).get("processing_kwargs")
     template = processing.get("chat_template") if isinstance(processing, dict) else None
     arguments = {name: value for name, value in (template or {}).items() if name != "restore_suffix"}
     prompt = settings["prompts"].get(settings["default_prompt"], "")
@@ -398,7 +320,7 @@ def _of_language_model(folder: Path, module: str) -> RerankerModules:
 
 def _is_reranker(folder: Path) -> bool:
     """Whether a folder with a pooling is a reranker: the library's settings say so, or a dense layer writes scores."""
-    if read_object(folder / _LIBRARY_CONFIG, required=False).get("model_type") == _RERANKER:
+    if read_object(folder / LIBRARY_CONFIG, required=False).get("model_type") == _RERANKER:
         return True
     configs = (folder / path / CONFIG for path in module_folders(folder))
     return any(read_object(file, required=False).get("module_output_name") == SCORES for file in configs)
@@ -446,6 +368,14 @@ def _load_norm_layer(folder: Path, width: int, *, allow_pickle: bool) -> NormLay
     return layer
 
 
+def save_module_layers(model: PreTrainedModel, sentence: SentenceModules | None, out: Path) -> None:
+    """Write the layers after the pooling of an encoder, with modules of its folder, or of a reranker."""
+    if isinstance(model, SentenceEncoder) and sentence is not None:
+        save_layers(model.dense_layers, [out / path for path in sentence.dense])
+    if isinstance(model, ModuleReranker):
+        save_layers(model.layers, [out / path for path in model.folders])
+
+
 def save_layers(layers: Iterable[DenseLayer | NormLayer], folders: Iterable[Path]) -> None:
     """Write the weights of each layer into the folder of its module, beside a copy of its `config.json`."""
     for layer, folder in zip(layers, folders, strict=True):
@@ -467,7 +397,7 @@ def _activation(file: Path, config: Mapping[str, object], writes: str) -> str:
             raise _unsupported(file, key, value, text)
     path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(path, str):
-        raise _invalid(file, "activation_function", path, "is not the name of a class")
+        raise invalid_entry(file, "activation_function", path, "is not the name of a class")
     package, _, name = path.rpartition(".")
     if name not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
         supported = ", ".join(ACTIVATIONS)
@@ -489,12 +419,6 @@ def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise damaged(file, ValueError("no tensors by name"))
     return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _invalid(file: Path, name: str, value: object, problem: str) -> InputError:
-    """The error of a key whose value the library does not write, e.g. because it "is not a text"."""
-    text = f"{name} ({value!r:.40}) {problem}; correct it or copy the file again"
-    return InputError.of_file(file, text, ErrorCode.FILE_UNREADABLE, field=name, value=value)
 
 
 def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:

@@ -29,7 +29,7 @@ from transformers.exporters.utils import patch_attribute, patch_attributes
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from compressor.errors import CompressorError, InputError
-from compressor.models.forward_changes import DYNAMIC
+from compressor.model_folder.text_limits import DYNAMIC
 from compressor.units.hook import Attention
 
 Function = Callable[..., Any]

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.model_folder.text_limits import DYNAMIC, extension, text_config
 from compressor.silence_libraries import quiet_transformers
 from compressor.units.find import evaluation_mode, restored_modes, share_unread_sites
 
-DYNAMIC = "dynamic"
-"""Type of rotary embeddings whose frequencies depend on the length, and on the lengths before it."""
 _CLASS = "__class__"
 _PLAIN = (bool, int, float, str, type(None))
 _REACH = re.compile(r"(sliding_|attention_)?window(_size)?|local_(attention|radius)|\w*chunk_(size|length)")
@@ -106,25 +105,6 @@ def _state(model: nn.Module) -> dict[tuple[str, str], Any]:
             elif isinstance(value, (np.generic, *_PLAIN)) and not name.startswith("_"):
                 state[path, name] = value
     return state
-
-
-def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration on text; that of the decoder if several parts are."""
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config.get_text_config(decoder=True)
-
-
-def extension(config: PretrainedConfig) -> float:
-    """Factor by which rotary embeddings of the type `dynamic` read more tokens than `max_position_embeddings`.
-
-    It is the smallest factor of all types of layers, and 1.0 for other models.
-    """
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters] if "rope_type" in parameters else [kind for kind in parameters.values() if kind]
-    factors = [float(kind.get("factor") or 1.0) for kind in kinds if kind.get("rope_type") == DYNAMIC]
-    return min(factors, default=1.0) if len(factors) == len(kinds) else 1.0
 
 
 def configured_switches(config: PretrainedConfig) -> tuple[int, ...]:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
+
+from compressor.answers import EMBEDDING, RANKING, STATES
 
 Pooling = Callable[[Tensor, Tensor], Tensor]
 """Pools states `[texts, positions, width]` with a mask `[texts, positions]` (0: padding) to `[texts, width]`."""
@@ -208,8 +211,6 @@ class PooledEncoder(PreTrainedModel):
         return self.encoder.get_input_embeddings()
 
 
-EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "document_scores"
-"""Names of outputs of `SentenceEncoder`."""
 _SCALE = 20.0
 """Factor on cosines before a softmax, as in sentence-transformers' losses of rankings."""
 
@@ -276,9 +277,9 @@ class SentenceEncoder(PooledEncoder):
         """
         return _ranking_loss(output, labels)
 
-    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+    def pool(self, states: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Embeddings `[texts, width]` from the states of tokens `[texts, positions, width]` and their mask."""
-        return self._embed(POOLINGS[self.pooling](states, mask))
+        return self._embed(POOLINGS[self.pooling](torch.from_numpy(states).float(), torch.from_numpy(mask))).numpy()
 
     def _embed(self, pooled: Tensor) -> Tensor:
         embedding: Tensor = self.dense(pooled)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.models.forward_changes import text_config
+from compressor.model_folder.text_limits import text_config
 from compressor.models.pooled_encoder import ModuleReranker, SentenceEncoder
 
 _HEADS, _LAYERS, _INNER = 2, 2, 32

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -255,7 +254,7 @@ class CostSource:
     """Gives the cost tables of one model, engine and machine.
 
     Attributes:
-        structure: what times depend on of the model (`structure_of`).
+        structure: what times depend on of the model (`ModelAccess.structure_with`).
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
         seconds: time that the measurement of cost tables may take; in less they are fitted to few plans, for this run.
@@ -391,7 +390,7 @@ class CostSource:
 
 
 def stored_costs(structure: str) -> list[Stored]:
-    """The stored tables of a structure (`structure_of`), newest first, of whatever engine, size and machine."""
+    """The stored tables of a structure (`structure_with`), newest first, of whatever engine, size and machine."""
     return [stored for stored in _cache().stored(f"{_COSTS}*") if stored.inputs.get("structure") == structure]
 
 
@@ -411,13 +410,6 @@ def latest_tables(structure: str) -> list[CostTable] | None:
 def _cache() -> Store:
     """Cost tables of all runs of the user."""
     return Store(user_cache(), is_shared=True)
-
-
-def structure_of(model: Any, groups: Sequence[PrunableGroup]) -> str:
-    """What times depend on of a model: its configuration and units, not its weights."""
-    config = {name: value for name, value in model.config.to_diff_dict().items() if name != "_name_or_path"}
-    units = [(group.name, group.units, group.multiple, group.parts) for group in groups]
-    return json.dumps([type(model).__name__, config, units], sort_keys=True, default=str)
 
 
 def _measurement(facts: Mapping[str, str]) -> dict[str, str]:

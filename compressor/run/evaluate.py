@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch.nn.functional import normalize
 
 from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
-from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder import ModelFolder
-from compressor.models.pooled_encoder import EMBEDDING, SentenceEncoder
 from compressor.progress import RunLog
 from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode
 from compressor.run.measure import Results
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
-from compressor.tasks.forwards import forward_arguments
-from compressor.tasks.scoring import BATCH_SIZE, draw_rows
+from compressor.tasks.scoring import BATCH_SIZE
 from compressor.tasks.sentence_similarity import (
     Judgements,
     cosines_of,
@@ -30,9 +24,6 @@ from compressor.tasks.sentence_similarity import (
     ranking_scores,
     unit_rows,
 )
-
-_DOCUMENTS = 1024
-"""Maximum number of documents that texts are ranked against."""
 
 
 def evaluate(variants: Sequence[Variant], data: Data, recipe: Recipe, log: RunLog) -> Results:
@@ -105,7 +96,7 @@ def embedded_rows(
     rows: list[tuple[float, int, float, float]] = []
     groups = zip(batches(data.task, data.test), dense_batches, compressed_batches, strict=True)
     for (indices, batch), dense, compressed in groups:
-        pairs = batch[data.task.label_name].numpy()
+        pairs = batch[data.task.label_name]
         both = (unit_rows(dense) * unit_rows(compressed)).sum(1, keepdims=True)
         lowest = np.minimum(*pair_embeddings(both, pairs))[:, 0]
         before, after = (_cosines(embeddings, pairs, data) for embeddings in (dense, compressed))
@@ -131,35 +122,12 @@ def _cosines(embeddings: np.ndarray, pairs: np.ndarray, data: Data) -> np.ndarra
     return data.task.per_example(embeddings, pairs)[:, 0]
 
 
-def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
-    """Give an encoder, as it is now, documents of the training rows against whose embeddings it ranks texts.
-
-    Raises:
-        UsageError: the model is not a sentence encoder, or there are no training rows.
-    """
-    model = folder.model
-    if not isinstance(model, SentenceEncoder) or not len(data.train):
-        problem = "there are no training rows (--data)" if isinstance(model, SentenceEncoder) else "it embeds no texts"
-        raise UsageError(
-            f"--match-dense: {folder.path}: {problem}; omit it",
-            code=ErrorCode.CONTRADICTION,
-            field="match_dense",
-            task=folder.task,
-        )
-    embeddings = []
-    for _, batch in batches(data.task, draw_rows(data.train, _DOCUMENTS, seed)):
-        with torch.no_grad():
-            output = model(**forward_arguments(model, data.task.model_inputs(batch)))[EMBEDDING]
-        embeddings.append(pair_embeddings(output.cpu().numpy(), batch[data.task.label_name].numpy())[1])
-    model.documents = normalize(torch.from_numpy(np.unique(np.concatenate(embeddings), axis=0)), dim=-1)
-
-
 def agreement_of(
     dense_batches: Sequence[np.ndarray], compressed_batches: Sequence[np.ndarray], data: Data
 ) -> EmbeddingAgreement:
     """How far the embeddings of both engines, `[texts, width]` for each batch of `batches`, agree on the test rows."""
     task, test_batches = data.task, batches(data.task, data.test)
-    pairs = np.concatenate([batch[task.label_name].numpy()[:, :3] for _, batch in test_batches])
+    pairs = np.concatenate([batch[task.label_name][:, :3] for _, batch in test_batches])
     if not task.retrieves:
         pairs[:, 0] = 1.0  # every first text is a query
     texts = [np.concatenate(list(parts)) for parts in (dense_batches, compressed_batches)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
@@ -12,26 +13,18 @@ from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
-from compressor.generation.deliver import (
-    CachedGraphs,
-    count_caches,
-    dense_engines,
-    export_whole,
-    open_engines,
-    prove_engines,
-    shrink_graphs,
-    time_graphs,
-)
-from compressor.generation.weights import WeightTrials, require_operator
-from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
 from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, Target, WeightPrecision, target
 from compressor.targets.caches import GeneratingModel
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
+
+if TYPE_CHECKING:  # what exports graphs with caches needs PyTorch
+    from compressor.generation.deliver import CachedGraphs
+    from compressor.generation.workload import Workload
 
 _REFUSALS = (
     ErrorCode.UNSUPPORTED_MODEL,
@@ -80,6 +73,8 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
             fields=fields,
             value=engine.precision,
         )
+    from compressor.generation.weights import require_operator
+
     require_operator()
 
 
@@ -97,6 +92,8 @@ def export_cached(run: RunContext) -> CachedGraphs | None:
     config, folder = run.recipe.export, run.model.folder
     if run.sizes.workload is None:
         return None
+    from compressor.generation.deliver import export_whole
+
     out = run.work.scratch / "cached"
     out.mkdir(exist_ok=True)
     plan = keep_all(run.model.groups or run.model.sites)
@@ -153,11 +150,13 @@ def deliver_cached(
     workload, threads, log, out = run.sizes.workload, run.recipe.engine.threads, run.log, run.work.result
     if whole is None or workload is None:
         return reads_whole
+    from compressor.generation import deliver
+
     runtime, folder = cached_runtime(run.recipe.engine), run.model.folder
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
     with _refusal_noted(run), log.stage("compressed: shrinking the graphs with caches"):
-        proofs += [whole.proof, *shrink_graphs(whole, folder, plan, run.sizes.cases, runtime, scratch, out)]
+        proofs += [whole.proof, *deliver.shrink_graphs(whole, folder, plan, run.sizes.cases, runtime, scratch, out)]
     if not proofs:
         return reads_whole
     if runtime.caches is None:
@@ -166,23 +165,23 @@ def deliver_cached(
             f" {' and '.join(whole.files)}, which take and return keys and values"
         )
         log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])
-        return replace(reads_whole, generation=count_caches(whole, out, workload), proofs=tuple(proofs))
+        return replace(reads_whole, generation=deliver.count_caches(whole, out, workload), proofs=tuple(proofs))
     with log.stage("compressed: building the engines with caches"):
         runtime.build_sessions(out, whole.files, workload.contexts, threads)
-        proofs.append(prove_engines(out, run.sizes.cases, runtime, threads, "compressed"))
+        proofs.append(deliver.prove_engines(out, run.sizes.cases, runtime, threads, "compressed"))
     config = chosen.choice.config
     serves = is_engine_of_caches(config) and config.target == runtime.name and run.recipe.engine.provider != "cuda"
     is_scored = serves and run.data is not None and run.data.task.generates
     if is_scored:
         with log.stage("dense: building the engines with caches"):
-            whole_engine = dense_engines(whole, runtime, workload, threads)
-            proofs.append(prove_engines(whole_engine.path.parent, run.sizes.cases, runtime, threads, "dense"))
+            whole_engine = deliver.dense_engines(whole, runtime, workload, threads)
+            proofs.append(deliver.prove_engines(whole_engine.path.parent, run.sizes.cases, runtime, threads, "dense"))
         dense = replace(dense, engine=whole_engine)
         scorer = run.stages.scorer(dense)
     candidates = _round_weights(run, workload, scorer)
     if (reason := runtime.write_library_files(out, _described(folder))) is not None:
         log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
-    generation = time_graphs(
+    generation = deliver.time_graphs(
         whole,
         out,
         runtime,
@@ -194,7 +193,9 @@ def deliver_cached(
     )
     generation = generation.model_copy(update={"candidates": candidates, "is_scored": is_scored})
     rounded = next((row.proofs for row in candidates if row.chosen), ())
-    compressed = replace(chosen.variant, engine=open_engines(runtime, out, threads)) if is_scored else chosen.variant
+    compressed = (
+        replace(chosen.variant, engine=deliver.open_engines(runtime, out, threads)) if is_scored else chosen.variant
+    )
     return Delivered((dense, compressed), scorer, generation, (*proofs, *rounded))
 
 
@@ -214,6 +215,8 @@ def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer
     precisions = _weight_precisions(run.recipe, scorer)
     if not precisions:
         return ()
+    from compressor.generation.weights import WeightTrials
+
     scratch = run.work.scratch / "cached.rounded"
     scratch.mkdir(exist_ok=True)
     trials = WeightTrials(

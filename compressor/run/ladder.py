@@ -13,12 +13,12 @@ from compressor import report as reports
 from compressor.config.fields import flag_of
 from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
-from compressor.config.sections import AUTO
+from compressor.config.sections import AUTO, graph_of
 from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of
 from compressor.config.steps import Distill, parts_of
 from compressor.config.tasks import load_own_task
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, InputError, UsageError
-from compressor.model_folder import source_folders
+from compressor.processes import by_main, process_state
 from compressor.progress import Listener, NullListener
 from compressor.report import frontier_page
 from compressor.report.frontier import ComparisonPoint, Frontier, Rung, read_points, rung_of
@@ -27,7 +27,6 @@ from compressor.run.load import load_folder
 from compressor.run.pipeline import run_rungs
 from compressor.run.write_report import code_of
 from compressor.tasks import make_task
-from compressor.training.processes import by_main, process_state
 from graph_passes import GraphPassError
 
 _TEACHER_OUTPUTS, _WHOLE = ".teacher-outputs", ".whole"
@@ -239,11 +238,22 @@ def _inputs(recipe: Recipe, out: Path) -> Iterator[Path]:
     """The files that a rung reads, and folders of rows, some of which may not exist."""
     named = [path for step in parts_of(steps_of(recipe)) for path in step.contents.values() if path is not None]
     yield from (path for path in (recipe.source.inputs, *named) if path is not None and not path.is_dir())
-    models = (recipe.source.model, *filter(Path.is_dir, named))
-    for folder in (folder for model in models for folder in source_folders(model)):
+    models = [path for path in (recipe.source.model, *named) if path is not None and path.is_dir()]
+    if recipe.graph is not None:
+        yield recipe.graph
+    for folder in (folder for model in models for folder in _folders_of(model)):
         files = filter(Path.is_file, folder.glob("*"))  # its subfolders may be outputs of other runs
         yield from (file for file in files if file.name != FILE_NAME)
     outputs = out.resolve()
     for rows in recipe.rows.sources:
         yield Path(rows)
         yield from (path for path in Path(rows).resolve().rglob("*") if not path.is_relative_to(outputs))
+
+
+def _folders_of(model: Path) -> tuple[Path, ...]:
+    """The folders that are read for a model."""
+    if graph_of(model) is not None:
+        return (model,)
+    from compressor.model_folder import source_folders  # which needs PyTorch, as model folders do
+
+    return source_folders(model)

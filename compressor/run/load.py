@@ -16,12 +16,11 @@ from compressor.config.step_list import steps_of
 from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.network import file_model
-from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import rows_layout
+from compressor.model_folder import ModelFolder, example_feeds
+from compressor.model_folder.feeds import rows_layout
+from compressor.processes import process_count
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
-from compressor.run.evaluate import rank_documents
 from compressor.run.generation import require_weights
 from compressor.run.run_context import LoadedModel
 from compressor.run.sizes import timed_lengths
@@ -32,9 +31,7 @@ from compressor.tasks.arrays import names_arrays, read_arrays
 from compressor.tasks.calibration import draw_rows
 from compressor.tasks.row_files import require_file
 from compressor.tasks.scoring import forward_of, sample_of
-from compressor.training.processes import process_count
-from compressor.units import PrunableGroup, Site, find_groups
-from compressor.units.find import find_units, no_heads_error
+from compressor.units import PrunableGroup, Site
 
 _LAYOUT_ROWS = 32
 """Rows whose layout is read."""
@@ -114,8 +111,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
     require_weights(recipe, folder)
-    file = file_model(folder.model)
-    stored = "fp32" if file is None else file.precision
+    stored = folder.access.precision
     if engine.definite_precision == "int8" and stored != "fp32":
         raise InputError(
             f"--precision int8: {folder.source} has a graph in {stored}, and 8 bits are made from float32; export it in"
@@ -125,7 +121,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
             stored=stored,
         )
     sites, groups = _find_units(recipe, steps, folder)
-    example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
+    example_feeds(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     return LoadedModel(folder, sites, groups, None if reason is None else missing_target(recipe, reason))
 
 
@@ -140,16 +136,16 @@ def _find_units(
     recipe: Recipe, steps: Sequence[Step], folder: ModelFolder
 ) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
     """The sites of a model, and all of its groups if a step may remove neurons; those that a step needs exist."""
-    inputs, attention = example_inputs(folder, 2, 8), recipe.export.attention
+    feeds, attention, access = example_feeds(folder, 2, 8), recipe.export.attention, folder.access
     groups: tuple[PrunableGroup, ...] = ()
     if any(step.prunes_groups for step in steps):
         group_by: GroupBy = next((step.units.group_by for step in steps if step.units is not None), "kv")
-        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
+        groups = tuple(access.groups(feeds, attention, group_by))
         sites = tuple(group.site for group in groups if group.site is not None)
     else:
-        sites = tuple(find_units(folder.model, inputs, attention=attention).sites)
+        sites = tuple(access.attentions(feeds, attention))
     if any(step.needs_heads for step in steps) and not sites:
-        raise no_heads_error(folder.model)
+        raise access.no_heads_error()
     return sites, groups
 
 
@@ -187,6 +183,8 @@ def read_rows(recipe: Recipe, steps: Sequence[Step], model: LoadedModel) -> Data
         for task in (data.task, data.eval_task):
             check_max_drop(max_drop, task)
     if recipe.budget.match_dense:
+        from compressor.training.distillation import rank_documents  # which trains by them
+
         rank_documents(model.folder, data, recipe.selection.seed)
     return data
 

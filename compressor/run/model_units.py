@@ -17,18 +17,18 @@ from compressor.engines.choices import DYNAMIC, PORTABLE, SYMMETRIC, Choice
 from compressor.engines.export import export_graph, export_unproven, rehearse
 from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.measure.costs import CostTable
-from compressor.model_folder import example_feeds, example_feeds_by_size, example_inputs
+from compressor.model_folder import example_feeds, example_feeds_by_size
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.pruning.allocate import macs_of
 from compressor.pruning.costs import PlanEngines, count_costs, float_graph
-from compressor.pruning.measure import CostSource, latest_tables, structure_of
+from compressor.pruning.measure import CostSource, latest_tables
 from compressor.quantization import require_nncf
 from compressor.results import CostUnit, Note, NoteCode
 from compressor.run.load import load_folder
 from compressor.run.run_context import LoadedModel, RunInputs
 from compressor.run.sizes import timed_lengths, work_out_sizes
 from compressor.targets import QUANTIZED, target
-from compressor.units import PrunableGroup, expert_weights, find_groups, keep_all
+from compressor.units import PrunableGroup, keep_all
 from graph_passes import Plan, Refusal
 
 
@@ -73,8 +73,8 @@ def list_units(recipe: Recipe, listener: Listener | None = None, *, count: bool 
 def load_units(recipe: Recipe) -> LoadedModel:
     """The model of a recipe and its groups, without the processor of its rows."""
     folder = load_folder(recipe, recipe.source.model)
-    inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
-    groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
+    feeds, attention, group_by = example_feeds(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
+    groups = tuple(folder.access.groups(feeds, attention, group_by))
     sites = tuple(group.site for group in groups if group.site is not None)
     return LoadedModel(folder, sites, groups)
 
@@ -137,7 +137,7 @@ def prunable_groups(
 
 def expert_notes(model: LoadedModel) -> list[Note]:
     """A note on the experts of a model whose neurons are no units; empty if it has none."""
-    experts = expert_weights(model.folder.model, model.groups)
+    experts = model.folder.access.expert_weights(model.groups)
     text = f"{', '.join(experts)}: neurons of experts whose weights are one tensor of three axes cannot be removed"
     return [Note(code=NoteCode.EXPERTS_KEPT, text=text)] if experts else []
 
@@ -180,7 +180,7 @@ def _note_uncounted(subject: str, error: CompressorError, log: RunLog) -> None:
 
 def _known_times(model: LoadedModel, log: RunLog) -> dict[str, float]:
     """Name of the group -> milliseconds of a call, by the cost table that was measured last; empty: there is none."""
-    tables = latest_tables(structure_of(model.folder.model, model.groups))
+    tables = latest_tables(model.folder.access.structure_with(model.groups))
     if tables is None:
         text = "times are not known; compress costs measures them"
         log.add_notes([Note(code=NoteCode.COSTS_NOT_MEASURED, text=text)])
@@ -238,7 +238,7 @@ def measure_costs(recipe: Recipe, listener: Listener | None = None) -> ModelCost
     with log.stage("loading the model"):
         model = load_units(recipe)
     log.add_notes(expert_notes(model))
-    example_inputs(model.folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here
+    example_feeds(model.folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here
     with tempfile.TemporaryDirectory() as scratch:
         tables = _measure(recipe, model, choice, Path(scratch), log)
     return ModelCosts(recipe.source.model.resolve().name, choice.label, tables)
@@ -265,5 +265,6 @@ def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, 
         scratch=scratch / "plans",
     )
     inputs = example_feeds_by_size(folder, itertools.product(recipe.measure.batch, sizes.lengths))
-    source = CostSource(structure_of(folder.model, model.groups), model.groups, engines, dense.engine, inputs, log)
+    structure = folder.access.structure_with(model.groups)
+    source = CostSource(structure, model.groups, engines, dense.engine, inputs, log)
     return tuple(source.time_tables(macs_of(source.count_tables())))

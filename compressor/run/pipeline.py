@@ -16,10 +16,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from accelerate import PartialState
-
-from compressor.block_masks.mask_selector import MaskSelector, find_attention_extras
 from compressor.config.fields import fields_with, flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
@@ -35,9 +33,10 @@ from compressor.engines.prove import prove_graphs
 from compressor.engines.quantize import quantize_as
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
-from compressor.model_folder import example_feeds_by_size, example_inputs
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder import example_feeds_by_size
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.model_folder.text_limits import token_limit
+from compressor.processes import RunProcesses, by_main, process_state
 from compressor.progress import Listener, NullListener, RunLog
 from compressor.quantization import output_distance
 from compressor.report import frontier_page
@@ -57,10 +56,12 @@ from compressor.selection.checks import check_every_option
 from compressor.store import Store
 from compressor.targets import DEFAULT_TARGET, target
 from compressor.tasks.calibration import calibration_rows
-from compressor.training.processes import by_main, process_state
 from compressor.units import keep_all
 from compressor.workdir import LADDER, WorkDir, open_workdir
 from graph_passes import GraphPassError, Refusal
+
+if TYPE_CHECKING:
+    from compressor.block_masks.mask_selector import MaskSelector
 
 _COPIES = 4
 """Minimum number of graphs of the model's size that are on the disk at the same time."""
@@ -159,7 +160,7 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
 
 
 def load_context(
-    recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState, later: Sequence[Recipe] = ()
+    recipe: Recipe, work: WorkDir, log: RunLog, state: RunProcesses, later: Sequence[Recipe] = ()
 ) -> RunContext:
     """Load the model, the rows and the plan to follow, check the steps, and work out the sizes.
 
@@ -177,7 +178,7 @@ def load_context(
             functions_of(step).check_options(step)
         model = load_model(recipe, steps)
         if state.is_main_process:
-            work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
+            work.reserve(_COPIES * model.folder.access.nbytes)
     if model.missing is not None:
         log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
@@ -211,7 +212,7 @@ def load_context(
 def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> RunContext:
     """A rung after others of the same run: the model has the weights of its folder again."""
     run.state.wait_for_everyone()  # the main process delivers the rung before, on which the key of this one depends
-    run.model.folder.model.load_state_dict(load_folder(recipe, recipe.source.model).model.state_dict())
+    run.model.folder.access.load_state(load_folder(recipe, recipe.source.model).access.state())
     missing = run.model.missing
     model = replace(run.model, missing=missing and missing_target(recipe, missing.reason))
     built = _built(recipe, has_target=missing is None)
@@ -226,11 +227,15 @@ def _steps_before_start(recipe: Recipe) -> tuple[Step, ...]:
     )
 
 
-def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector:
-    """The selector of masks, which times the forms of masked attention at the sizes of the run."""
-    recipe, model, extras = inputs.recipe, inputs.model, {}
-    if sizes.mask_reach is not None:
-        extras = find_attention_extras(model.folder.model, example_inputs(model.folder, 2, 8))
+def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector | None:
+    """The selector of masks, which times the forms of masked attention at the sizes of the run; None without masks."""
+    if sizes.mask_reach is None:
+        return None
+    from compressor.block_masks.mask_selector import MaskSelector, find_attention_extras
+    from compressor.model_folder import example_inputs
+
+    recipe, model = inputs.recipe, inputs.model
+    extras = find_attention_extras(model.folder.network, example_inputs(model.folder, 2, 8))
     # Single attentions are timed with ONNX Runtime alone.
     timed = recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
     lengths = [seq for seq in sizes.lengths if seq is not None]
@@ -295,6 +300,7 @@ def _compress_graph(run: RunContext, reference: ExportedGraph, selected: Selecte
     """The graph without the units that the plan drops: that of the whole model, with other gates and weights."""
     lower: Collection[str] = frozenset()
     if selected.plan.masks:
+        assert run.selector is not None
         runtime = run.recipe.engine.target
         if runtime != DEFAULT_TARGET and run.model.missing is None:
             text = f"whether masks pay was timed with ONNX Runtime, not with {runtime}"
@@ -400,7 +406,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
     Raises:
         CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
     """
-    context, network = StepContext(run, whole), run.model.folder.model
+    context, model = StepContext(run, whole), run.model.folder.access
     learns = any(step.follows is None for step in run.steps)
 
     def rehearse_steps() -> None:
@@ -412,7 +418,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
     if learns:  # a plan that is followed alone needs no rows, and leaves nothing to resume
         stores, notes = open_stores(run.steps, run.recipe, run.model, run.rows, run.work.learning, run.state)
         run.log.add_notes(notes)
-    original = weight_fingerprints(network)
+    original = weight_fingerprints(model)
     state = State(whole_plan(run.model))
     for step, store in zip(run.steps, stores, strict=True):
         state = _carry_out(step, replace(state, rungs=None), context, store)
@@ -422,7 +428,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
         state = load()
         if not (state.selected.trained and learns):
             return state
-        plan = record_weights(state.selected.plan, original, network)
+        plan = record_weights(state.selected.plan, original, model)
         return replace(state, selected=replace(state.selected, plan=plan))
 
     last, rungs = recorded(lambda: state), state.rungs
@@ -444,4 +450,4 @@ def _carry_out(step: Step, state: State, context: StepContext, store: Store) -> 
         run.state.wait_for_everyone()
     else:
         by_main(run.state, carry_out)
-    return results[0] if results else stored_state(store, run.model.folder.model)
+    return results[0] if results else stored_state(store, run.model.folder.access)

@@ -6,24 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import safetensors.torch
-from transformers import PreTrainedModel
-
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.step_list import extended_plan
 from compressor.config.steps import Step, Units
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.access import ModelAccess
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
-from compressor.models import SegmentConfig
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.run_context import LoadedModel, SelectedPlan
 from compressor.store import Json
 from compressor.tasks import Data
 from compressor.units import PrunableGroup, check_plan, keep_all
-from compressor.units.find import KnowsGroups
+from compressor.units.prunable import KnowsGroups
 from compressor.workdir import read_json
 from graph_passes import WEIGHTS, Plan
 
@@ -38,13 +35,13 @@ class PlanFiles:
         model: has the weights when a plan is written, and gets them when it is read.
     """
 
-    model: PreTrainedModel
+    model: ModelAccess
     _PLAN, _WEIGHTS = "plan.json", "model.safetensors"
 
     def save(self, selected: SelectedPlan, folder: Path) -> None:
         """Write a plan, and the weights of the model if they were trained with it."""
         if selected.trained:
-            safetensors.torch.save_model(self.model, str(folder / self._WEIGHTS))
+            self.model.save_state(folder / self._WEIGHTS)
         selected.plan.save(folder / self._PLAN)  # with its masks
         _FIELDS.save(selected, folder)
 
@@ -52,7 +49,7 @@ class PlanFiles:
         """Read a plan, and give the model its weights."""
         selected = replace(_FIELDS.load(folder), plan=Plan.load(folder / self._PLAN))
         if selected.trained:
-            safetensors.torch.load_model(self.model, str(folder / self._WEIGHTS))
+            self.model.read_state(folder / self._WEIGHTS)
         return selected
 
 
@@ -120,7 +117,7 @@ def whole_plan(model: LoadedModel) -> SelectedPlan:
 def load_weights(recipe: Recipe, model: LoadedModel, followed: SelectedPlan) -> SelectedPlan:
     """A plan that is followed, whose weights the model has afterwards."""
     if followed.weights is not None:
-        model.folder.model.load_state_dict(load_folder(recipe, followed.weights).model.state_dict())
+        model.folder.access.load_state(load_folder(recipe, followed.weights).access.state())
     return replace(followed, weights=None)
 
 
@@ -133,12 +130,12 @@ def load_start(step: Units, recipe: Recipe, model: LoadedModel) -> Plan:
     """
     path = step.start_from
     assert path is not None
-    plan, weights = check_start(path, model), load_named_folder(recipe, "start_from", path).model.state_dict()
-    network = model.folder.model
-    shapes, needed = ({name: tensor.shape for name, tensor in part.items()} for part in (weights, network.state_dict()))
+    plan, weights = check_start(path, model), load_named_folder(recipe, "start_from", path).access.state()
+    access = model.folder.access
+    shapes, needed = ({name: values.shape for name, values in part.items()} for part in (weights, access.state()))
     if shapes != needed:
         raise _other_model_error(path, model)
-    network.load_state_dict(weights)
+    access.load_state(weights)
     return plan
 
 
@@ -210,12 +207,11 @@ def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | No
             text=f"the compressed model was trained {how}; dense is the untrained {folder.kind} with every unit,"
             " through the same export, passes and runtime",
         )
-    config = folder.config
-    if isinstance(config, SegmentConfig) and config.memory_length:
+    if positions := getattr(folder.config, "memory_length", 0):
         yield Note(
             code=NoteCode.SEGMENT_MEMORY,
             text="the graph reads a text segment by segment: its inputs include one memory per layer, empty at first"
-            f" and up to {config.memory_length} positions long, and its outputs the memories for the next segment;"
+            f" and up to {positions} positions long, and its outputs the memories for the next segment;"
             " times include memories at their full length",
         )
     if data is None or not len(data.test):
@@ -248,7 +244,7 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
     methods = [METHODS[name] for name in (plan.method or "").split("+") if name in METHODS]
     changes_weights = any(method.trains_model or method.kind == "budget" for method in methods)
     has_weights = bool(plan.weights or plan.masks) or changes_weights
-    original, has_file = weight_fingerprints(model.model), file.with_name(WEIGHTS).is_file()
+    original, has_file = weight_fingerprints(model.access), file.with_name(WEIGHTS).is_file()
 
     def missing(reason: str, output: str = "the output folder of its run") -> InputError:
         """The error for a plan that can be followed in the output folder of its run, and not on another model."""
@@ -275,7 +271,7 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
     if fitted.fingerprint != plan.model:
         raise missing(f"the {WEIGHTS} beside it is that of another run, or was changed")
     # Parameters without a record are those that the run did not change.
-    if dict(record_weights(plan, original, fitted.model).weights) != dict(plan.weights):
+    if dict(record_weights(plan, original, fitted.access).weights) != dict(plan.weights):
         raise _foreign(plan, file, model)
     return file.parent
 
@@ -285,10 +281,9 @@ def _require_groups(plan: Plan, file: Path, model: ModelFolder) -> None:
 
     The groups of a model of PyTorch are checked where it is gated.
     """
-    network = model.model
-    if not isinstance(network, KnowsGroups):
+    if not isinstance(model.model, KnowsGroups):
         return
-    sizes = {site.name: site.heads for site in network.sites} | dict(network.feed_forwards)
+    sizes = {site.name: site.heads for site in model.model.sites} | dict(model.model.feed_forwards)
     group = next((group for group in plan.groups if sizes.get(group.name) != group.units), None)
     if group is not None:
         units = sizes.get(group.name, "no")

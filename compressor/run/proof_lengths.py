@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from compressor.config.sections import ExportConfig
 from compressor.engines.build import ExportedGraph
-from compressor.engines.prove import Case, case_name, require
+from compressor.engines.prove import Case, both_sides, case_name, require
 from compressor.engines.prove_export import prove_export, prove_with_ties
 from compressor.errors import CompressorError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, copy_of, example_inputs, fresh_model
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import (
     Change,
@@ -66,18 +66,6 @@ def switch_lengths(folder: ModelFolder, longest: int, limit: int | None) -> tupl
     return tuple(sorted(length for length in lengths if limit is None or length < limit))
 
 
-def both_sides(switches: Iterable[int], shortest: int, longest: int) -> tuple[int, ...]:
-    """Lengths on both sides of some switches, greater than `shortest` and at most `longest`."""
-    sides = {length for switch in switches for length in (switch, switch + 1)}
-    return tuple(sorted(length for length in sides if shortest < length <= longest))
-
-
-def longest_text(cases: Sequence[Case]) -> int:
-    """Tokens of the longest text of the cases; 0 without texts."""
-    texts = [array for case in cases for name, array in case.feeds.items() if name.endswith("input_ids")]
-    return max((array.shape[-1] for array in texts), default=0)
-
-
 def prove_beyond(
     folder: ModelFolder, exported: ExportedGraph, switches: Sequence[int], config: ExportConfig, longest: int
 ) -> tuple[ExportedGraph, tuple[Note, ...]]:
@@ -89,13 +77,13 @@ def prove_beyond(
     Raises:
         MismatchError: the graph computes something else than the model.
     """
-    limit = token_limit(folder.model)
+    limit = token_limit(folder.network)
     bound = _LONGEST if limit is None else min(limit, _LONGEST)
     lengths = both_sides(switches, longest, bound)
     unproven = [switch for switch in switches if switch + 1 > bound]
     proof, tied = None, None
     if lengths:
-        parameters = sum(parameter.numel() for parameter in folder.model.parameters())
+        parameters = sum(parameter.numel() for parameter in folder.network.parameters())
         if parameters * lengths[-1] <= _WORK:
             proof, tied = _prove(folder, fresh_model(folder), exported.plan, exported.path, lengths, config)
         else:
@@ -140,7 +128,7 @@ def _prove(
 
 def _prove_tiny(folder: ModelFolder, lengths: Sequence[int], config: ExportConfig) -> tuple[Proof | None, int | None]:
     """As `_prove`, of a tiny model of the same configuration; no proof: it cannot be made or exported."""
-    model = tiny_model(folder.model)
+    model = tiny_model(folder.network)
     if model is None:
         return None, None
     exported_model = copy_of(model)

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
@@ -18,7 +16,7 @@ from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
 from compressor.measure.costs import CostTable
-from compressor.model_folder import fingerprint
+from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import (
     MAX_BUDGET_RATIO,
     Allocation,
@@ -43,10 +41,7 @@ from compressor.store import Store, digest
 from compressor.targets.base import parse_shape
 from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
-from compressor.training.processes import on_accelerator
 from compressor.units import PrunableGroup, keep_all
-from compressor.units.groups import linear_of
-from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
 _UNKNOWN_SHARE = 0.5
@@ -77,7 +72,7 @@ def prune_units(
         BudgetError: no plan meets the budget.
     """
     run, model, log = context.run, context.run.model, context.run.log
-    network, noted = model.folder.model, len(log.notes)
+    access, noted = model.folder.access, len(log.notes)
     groups, notes = prunable_groups(step, model, context.graphs.refused)
     log.add_notes(notes)
     earlier = None if before is None else before.plan
@@ -87,7 +82,7 @@ def prune_units(
         check_bundles(step, earlier, groups, str(step.start_from or "the plan before"))
         kept = {plan.name: len(plan.kept) for plan in earlier.groups if len(plan.kept) < plan.units}
         groups = [replace(group, limit=kept.get(group.name)) for group in groups]
-        fold_gates(network, model.groups, earlier)
+        fold_gates(access, model.groups, earlier)
     names = {group.name for group in groups}
     budgets = replace(
         budgets_of(step),
@@ -98,7 +93,7 @@ def prune_units(
     )
     pruner = pruner_of(step, model, run.rows, groups, _statistics(step, context))
     costs = measured or plan_costs(KeptTimes(source, store), groups, budgets, is_timed=budgets.bounds_time)
-    with on_accelerator(network):
+    with access.on_accelerator():
         pruned = prune(pruner, groups, costs, budgets, log)
     allocation = pruned.allocation
     log.add_notes(allocation.notes)
@@ -114,7 +109,7 @@ def prune_units(
         "options": pruner.options.model_dump(),
         "seed": step.seed,
         "data": run.rows.train_hash,
-        "model": fingerprint(network),
+        "model": access.fingerprint(),
     }
     reached = predicted_rows(costs.timed, allocation.counts)
     return SelectedPlan(
@@ -129,28 +124,19 @@ def prune_units(
     )
 
 
-def fold_gates(network: PreTrainedModel, groups: Sequence[PrunableGroup], plan: Plan) -> None:
+def fold_gates(model: ModelAccess, groups: Sequence[PrunableGroup], plan: Plan) -> None:
     """Multiply the gates of a plan into the weights of the linears that its groups end in, so that none is needed.
 
     Raises:
         SiteRefusedError: the linear of a group that the plan changes was not recognized.
     """
-    gates = {group.name: group.gate for group in plan.groups}
-    with torch.no_grad():
-        for group in groups:
-            if group.name not in gates:
-                continue
-            if group.linear is not None:
-                gate = torch.tensor(gates[group.name]).repeat_interleave(group.width)
-                weight = linear_weight(linear_of(network, group))
-                weight.mul_(gate.to(weight))
-            elif any(gate != 1 for gate in gates[group.name]):
-                raise SiteRefusedError(
-                    f"{group.name}: its output projection was not recognized, so a budget cannot prune further once"
-                    " heads of it are removed or scaled; use either the budget or the former plan and heads",
-                    code=ErrorCode.SITE_REFUSED,
-                    site=group.name,
-                )
+    for group in model.fold_gates(plan, groups):
+        raise SiteRefusedError(
+            f"{group.name}: its output projection was not recognized, so a budget cannot prune further once heads of it"
+            " are removed or scaled; use either the budget or the former plan and heads",
+            code=ErrorCode.SITE_REFUSED,
+            site=group.name,
+        )
 
 
 def pruner_of(
@@ -188,7 +174,7 @@ def _statistics(step: Units, context: StepContext) -> Path:
 def statistics_folder(step: Units, model: LoadedModel, data: Data, groups: Sequence[PrunableGroup], path: Path) -> Path:
     """The folder of statistics and losses inside another, named by all that they depend on."""
     key = {
-        "model": fingerprint(model.folder.model),
+        "model": model.folder.access.fingerprint(),
         **model.folder.surroundings,
         "rows": [data.train_hash, data.eval_hash, step.prune_rows, step.seed],
         "outputs": data.task.loss_outputs,

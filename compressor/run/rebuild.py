@@ -1,7 +1,7 @@
 """The folder of a finished run, whose engine is built, proven and measured for another target or machine.
 
-Only the output folder of the run is needed. Where the model folder and the rows of the run are on this machine too, and
-PyTorch, which reads them, the metric is measured on the engines.
+Only the output folder of the run is needed. Where the model and the rows of the run are on this machine too, and
+PyTorch, which reads a model folder, the metric is measured on the engines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from compressor import report as reports
 from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
-from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig
+from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig, graph_of
 from compressor.config.tasks import is_own_task
 from compressor.engines.build import ShrunkGraph, Variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, SYMMETRIC, Choice
@@ -263,7 +263,8 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
         reason = f"the task of the run, {task}, is code that is not loaded from a report"
     else:
         try:
-            require_pytorch()
+            if graph_of(Path(recipe["model"])) is None:
+                require_pytorch()
             from compressor.run.load import read_rows_again
 
             with log.stage("reading the rows"):

@@ -6,23 +6,20 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from accelerate import PartialState
-
-from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Step
 from compressor.engines.build import ExportedGraph, ShrunkGraph, shrink_graph
 from compressor.engines.export import export_graph
 from compressor.engines.matmul_times import MatmulTimes
-from compressor.engines.prove import Case
+from compressor.engines.prove import Case, longest_text
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import EngineTrials
-from compressor.generation.workload import Workload
 from compressor.model_folder import ModelFolder
+from compressor.processes import RunProcesses
 from compressor.progress import RunLog
 from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, MissingTarget, Note, Size, VariantName
-from compressor.run.proof_lengths import longest_text, prove_beyond
 from compressor.run.stages import Stages
 from compressor.targets import BuildOptions
 from compressor.targets.base import Feeds
@@ -30,6 +27,10 @@ from compressor.tasks import Data
 from compressor.units import PrunableGroup, Site
 from compressor.workdir import WorkDir
 from graph_passes import Plan
+
+if TYPE_CHECKING:
+    from compressor.block_masks.mask_selector import MaskSelector
+    from compressor.generation.workload import Workload
 
 _CANDIDATES_SHARE = 0.3
 """Share of the minutes of a run after which no further candidate for its engine is tried."""
@@ -140,7 +141,7 @@ class RunContext(RunInputs):
     Attributes:
         built: the recipe by which engines are built: for the CPU where this machine lacks the target.
         sizes: lengths, batch sizes and cases of the proofs.
-        selector: selects masks, and times the forms of masked attention.
+        selector: selects masks, and times the forms of masked attention; None: no mask is selected or followed.
         work: the folder of the run.
         log: receives stages and notes.
         state: the processes of the run.
@@ -150,10 +151,10 @@ class RunContext(RunInputs):
 
     built: Recipe
     sizes: RunSizes
-    selector: MaskSelector
+    selector: MaskSelector | None
     work: WorkDir
     log: RunLog
-    state: PartialState
+    state: RunProcesses
     timed_inputs: Mapping[Size, Feeds]
     matmul_times: MatmulTimes
 
@@ -176,6 +177,8 @@ class RunContext(RunInputs):
             folder, sizes, config = self.model.folder, self.sizes, self.built.export
             exported = export_graph(name, folder, plan, config, sizes.cases, file, template=template)
             if name == "dense" and sizes.beyond:
+                from compressor.run.proof_lengths import prove_beyond  # which runs a module of PyTorch
+
                 exported, notes = prove_beyond(folder, exported, sizes.beyond, config, longest_text(sizes.cases))
                 self.log.add_notes(notes)
             return exported

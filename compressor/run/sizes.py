@@ -6,20 +6,22 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compressor.block_masks.attention_maps import load_maps, mask_length
 from compressor.config.sections import MeasureConfig
-from compressor.engines.prove import make_cases, proven_shapes
+from compressor.engines.prove import both_sides, longest_text, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.generation.workload import NEW_TOKENS, PROMPT, Workload
-from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.example_inputs import takes_text, token_limit
-from compressor.run.proof_lengths import both_sides, longest_text, switch_lengths
+from compressor.model_folder import ModelFolder, example_feeds
+from compressor.model_folder.feeds import takes_text
+from compressor.model_folder.text_limits import token_limit
 from compressor.run.run_context import RunInputs, RunSizes
 from compressor.run.stages import build_options, row_cases
 from compressor.tasks import Data
+
+if TYPE_CHECKING:
+    from compressor.generation.workload import Workload
 
 _LENGTH = 128
 """Length to time where the recipe sets none, in tokens."""
@@ -36,11 +38,13 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
     """
     recipe, model, data, folder = run.recipe, run.model, run.data, run.model.folder
     mask_reach = _mask_reach(run)
-    if run.blocks is not None and run.blocks.maps is not None and mask_reach is not None:
-        load_maps(run.blocks.maps, folder.model, model.sites, mask_reach)
     longest_row = mask_reach
     if mask_reach is not None and data is not None:
-        row = min(mask_length(folder.model, data, recipe.rows.max_length), _longest(data))
+        from compressor.block_masks.attention_maps import load_maps, mask_length  # masks need PyTorch
+
+        if run.blocks is not None and run.blocks.maps is not None:
+            load_maps(run.blocks.maps, folder.network, model.sites, mask_reach)
+        row = min(mask_length(folder.network, data, recipe.rows.max_length), _longest(data))
         if row > mask_reach:
             raise InputError(
                 f"a row has {row} tokens, but the masks of the plan cover {mask_reach}; cut rows"
@@ -52,7 +56,7 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
         longest_row = min(mask_reach, _longest(data))
     lengths = timed_lengths(recipe.measure, folder, mask_reach, longest_row)
 
-    inputs = partial(example_inputs, folder)
+    inputs = partial(example_feeds, folder)
     limits = [size for size in (token_limit(folder.model), mask_reach) if size is not None]
     limit = min(limits, default=None)
     shapes = [*recipe.engine.parsed_shapes, *proven_shapes(recipe.measure.batch, lengths)]
@@ -60,7 +64,11 @@ def work_out_sizes(run: RunInputs) -> RunSizes:
     cases = partial(make_cases, inputs, maximum_length=limit, mask_reach=mask_reach)
     generated = cases(shapes=shapes)
     longest = longest_text((*generated, *served))
-    switches = switch_lengths(folder, longest, limit) if longest else ()
+    switches: tuple[int, ...] = ()
+    if longest and folder.access.changes_with_length:
+        from compressor.run.proof_lengths import switch_lengths
+
+        switches = switch_lengths(folder, longest, limit)
     sides = [(_SIDE_BATCH, length) for length in both_sides(switches, 0, longest)]
     if sides:
         generated = cases(shapes=(*shapes, *sides))
@@ -81,6 +89,8 @@ def work_out_workload(config: MeasureConfig, folder: ModelFolder, data: Data | N
     Raises:
         UsageError: the model reads fewer tokens than a request has.
     """
+    from compressor.generation.workload import NEW_TOKENS, PROMPT, Workload
+
     model = folder.model
     limit, has_source = token_limit(model) or math.inf, bool(model.config.is_encoder_decoder)
     prompt, new = (min(size, int(min(limit, 2 * size)) // 2) for size in (PROMPT, NEW_TOKENS))
@@ -132,6 +142,8 @@ def _mask_reach(run: RunInputs) -> int | None:
     """Positions that the masks of the plan cover, or will cover; None without masks."""
     model = run.model.folder.model
     if run.blocks is not None:
+        from compressor.block_masks.attention_maps import mask_length
+
         return mask_length(model, run.rows, run.recipe.rows.max_length)
     masks = run.followed.plan.masks.values() if run.followed is not None else ()
     limits = [token_limit(model), *(size for mask in masks for size in (mask.queries, mask.keys))]

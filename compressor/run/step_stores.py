@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
-from compressor.block_masks.train_masked import MAPS
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig, SourceConfig
 from compressor.config.steps import Step
@@ -20,15 +17,15 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.run.run_context import LoadedModel
 from compressor.run.steps.base import PLAN, STATISTICS, functions_of
-from compressor.store import FORM, Store, digest, version_of
+from compressor.store import FORM, Processes, Store, digest, version_of
 from compressor.tasks import Data
-from compressor.workdir import ATTEMPTS, read_json, write_json
+from compressor.workdir import ATTEMPTS, MAPS, read_json, write_json
 
 _KEY = "key.json"
 
 
 def open_stores(
-    steps: Sequence[Step], recipe: Recipe, model: LoadedModel, data: Data, path: Path, state: PartialState
+    steps: Sequence[Step], recipe: Recipe, model: LoadedModel, data: Data, path: Path, state: Processes
 ) -> tuple[tuple[Store, ...], tuple[Note, ...]]:
     """Open the stores of the steps of a run in a folder. Work is kept where everything that it depends on is the same.
 
@@ -56,7 +53,7 @@ def open_stores(
     return tuple(stores), tuple(notes)
 
 
-def step_store(step: Step, path: Path, key: str = "", state: PartialState | None = None) -> Store:
+def step_store(step: Step, path: Path, key: str = "", state: Processes | None = None) -> Store:
     """The store of a step, whose key is a hash of everything that its result depends on, earlier steps included."""
     return Store(path, {"step": key}, version_of(functions_of(step).run), state)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import graph_passes
 from compressor import report as reports
-from compressor.block_masks.attention_maps import MAPS_FILE, shares_by_kind
 from compressor.config.recipe_file import command_line
 from compressor.config.tasks import OwnTask
 from compressor.engines.build import ShrunkGraph, Variant
@@ -16,9 +15,8 @@ from compressor.model_folder import save_companions
 from compressor.results import Generation, Refusal, Report, SiteBlocks, TaskCode
 from compressor.run.measure import Results, drop_status
 from compressor.run.run_context import RunContext, SelectedPlan
-from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import QUANTIZED_GRAPHS, link_library_files
+from compressor.workdir import MAPS_FILE, QUANTIZED_GRAPHS, link_library_files
 from graph_passes import Plan
 
 
@@ -96,8 +94,10 @@ def write_output(report: Report, run: RunContext, selected: SelectedPlan, dense:
     save_companions(model.folder, folder)
     link_library_files(folder)
     if (selected.trained or model.folder.needs_weights) and model.folder.file is None:
+        from compressor.silence_libraries import quiet_transformers
+
         with quiet_transformers():
-            model.folder.model.save_pretrained(folder)
+            model.folder.network.save_pretrained(folder)
     report = report.model_copy(update={"graphs": graphs})
     report.plan.save(folder / "plan.json")
     reports.write(report, folder)
@@ -114,6 +114,10 @@ def code_of(own_task: OwnTask | None) -> TaskCode | None:
 
 def _site_blocks(run: RunContext, plan: Plan, graph: ShrunkGraph) -> tuple[SiteBlocks, ...]:
     """The blocks of every site from which some were to be dropped."""
+    if run.selector is None:
+        return ()
+    from compressor.block_masks.attention_maps import shares_by_kind
+
     share = {} if run.blocks is None else shares_by_kind(run.blocks, plan.sites)
     requested = {site.name for site in plan.sites if share.get(site.kind, 0) > 0}
     dense = {name: str(refusal) for refusal in graph.dense for name in refusal.sites}

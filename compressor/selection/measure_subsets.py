@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
+from compressor.config.values import MixedPrecision
+from compressor.models.forwards import tensors_of
 from compressor.selection.search import Head, all_heads
 from compressor.tasks.base import Task
 from compressor.tasks.scoring import batches
-from compressor.training.precision import MixedPrecision
 from compressor.units import Site
 from compressor.units.find import evaluating, unread_sites
 from compressor.units.gating import spread_over_rows
@@ -179,8 +180,8 @@ class SubsetMeasurer:
         in_order = (range(start, min(start + size, len(rows))) for start in range(0, len(rows), size))
         plain = ((list(part), self._task.collate([rows[index] for index in part])) for part in in_order)
         for indices, batch in batches(self._task, rows, size) if self._reuse else plain:
-            labels = batch.pop(self._task.label_name).numpy()
-            yield _Batch(indices, {name: tensor.to(self._model.device) for name, tensor in batch.items()}, labels)
+            labels = batch.pop(self._task.label_name)
+            yield _Batch(indices, tensors_of(batch, self._model.device), labels)
 
     @functools.cached_property
     def _room(self) -> float:

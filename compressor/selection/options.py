@@ -17,9 +17,9 @@ from pydantic import Field
 from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault
 from compressor.config.methods import METHODS
 from compressor.config.steps import Blocks, Distill, Heads, Units
+from compressor.config.values import MixedPrecision
 from compressor.errors import ErrorCode, UsageError, suggestion
-from compressor.training.precision import MixedPrecision
-from compressor.training.processes import process_count
+from compressor.processes import process_count
 from compressor.training.schedule import Schedule
 from compressor.units import Site
 from graph_passes.plan import Kind

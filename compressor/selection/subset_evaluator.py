@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING
 
+from compressor.answers import IGNORED
+from compressor.config.values import MixedPrecision
+from compressor.models.forwards import tensors_of
 from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
 from compressor.selection.search import Head, all_heads
 from compressor.tasks.data import Data
-from compressor.tasks.forwards import IGNORED
 from compressor.tasks.scoring import batches
-from compressor.training.precision import MixedPrecision
 from compressor.units import Site, hooked
 from compressor.units.find import evaluating
 from compressor.units.gating import spread_over_rows
@@ -125,7 +126,7 @@ class ModelSubsetEvaluator:
         task, train = self._data.task, self._data.train
         drawn = train.select(sorted(np.random.default_rng(self._seed).permutation(len(train))[:rows].tolist()))
         self.forwards += _GRADIENT_FORWARDS * len(drawn) / len(self._data.eval)
-        labelled = (task.loss_inputs(batch) for _, batch in batches(task, drawn, self._batch_size))
+        labelled = (tensors_of(task.loss_inputs(batch)) for _, batch in batches(task, drawn, self._batch_size))
         mask = torch.tensor([head in kept or head in self.always_kept for head in self._all_heads])
         importance = sensitivity(self._model, self._sites, mask, labelled).tolist()
         return {head: value for head, value in zip(self._all_heads, importance, strict=True) if head in self.heads}

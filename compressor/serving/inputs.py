@@ -53,7 +53,7 @@ def real_rows(
     Raises:
         InputError: the tokenizer cannot be read, or a text has no token, or a token without a row in the graph's table.
     """
-    from compressor.model_folder.sentence_modules import read_sentence_texts
+    from compressor.model_folder.sentence_texts import read_sentence_texts
     from compressor.tasks.raw_texts import model_texts, tokenize, tokenizer_of
 
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None

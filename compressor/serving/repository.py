@@ -136,7 +136,7 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
         return inputs.stored_rows(files.graph, files.inputs, longest=longest)
     texts: Sequence[tuple[str, ...]] = [(inputs.SENTENCE,)]
     if request.data is not None:
-        from compressor.model_folder.sentence_modules import read_sentence_texts
+        from compressor.model_folder.sentence_texts import read_sentence_texts
         from compressor.tasks.raw_texts import read_texts
 
         texts = read_texts(request.data, request.text_columns, _MAX_ROWS, read_sentence_texts(request.out))

@@ -9,33 +9,32 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-import torch
 from datasets import Dataset
 from datasets.fingerprint import generate_random_fingerprint
-from torch import Tensor
-from transformers import PretrainedConfig
 
+from compressor.answers import DECODER_MASK, IGNORED, LABELS, MASK, SPAN_ENDS, declare_vector, scored_mask
 from compressor.config.sections import RowsConfig
 from compressor.config.values import ARRAYS
 from compressor.errors import ErrorCode, InputError, RowError, suggestion
-from compressor.graph.program import HasSignature, InputSpec, OutputSpec
-from compressor.model_folder import ModelFolder
-from compressor.models.classifiers import declare_vector
+from compressor.graph.signature import HasSignature, InputSpec, OutputSpec
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line
-from compressor.tasks.base import Task
-from compressor.tasks.forwards import DECODER_MASK, IGNORED, LABELS, SPAN_ENDS, scored_mask
+from compressor.tasks.base import Batch, Task
 from compressor.tasks.labelled_rows import label_order
 from compressor.tasks.metrics import Metric
 from compressor.tasks.output_forms import Classes, Form, Numbers, TokenClasses, Vectors, are_classes, with_positions
 from compressor.tasks.row_store import RowOrigin, SplitRows
 from compressor.tasks.splits import files_by_split
 
-MASK = "attention_mask"
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from compressor.model_folder import ModelFolder
+
 _SINGLE = ".npy"
 _CHUNK_BYTES = 2**24  # size of the rows whose values are checked at once
 _DAMAGED = (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -372,7 +371,7 @@ class Arrays(Task):
         values = [list(placeholder) if isinstance(placeholder, tuple) else placeholder] * len(rows)
         return self._examples(rows, pa.array(values, pa.list_(pa.int64()) if isinstance(placeholder, tuple) else None))
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """The inputs of the graph, `[batch, ...]` each, and `labels`.
 
         Raises:
@@ -380,10 +379,10 @@ class Arrays(Task):
         """
         indices = np.array([example["index"] for example in examples], np.int64)
         longest = max(int(example["positions"]) for example in examples)
-        batch: dict[str, Tensor] = {}
+        batch: Batch = {}
         for name, spec in self._inputs.items():
             values = self._gather(name, indices, longest if name in self._padded else None)
-            batch[name] = torch.from_numpy(values.astype(spec.dtype, copy=False))
+            batch[name] = values.astype(spec.dtype, copy=False)
         # The mask of a decoder is that of the positions of its output.
         mask = DECODER_MASK if any(name.startswith(_OF_DECODER) for name in self._inputs) else MASK
         has_positions = mask in batch and self._outputs[self.outputs[0]].shape[1:-1] == self._inputs[mask].shape[1:]
@@ -397,7 +396,7 @@ class Arrays(Task):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return self._form.per_example(logits, labels)
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """The classes of rows or tokens; None for other outputs."""
         return self._form.ids(logits, self._scored(logits, batch))
 
@@ -584,9 +583,9 @@ class Arrays(Task):
                 digest.update(values.tobytes())
         return [digest.hexdigest() for digest in hashes]
 
-    def _scored(self, outputs: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
+    def _scored(self, outputs: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """The scored positions of an output `[batch, position, ...]`; None for an output of other axes."""
-        return scored_mask(batch, *outputs.shape[:2]).numpy() if outputs.ndim > 2 else None
+        return scored_mask(batch, *outputs.shape[:2]) if outputs.ndim > 2 else None
 
 
 def _wrong_kind(name: str, labels: np.ndarray, source: str, problem: str) -> InputError:

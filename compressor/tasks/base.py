@@ -5,50 +5,33 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from datasets import Dataset
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor.answers import LABELS
 from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.program import HasSignature
-from compressor.model_folder import ModelFolder, require_processor
+from compressor.graph.signature import HasSignature
+from compressor.model_folder.processor import require_processor
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import one_line
-from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowOrigin, SplitRows
 from compressor.tasks.splits import named_splits
 
-Forward = Callable[[dict[str, Tensor]], np.ndarray]
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from compressor.model_folder import ModelFolder
+
+Batch = dict[str, np.ndarray]
+"""Inputs of a model and labels by name, `[batch, ...]` each."""
+Forward = Callable[[Batch], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
-
-
-@dataclass(frozen=True)
-class GeneratingForward:
-    """A `Forward` of a model or an engine that may have key/value caches to generate with.
-
-    Attributes:
-        run: what a call runs.
-        generator: takes the model of the folder, and returns the one of transformers whose `generate`, with a cache, is
-            that of the model or the engine; None: it has no cache.
-    """
-
-    run: Forward
-    generator: Callable[[PreTrainedModel], Any]
-
-    def __call__(self, batch: dict[str, Tensor]) -> np.ndarray:
-        return self.run(batch)
-
-
-def generator_of(forward: Forward, model: PreTrainedModel) -> Any:
-    """What generates with a cache what `forward` computes; see `GeneratingForward`."""
-    return getattr(forward, "generator", lambda _: None)(model)
+Values = TypeVar("Values")
 
 
 class Task(ABC):
@@ -219,21 +202,21 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """A batch, padded to its longest example: the model's inputs, and the labels as `label_name`."""
 
-    def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss_inputs(self, batch: Batch) -> Batch:
         """The arguments from which the model computes its own loss, from a collated batch."""
         return batch
 
-    def model_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A collated batch without `label_name`.
+    def model_inputs(self, batch: Mapping[str, Values]) -> dict[str, Values]:
+        """A collated batch, of arrays or of tensors, without `label_name`.
 
-        A tensor `labels` stays: it marks scored positions, and a decoder may derive its inputs from it.
+        An entry `labels` stays: it marks scored positions, and a decoder may derive its inputs from it.
         """
         return {name: value for name, value in batch.items() if name == LABELS or name != self.label_name}
 
-    def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def example_means(self, values: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """Average values `[inputs]` over the texts or windows of each example of a batch with labels, `[examples]`."""
         return values
 
@@ -241,7 +224,7 @@ class Task(ABC):
         """Number of texts or windows that the model reads for examples, and of their tokens."""
         return len(rows), sum(rows["length"][:])
 
-    def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """Outputs of an engine on a batch, with outputs that the task scores and computes from them."""
         return outputs
 
@@ -270,7 +253,7 @@ class Task(ABC):
         self.note(text, NoteCode.OUTPUT_CHOSEN)
 
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
-        """The logits among the outputs of a model or an engine; several are stacked on a last axis.
+        """The logits among the outputs of an engine, or of a PyTorch model; several are stacked on a last axis.
 
         Raises:
             InputError: the model lacks an output of `Task.outputs`.
@@ -280,7 +263,7 @@ class Task(ABC):
             text = f"the model has no output {missing}, which {self.name} scores; use a model that has it"
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, output=missing, task=self.name)
         values = [outputs[name] for name in self.outputs]
-        arrays = [value.float().cpu().numpy() if isinstance(value, Tensor) else value for value in values]
+        arrays = [value if isinstance(value, np.ndarray) else value.float().cpu().numpy() for value in values]
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -301,17 +284,17 @@ class Task(ABC):
         labels = self.pop_labels(batch, len(examples))
         return forward(batch), labels
 
-    def pop_labels(self, batch: dict[str, Tensor], count: int) -> np.ndarray:
+    def pop_labels(self, batch: Batch, count: int) -> np.ndarray:
         """Remove the labels from a collated batch, and return them.
 
         Raises:
             UsageError: it has no labels, or not an element for each of `count` examples.
         """
         labels = batch.pop(self.label_name, None) if isinstance(batch, MutableMapping) else None
-        if labels is None or not labels.ndim or len(labels) != count:
-            expected = f"tensors, {self.label_name!r} with an element for each of {count} rows"
+        if not isinstance(labels, np.ndarray) or not labels.ndim or len(labels) != count:
+            expected = f"arrays of numpy, {self.label_name!r} with an element for each of {count} rows"
             raise self.returns_wrong("collate", expected)
-        return labels.numpy()
+        return labels
 
     def returns_wrong(self, method: str, expected: str) -> UsageError:
         """The error of a method, e.g. of a custom task, that returns something else than it must (`expected`)."""
@@ -319,7 +302,7 @@ class Task(ABC):
         text = f"--task {path} returns something else than {expected}; correct the method"
         return UsageError(text, code=ErrorCode.TASK_FAILED, field="task", value=path)
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray | None:
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """The answers to a batch without labels as integers, by which engines are compared; None: they are not."""
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from torch import Tensor
 
 from compressor.targets.base import Feeds
 from compressor.tasks import Data
@@ -43,10 +42,10 @@ def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
     """Training rows with the lengths of the evaluation rows, each as a batch of one; see `draw_rows`."""
     batches = (data.task.collate([data.train[row]]) for row in draw_rows(data, count, seed))
     label = data.task.label_name
-    return [{name: tensor.numpy() for name, tensor in batch.items() if name != label} for batch in batches]
+    return [{name: array for name, array in batch.items() if name != label} for batch in batches]
 
 
-def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor]]:
+def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, np.ndarray]]:
     """Batches of training rows of similar lengths, so that little is padded, without labels of a task's own kind."""
     task, lengths = data.task, data.train["length"][:]
     ordered = sorted(rows, key=lambda row: int(lengths[row]))

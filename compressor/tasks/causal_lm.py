@@ -5,27 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 from datasets import Dataset
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
 
+from compressor.answers import IGNORED
 from compressor.config.sections import RowsConfig
 from compressor.config.values import PLAIN_TEXT
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import token_limit
-from compressor.models.segments import Memories
+from compressor.model_folder.text_limits import token_limit
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Task
+from compressor.tasks.base import Batch, Task
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.metrics import Metric, bits_per_token, perplexity
+from compressor.tasks.encoding import pad
+from compressor.tasks.metrics import Metric, bits_per_token, perplexity, summed_losses
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 _TEXTS_PER_CALL = 64  # number of texts per call of the tokenizer
 
@@ -84,23 +83,22 @@ class CausalLM(Task):
         slices = pa.ListArray.from_arrays(offsets, flat)
         return Dataset(pa.table({"input_ids": slices, "length": pa.array(ends - starts)}))
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """Segments `[batch, segment]` with their mask; `labels` are the ids, which the model shifts.
 
         Padding on the right is masked, and has no labels (-100).
         """
-        segments = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
-        ids, labels = (pad_sequence(segments, batch_first=True, padding_value=fill) for fill in (0, -100))
-        return {"input_ids": ids, "attention_mask": (labels != -100).long(), "labels": labels}
+        ids, labels = (pad([example["input_ids"] for example in examples], fill) for fill in (0, IGNORED))
+        return {"input_ids": ids, "attention_mask": (labels != IGNORED).astype(np.int64), "labels": labels}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and predicted tokens of each segment, from logits `[batch, segment, vocabulary]`."""
-        return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
+        return summed_losses(logits[:, :-1], labels[:, 1:])
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """The token that is predicted after each token except padding."""
         tokens = logits.argmax(-1)
-        return tokens[batch["attention_mask"].numpy() != 0] if "attention_mask" in batch else tokens
+        return tokens[batch["attention_mask"] != 0] if "attention_mask" in batch else tokens
 
     def answer_texts(self, logits: np.ndarray, labels: np.ndarray) -> Sequence[str]:
         return [f"{self.metric} {self.score(row[None]):.4g}" for row in self.per_example(logits, labels)]
@@ -131,21 +129,9 @@ class CausalLM(Task):
             return list(self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
-
-    Logits are `[batch, position, vocabulary]`; targets `[batch, position]` are the tokens that positions predict, or
-    -100.
-    """
-    sums = [
-        torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
-        for scores, row in zip(logits, targets, strict=True)  # a float32 copy of the batch may not fit
-    ]
-    return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)
-
-
-SegmentForward = Callable[[Tensor], Tensor]
-"""Computes logits from ids of the next segment of every stream, `[streams, segment]`; keeps memories between calls."""
+SegmentForward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Computes `summed_losses` from ids and targets of the next segment of every stream, `[streams, segment]` each; keeps
+memories between calls."""
 
 FILLER = -1
 """Number of a missing segment, whose targets are ignored."""
@@ -209,7 +195,7 @@ class Streams(CausalLM):
         """Independent segments without memory, because a search evaluates them in any order."""
         return self._independent
 
-    def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> Batch:
         """`input_ids` and `shift_labels`, `[streams, segment]`, of the segment of each stream; None or empty if
         missing.
 
@@ -219,13 +205,13 @@ class Streams(CausalLM):
         length = max(2, *map(len, rows)) - 1
         parts = {"input_ids": (0, [row[:-1] for row in rows]), "shift_labels": (-100, [row[1:] for row in rows])}
         return {
-            name: torch.tensor([[*row, *[fill] * (length - len(row))] for row in padded], dtype=torch.int64)
+            name: np.array([[*row, *[fill] * (length - len(row))] for row in padded], np.int64)
             for name, (fill, padded) in parts.items()
         }
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and predicted tokens of each segment, from logits `[streams, segment, vocabulary]`."""
-        return summed_loss(torch.from_numpy(logits), torch.from_numpy(labels)).numpy()
+        return summed_losses(logits, labels)
 
     def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
         share = self._unknown_share(texts, ids)
@@ -305,20 +291,6 @@ def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
     return np.where(numbers < rows, numbers, FILLER).reshape(streams, length).T
 
 
-def reader(model: PreTrainedModel) -> SegmentForward:
-    """A `SegmentForward` of a PyTorch model in evaluation mode; its memory is empty at the start."""
-    memories: Memories | None = None
-
-    def forward(ids: Tensor) -> Tensor:
-        nonlocal memories
-        with torch.no_grad():
-            outputs = model(input_ids=ids.to(model.device), memories=memories)
-        memories = outputs.memories
-        return cast(Tensor, outputs.logits)
-
-    return forward
-
-
 def read(
     task: Task,
     examples: Dataset,
@@ -339,8 +311,7 @@ def read(
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
         present = rows != FILLER
         batch = task.collate([examples[int(row)] if row != FILLER else {} for row in rows])
-        logits = forward(batch["input_ids"])
-        losses[rows[present]] = summed_loss(logits, batch["shift_labels"].to(logits.device)).cpu().numpy()[present]
+        losses[rows[present]] = forward(batch["input_ids"], batch["shift_labels"])[present]
         if progress is not None:
             progress(int(present.sum()))
     return losses

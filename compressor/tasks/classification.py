@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
+import numpy as np
 
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labelled_rows import ClassLabels, SeveralClasses
@@ -16,7 +16,7 @@ class TextClassification(ClassLabels, LabelledTexts):
 
     name = "text-classification"
     metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, share("f1", f1), Metric("matthews", matthews, maximum=1.0))
-    label_type = torch.int64
+    label_type = np.int64
 
 
 class MultiLabelClassification(SeveralClasses, LabelledTexts):

@@ -8,27 +8,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from datasets.fingerprint import generate_random_fingerprint
 
+from compressor.answers import LABELS
 from compressor.config.sections import RowsConfig
 from compressor.config.values import TABLES
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.graph.program import HasSignature
-from compressor.model_folder import ModelFolder
+from compressor.graph.signature import HasSignature
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_hub
-from compressor.tasks.base import LABELS, Task, make_task
+from compressor.tasks.base import Task, make_task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.id_tables import IdTables
 from compressor.tasks.labels import are_withheld
 from compressor.tasks.row_store import RowOrigin, SplitRows
 from compressor.tasks.scoring import BATCH_SIZE, draw_indices, draw_rows, forward_of, indices_by_length
 from compressor.tasks.splits import Split, named_splits, pick
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 logger = logging.getLogger(__name__)
 
@@ -362,7 +365,7 @@ class _Reading:
 
     def _with_targets(self, examples: Dataset, drawn_rows: int) -> Dataset:
         """Training examples, as many as the run draws, with the targets that the model generates, if they need any."""
-        model = self._folder.model.eval()
+        model = self._folder.model
         drawn = _with_columns(draw_rows(examples, drawn_rows, self._seed), partial(self._task.targets_by, model))
         return examples if drawn is None else drawn
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
-import torch
 from datasets import Dataset
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import takes_token_types, token_limit
+from compressor.model_folder.text_limits import takes_token_types, token_limit
+from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
+from compressor.tasks.base import Batch
 from compressor.tasks.columns import TextColumns, empty_text_notes
 from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 _CHUNK_ROWS = 2000  # rows that are encoded at once
 _TEXTS = 2  # maximum number of texts of an example that are shown
@@ -70,18 +71,18 @@ class TextTokenizer:
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
 
-    def __call__(self, *texts: Sequence[Any], **options: Any) -> BatchEncoding:
+    def __call__(self, *texts: Sequence[Any], **options: Any) -> Encodings:
         """Tokenize the first texts of all examples, and the second ones; `options` are for the tokenizer."""
         if texts and not texts[0]:
-            return BatchEncoding({"input_ids": []})
+            return Encodings({"input_ids": []})
         usual = {"truncation": True, "max_length": self.longest, "return_token_type_ids": self.takes_types}
         with quiet_transformers():
-            encoded: BatchEncoding = self._tokenizer(*texts, **usual | options)
+            encoded: Encodings = self._tokenizer(*texts, **usual | options)
         return encoded
 
     def collate(
         self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None, *, left: bool = False
-    ) -> dict[str, Tensor]:
+    ) -> Batch:
         """Token ids, attention mask and, where the model reads them, token types, each `[examples, longest]`.
 
         Without `types`, all are zero. Padding comes last, or first with `left`.
@@ -90,7 +91,7 @@ class TextTokenizer:
         batch = {"input_ids": padded, "attention_mask": pad([[1] * len(row) for row in ids], 0, left=left)}
         if self.takes_types:
             fill = self._tokenizer.pad_token_type_id
-            batch["token_type_ids"] = torch.zeros_like(padded) if types is None else pad(types, fill, left=left)
+            batch["token_type_ids"] = np.zeros_like(padded) if types is None else pad(types, fill, left=left)
         return batch
 
     def cut_notes(self, source: str, cut: int, total: int, kind: str = "rows") -> tuple[Note, ...]:
@@ -102,7 +103,7 @@ class TextTokenizer:
         return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
 
 
-def count_cut(encoded: BatchEncoding) -> int:
+def count_cut(encoded: Encodings) -> int:
     """Number of examples that the tokenizer truncated; 0 for a tokenizer that does not report it (slow ones)."""
     return sum(bool(example.overflowing) for example in encoded.encodings or ())
 
@@ -145,10 +146,19 @@ def require_tokens(ids: Sequence[Sequence[int]], names: Sequence[str], start: in
     return lengths
 
 
-def pad(rows: Sequence[Any], fill: int, *, left: bool = False) -> Tensor:
+def pad(rows: Sequence[Any], fill: int, *, left: bool = False) -> np.ndarray:
     """Lists of integers, padded with `fill` on the right or left, `[lists, longest]` or `[lists, longest, k]`."""
-    tensors = [torch.tensor(row) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side="left" if left else "right")
+    arrays = [np.asarray(row, np.int64) for row in rows]
+    longest = max(map(len, arrays))
+    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), fill, np.int64)
+    for values, array in zip(padded, arrays, strict=True):
+        values[longest - len(array) if left else 0 :][: len(array)] = array
+    return padded
+
+
+def group_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The mean of each group of consecutive values, `[groups]`, from values `[sum of counts]`."""
+    return np.array([group.mean() for group in np.split(values, np.cumsum(counts)[:-1])])
 
 
 class LabelledTexts(LabelledRows):
@@ -189,17 +199,17 @@ class LabelledTexts(LabelledRows):
         self.notes = (*self.notes, *empty_text_notes(rows, names, source), *cut_notes)
         return encoded
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """Token ids, mask and token types `[batch, longest]`, and `labels` `[batch, ...]`.
 
         Texts are padded on the right, or on the left where `_pads_left` says so.
         """
         ids = [example["input_ids"] for example in examples]
         types = [example["token_type_ids"] for example in examples] if self._texts.takes_types else None
-        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
+        labels = np.array([example["labels"] for example in examples], self.label_type)
         return {**self._texts.collate(ids, types, left=self._pads_left), "labels": labels}
 
-    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
+    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[Encodings, int]:
         encoded = self._texts(*texts, return_attention_mask=True)
         return encoded, count_cut(encoded)
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
+from compressor.answers import IGNORED, LABELS
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.graph.program import HasSignature
-from compressor.model_folder.example_inputs import token_limit
+from compressor.graph.signature import HasSignature
+from compressor.model_folder.text_limits import token_limit
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
-from compressor.tasks.forwards import IGNORED, LABELS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TOKENS, _TARGET_TOKENS, _TYPES = "input_ids", "decoder_input_ids", "token_type_ids"
 _POSITION_TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
@@ -42,21 +43,8 @@ class IdTables:
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: Any) -> IdTables:
-        """The tables of a model, read from its modules."""
-        types = [
-            _table_length(module) for path, module in model.named_modules() if path.endswith("token_type_embeddings")
-        ]
-        sizes = {
-            _TOKENS: _table_size(model, "get_encoder" if model.config.is_encoder_decoder else None),
-            _TARGET_TOKENS: _table_size(model, "get_decoder") if model.config.is_encoder_decoder else None,
-            _TYPES: min((size for size in types if size is not None), default=None),
-        }
-        head = model.get_output_embeddings()
-        if isinstance(head, nn.Linear):  # labels are shifted to the inputs of a decoder
-            sizes[LABELS] = min(filter(None, (head.out_features, sizes[_TARGET_TOKENS])))
-        if isinstance(model, HasSignature):  # of a graph, which has no modules of embeddings
-            sizes |= {name: spec.ids for name, spec in model.input_specs.items()}
-        positions = _position_limits(model)
+        """The tables of a model, read from its modules, or from the inputs of a graph."""
+        sizes, positions = _tables_of_graph(model) if isinstance(model, HasSignature) else _tables_of_modules(model)
         if (limit := token_limit(model)) is not None:
             positions[_TOKENS] = min(limit, positions.get(_TOKENS, limit))
         return cls({name: size for name, size in sizes.items() if size is not None}, positions, tokenizer)
@@ -87,7 +75,7 @@ class IdTables:
                 extremes.append(int(np.argmax(pc.list_value_length(labels).to_numpy())))
         batch = task.collate([encoded[index] for index in dict.fromkeys(extremes)])
         if not isinstance(batch, Mapping):
-            raise task.returns_wrong("collate", "a dict of tensors")
+            raise task.returns_wrong("collate", "a dict of arrays")
         for name, array in batch.items():
             size, limit = self.sizes.get(name) if name != LABELS else None, self.positions.get(name)
             length = int(array.shape[-1]) if array.ndim else 0
@@ -95,7 +83,7 @@ class IdTables:
                 problem = f"{name} has {length} positions, the model has {limit}; cut rows (--max-length {limit})"
                 details = {"input": name, "value": length, "size": limit}
                 raise RowError.of(source, extremes[0] + 1, problem, code=ErrorCode.TOO_LONG, **details)
-            if size is not None and array.numel() and (int(array.max()) >= size or int(array.min()) < 0):
+            if size is not None and array.size and (int(array.max()) >= size or int(array.min()) < 0):
                 number = int(array.max()) if int(array.max()) >= size else int(array.min())
                 text = f"{source}: {self._problem(name, number, 'pads or begins')}"
                 raise InputError(text, code=ErrorCode.ID_OUTSIDE_TABLE, input=name, id=number, size=size)
@@ -142,6 +130,25 @@ class IdTables:
         return f"{named} {relation} {name}, outside of the model's table of {size} tokens; {remedy}"
 
 
+def _tables_of_graph(model: HasSignature) -> tuple[dict[str, int | None], dict[str, int]]:
+    """The sizes of the tables of a graph by input; its modules show no positions."""
+    return {name: spec.ids for name, spec in model.input_specs.items()}, {}
+
+
+def _tables_of_modules(model: PreTrainedModel) -> tuple[dict[str, int | None], dict[str, int]]:
+    """The sizes of the tables of a model, and the maximum numbers of positions, by input."""
+    types = [_table_length(module) for path, module in model.named_modules() if path.endswith("token_type_embeddings")]
+    sizes = {
+        _TOKENS: _table_size(model, "get_encoder" if model.config.is_encoder_decoder else None),
+        _TARGET_TOKENS: _table_size(model, "get_decoder") if model.config.is_encoder_decoder else None,
+        _TYPES: min((size for size in types if size is not None), default=None),
+    }
+    head: Any = model.get_output_embeddings()
+    if isinstance(outputs := getattr(head, "out_features", None), int):  # labels are shifted to the decoder's inputs
+        sizes[LABELS] = min(filter(None, (outputs, sizes[_TARGET_TOKENS])))
+    return sizes, _position_limits(model)
+
+
 def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
     """Number of token embeddings of a model, or of a part of it; None if it has or shows none."""
     try:
@@ -153,8 +160,8 @@ def _table_size(model: PreTrainedModel, part: str | None) -> int | None:
 
 def _table_length(module: Any) -> int | None:
     """Size of an embedding table, whose class is not PyTorch's in some families (I-BERT); None for other modules."""
-    weight = getattr(module, "weight", None)
-    if not hasattr(module, "padding_idx") or not isinstance(weight, Tensor) or weight.dim() != 2:
+    weight: Any = getattr(module, "weight", None)
+    if not hasattr(module, "padding_idx") or getattr(weight, "ndim", None) != 2:
         return None
     return len(weight)
 

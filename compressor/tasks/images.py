@@ -12,22 +12,27 @@ from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 from datasets import Dataset
 from datasets.fingerprint import generate_random_fingerprint
-from torch import Tensor
+from numpy.typing import DTypeLike
 
+from compressor.answers import AnswerKind, answer_kind
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError, TargetMissingError, UsageError
-from compressor.model_folder import ModelFolder, load_processor, require_processor
-from compressor.model_folder.processor import IMAGE_CLASSIFICATION, image_settings, pixels_of
-from compressor.models.classifiers import AnswerKind, answer_kind
+from compressor.model_folder.processor import (
+    IMAGE_CLASSIFICATION,
+    image_settings,
+    load_processor,
+    pixels_of,
+    require_processor,
+)
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
+from compressor.tasks.base import Batch
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.labelled_rows import ClassLabels, LabelledRows, SeveralClasses
 from compressor.tasks.labels import listed_names
@@ -35,6 +40,9 @@ from compressor.tasks.metrics import ACCURACY, Metric, column_mean, share
 from compressor.tasks.row_files import has_tables
 from compressor.tasks.row_store import RowOrigin, RowStore, SplitRows
 from compressor.tasks.splits import is_saved, named_splits, pick, pick_any
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 Result = TypeVar("Result")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
@@ -204,7 +212,7 @@ class ImageSource:
 
         self._use("cannot be decoded", load)
 
-    def pixels(self, processor: Any) -> Tensor:
+    def pixels(self, processor: Any) -> np.ndarray:
         """The pixels `[channel, height, width]` that an image processor returns.
 
         Raises:
@@ -275,7 +283,7 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     split = pick_any(splits, "test", "eval")
     images = image_sources(splits[split], image_column(splits[split], requested, source), source)
     with splits.origins[split].located():
-        return torch.stack([image.pixels(processor) for image in itertools.islice(images, maximum)]).numpy()
+        return np.stack([image.pixels(processor) for image in itertools.islice(images, maximum)])
 
 
 _TOP = 5
@@ -288,7 +296,7 @@ class ImageRows(LabelledRows):
     """
 
     name = IMAGE_CLASSIFICATION
-    label_type: ClassVar[torch.dtype] = torch.int64
+    label_type: ClassVar[DTypeLike] = np.int64
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)
@@ -325,7 +333,7 @@ class ImageRows(LabelledRows):
         column = image_column(rows, self._request.image_column, source)
         remaining, images = iter(labels), image_sources(rows, column, source)
         settings = json.dumps(image_settings(self._processor), sort_keys=True, default=str)
-        kind = pa.list_(pa.float64()) if self.label_type.is_floating_point else pa.int64()
+        kind = pa.list_(pa.float64()) if np.dtype(self.label_type).kind == "f" else pa.int64()
         schema = pa.schema([*_SOURCE_COLUMNS, ("labels", kind), ("length", pa.int64())])
         store = RowStore()
         for _ in range(0, max(1, len(rows)), _CHUNK_ROWS):
@@ -351,19 +359,19 @@ class ImageRows(LabelledRows):
         for example in examples:
             _source_of(example).decode()
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """`pixel_values` `[batch, channel, height, width]` and `labels` `[batch, ...]`.
 
         Raises:
             InputError: an image cannot be decoded, or the processor refuses it.
         """
-        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
+        labels = np.array([example["labels"] for example in examples], self.label_type)
         pixels = []
         for image in map(_source_of, examples):
             pixels.append(image.pixels(self._processor))
-            if (shape := tuple(pixels[-1].shape)) != self._size:
+            if (shape := pixels[-1].shape) != self._size:
                 raise image.unusable(f"becomes {list(shape)}, other images {list(self._size or ())}")
-        return {"pixel_values": torch.stack(pixels), "labels": labels}
+        return {"pixel_values": np.stack(pixels), "labels": labels}
 
 
 class ImageClassification(ClassLabels, ImageRows):

@@ -11,22 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from datasets import Dataset
+from numpy.typing import DTypeLike
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest
-from torch import Tensor
-from transformers import PretrainedConfig
 
+from compressor.answers import AnswerKind, answer_kind, class_names, has_default_names
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.model_folder import ModelFolder
-from compressor.model_folder.companions import THRESHOLD_FILES
-from compressor.model_folder.files import read_json
-from compressor.models.classifiers import AnswerKind, answer_kind, class_names, has_default_names
+from compressor.model_folder.files import THRESHOLD_FILES, read_json
 from compressor.results import NoteCode
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn
@@ -52,6 +48,11 @@ from compressor.tasks.metrics import (
     share,
 )
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from compressor.model_folder import ModelFolder
+
 _NUMBERED = re.compile(r"(?:LABEL_)?\d+")  # names of classes that are numbers
 _LEAST_GAIN = 0.1  # minimum gain of accuracy in another order of the classes
 _SIGNIFICANCE = 1e-3  # maximum probability that answers are better by chance
@@ -69,7 +70,7 @@ class LabelledRows(Task):
     """
 
     label_column: ClassVar[LabelColumn] = LabelColumn()
-    label_type: ClassVar[torch.dtype]
+    label_type: ClassVar[DTypeLike]
     may_have_columns: ClassVar[bool] = False
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
@@ -156,7 +157,7 @@ class ClassLabels(LabelledRows):
             return macro_f1(statistics)
         return super().score(statistics)
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         return logits.argmax(-1)
 
     def labels_of(self, logits: np.ndarray, examples: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -270,7 +271,7 @@ class SeveralClasses(LabelledRows):
         share("macro-f1", set_macro_f1),
         share("map", mean_average_precision),
     )
-    label_type: ClassVar[torch.dtype] = torch.float32
+    label_type: ClassVar[DTypeLike] = np.float32
     may_have_columns = True
     _class_ids: Mapping[str, int] = MappingProxyType({})
 
@@ -340,7 +341,7 @@ class SeveralClasses(LabelledRows):
         answers = logits if self._metric.compute is mean_average_precision else self._assigned(logits)
         return np.concatenate([answers, labels >= _PRESENT], axis=1, dtype=np.float64)
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """A hash of the assigned classes of each example."""
         digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in self._assigned(logits))
         return np.array([int.from_bytes(digest, "little", signed=True) for digest in digests], np.int64)

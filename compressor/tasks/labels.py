@@ -8,15 +8,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import ClassLabel, Dataset, Value
-from transformers import PretrainedConfig
 
+from compressor.answers import class_names, has_default_names
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.models.classifiers import class_names, has_default_names
 from compressor.tasks.columns import check_present, is_text, list_columns
 from graph_passes.errors import listed
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _NUMBER = re.compile(r"[+-]?\d+(?:,(\d+))?")
 _THOUSANDS = 3  # digits after a comma that may separate thousands

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from sacrebleu.metrics import BLEU
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
 
+from compressor.answers import IGNORED
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import MetricUnit
 from compressor.silence_libraries import one_line
 
-_SENTENCE_BLEU = BLEU(effective_order=True)  # on which the n-gram counts do not depend
+_LOSS_TOKENS = 64
+"""Tokens whose losses are computed at once, so that their exponentials stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,34 @@ class Metric:
             ) from error
 
 
+def token_losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The loss in nats of each token, `[tokens]` float64, from logits `[tokens, vocabulary]`; zero for targets of -100.
+
+    Exponentials are computed in float32, and summed in float64.
+    """
+    losses = np.zeros(len(targets))
+    for start in range(0, len(targets), _LOSS_TOKENS):
+        part = slice(start, start + _LOSS_TOKENS)
+        is_scored = targets[part] != IGNORED
+        scores, tokens = logits[part][is_scored].astype(np.float32, copy=False), targets[part][is_scored]
+        largest = scores.max(-1, keepdims=True)
+        with np.errstate(invalid="ignore"):  # logits that are not finite have a loss that is not finite
+            sums = np.exp(scores - largest).sum(-1, dtype=np.float64)
+            margins = np.take_along_axis(scores, tokens[:, None], -1).astype(np.float64) - largest
+        losses[part][is_scored] = np.log(sums) - margins[:, 0]
+    return losses
+
+
+def summed_losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
+
+    Logits are `[batch, position, vocabulary]`; targets `[batch, position]` are the tokens that positions predict, or
+    -100.
+    """
+    sums = [token_losses(scores, row).sum() for scores, row in zip(logits, targets, strict=True)]
+    return np.stack([np.array(sums), (targets != IGNORED).sum(1)], axis=-1, dtype=np.float64)
+
+
 def column_mean(column: int, statistics: np.ndarray) -> float:
     """The mean of a column of statistics `[examples, k]`; zero without examples."""
     return float(statistics[:, column].mean()) if len(statistics) else 0.0
@@ -78,7 +108,7 @@ def column_mean(column: int, statistics: np.ndarray) -> float:
 
 def accuracy(statistics: np.ndarray) -> float:
     """Share of correct classes, from predicted and true class of each example, `[examples, 2]`."""
-    # A bootstrap computes it thousands of times, and most of the time of sklearn's function is validation.
+    # A bootstrap computes it thousands of times, and functions of libraries spend most of their time on validation.
     predicted, labels = statistics.astype(np.int64).T
     return float((predicted == labels).mean())
 
@@ -91,8 +121,9 @@ def token_accuracy(statistics: np.ndarray) -> float:
 
 def f1(statistics: np.ndarray) -> float:
     """F1 of class 1, from predicted and true class of each example, `[examples, 2]`; 0 if it is undefined."""
-    predicted, labels = statistics.astype(np.int64).T
-    return float(f1_score(labels, predicted, labels=[1], average="macro", zero_division=0.0))
+    predicted, labels = (statistics == 1).T
+    total = predicted.sum() + labels.sum()
+    return float(2 * (predicted & labels).sum() / total) if total else 0.0
 
 
 def macro_f1(statistics: np.ndarray) -> float:
@@ -100,8 +131,17 @@ def macro_f1(statistics: np.ndarray) -> float:
 
     A class that is only predicted does not count with F1 zero: the mean would be over other classes for each model.
     """
-    predicted, labels = statistics.astype(np.int64).T
-    return float(f1_score(labels, predicted, labels=np.unique(labels), average="macro", zero_division=0.0))
+    correct, predicted, labels = _class_counts(statistics)
+    scores = 2 * correct / np.maximum(predicted + labels, 1)
+    return float(scores[labels > 0].mean())
+
+
+def _class_counts(statistics: np.ndarray) -> np.ndarray:
+    """Numbers of right answers, of answers and of labels of each class, `[3, classes]`, from `[examples, 2]`."""
+    classes, numbers = np.unique(statistics, return_inverse=True)
+    predicted, labels = numbers.reshape(-1, 2).T
+    columns = predicted[predicted == labels], predicted, labels
+    return np.stack([np.bincount(column, minlength=len(classes)) for column in columns])
 
 
 def set_micro_f1(statistics: np.ndarray) -> float:
@@ -140,8 +180,12 @@ def mean_average_precision(statistics: np.ndarray) -> float:
 
 def matthews(statistics: np.ndarray) -> float:
     """Matthews correlation of predicted and true class of each example, `[examples, 2]`; 0 if it is undefined."""
-    predicted, labels = statistics.astype(np.int64).T
-    return 0.0 if _has_constant(statistics) else float(matthews_corrcoef(labels, predicted))
+    if _has_constant(statistics):
+        return 0.0
+    correct, predicted, labels = _class_counts(statistics).astype(np.float64)
+    count = len(statistics)
+    variances = (count**2 - predicted @ predicted) * (count**2 - labels @ labels)
+    return float((correct.sum() * count - labels @ predicted) / np.sqrt(variances))
 
 
 def spearman(statistics: np.ndarray) -> float:
@@ -172,14 +216,23 @@ def bits_per_token(statistics: np.ndarray) -> float:
 
 def bleu_counts(translation: str, reference: str) -> np.ndarray:
     """Statistics of an example for `bleu`, `[10]`: both lengths, then matches and totals of n-grams of 1 to 4 words."""
-    counts = _SENTENCE_BLEU.sentence_score(translation, [reference])
+    counts = _sentence_bleu().sentence_score(translation, [reference])
     return np.asarray([counts.sys_len, counts.ref_len, *counts.counts, *counts.totals], dtype=np.float64)
 
 
 def bleu(statistics: np.ndarray) -> float:
     """Corpus BLEU, 0 to 100, from `bleu_counts`, `[examples, 10]` (Papineni et al. 2002; as in sacrebleu)."""
+    from sacrebleu.metrics import BLEU
+
     translated, reference, *ngrams = statistics.sum(axis=0).astype(np.int64).tolist()
     return float(BLEU.compute_bleu(ngrams[:4], ngrams[4:], translated, reference, smooth_method="exp").score)
+
+
+@functools.cache
+def _sentence_bleu() -> Any:
+    from sacrebleu.metrics import BLEU
+
+    return BLEU(effective_order=True)  # on which the n-gram counts do not depend
 
 
 def _has_constant(statistics: np.ndarray) -> bool:

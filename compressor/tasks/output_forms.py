@@ -12,12 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
+from compressor.answers import IGNORED, SPAN_ENDS
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.program import OutputSpec
-from compressor.tasks.forwards import IGNORED, SPAN_ENDS
+from compressor.graph.signature import OutputSpec
 from compressor.tasks.metrics import ACCURACY, PEARSON, SPEARMAN, TOKEN_ACCURACY, Metric, column_mean
 
 _OF_VECTORS = re.compile(r"embed|hidden|state|pool|feature", re.IGNORECASE)
@@ -67,9 +65,9 @@ class Form(ABC):
         """Labels of rows as a column of examples."""
         return pa.array(labels.reshape(len(labels)).astype(self.label_type))
 
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
+    def batch(self, labels: Sequence[Any], mask: np.ndarray | None) -> np.ndarray:
         """The labels of a batch, `[batch, ...]`, from cells of their column and the mask of the output's positions."""
-        return torch.tensor(labels, dtype=torch.int64 if self.label_type.kind == "i" else torch.float32)
+        return np.array(labels, np.int64 if self.label_type.kind == "i" else np.float32)
 
     def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[batch, k]` of the metrics."""
@@ -150,12 +148,12 @@ class TokenClasses(Form):
         ends = np.arange(len(labels) + 1, dtype=np.int32) * labels.shape[1]
         return pa.ListArray.from_arrays(ends, labels.astype(np.int64).ravel())
 
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
+    def batch(self, labels: Sequence[Any], mask: np.ndarray | None) -> np.ndarray:
         width = max(1, *map(len, labels)) if mask is None else mask.shape[1]
-        values = torch.full((len(labels), width), IGNORED)
+        values = np.full((len(labels), width), IGNORED, np.int64)
         for row, cells in enumerate(labels):  # without labels, every token counts
-            values[row, : len(cells) or width] = torch.tensor(cells[:width]) if cells else 0
-        return values if mask is None else values.masked_fill(mask == 0, IGNORED)
+            values[row, : len(cells) or width] = cells[:width] if cells else 0
+        return values if mask is None else np.where(mask == 0, IGNORED, values)
 
     def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         labels = with_positions(labels, outputs.shape[1], IGNORED)
@@ -235,16 +233,16 @@ class Vectors(Form):
     def column(self, labels: np.ndarray) -> pa.Array:
         raise AssertionError("no labels are vectors")
 
-    def batch(self, labels: Sequence[Any], mask: Tensor | None) -> Tensor:
+    def batch(self, labels: Sequence[Any], mask: np.ndarray | None) -> np.ndarray:
         if self.placeholder in labels:
-            return torch.zeros(len(labels))
+            return np.zeros(len(labels), np.float32)
         vectors = []
         for start, shape in (self._spans[number] for number in labels):
             self._file.seek(start)
             stored = np.frombuffer(self._file.read(2 * int(np.prod(shape))), np.float16)
             vectors.append(stored.reshape(shape).astype(np.float32))  # NaN at positions that are not scored
         longest = max(map(len, vectors))
-        return torch.from_numpy(np.concatenate([with_positions(vector[None], longest, np.nan) for vector in vectors]))
+        return np.concatenate([with_positions(vector[None], longest, np.nan) for vector in vectors])
 
     def per_example(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         labels = with_positions(labels, outputs.shape[1], np.nan)

@@ -12,22 +12,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from datasets import Dataset
-from torch import Tensor
 
+from compressor.answers import LABELS, SPAN_ENDS
 from compressor.config.sections import RowsConfig
 from compressor.errors import RowError
-from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import Forward, Task
+from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns
-from compressor.tasks.encoding import TextTokenizer, encode_chunks, pad, require_fast_tokenizer
-from compressor.tasks.forwards import LABELS, SPAN_ENDS
+from compressor.tasks.encoding import TextTokenizer, encode_chunks, group_means, pad, require_fast_tokenizer
 from compressor.tasks.metrics import Metric, column_mean, share
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 _LEAST_TOKENS = 4  # minimum room of a window for the tokens of question and context
 _LONGEST_QUESTION = 64  # maximum tokens of a question, as in BERT (Devlin et al. 2019)
@@ -162,11 +162,11 @@ class QuestionAnswering(Task):
         lengths = (len(window) for row in windows for window in row)
         return max(map(len, windows), default=1), max(lengths, default=1)
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """The most likely first and last token of each window."""
         return logits.argmax(1)
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """Windows `[windows, longest]`, and `spans` `[questions, most windows, 3]`.
 
         The windows of a question are consecutive. A span holds the positions of an answer's first and last token, and
@@ -179,16 +179,15 @@ class QuestionAnswering(Task):
         spans = [[[*span, example["number"]] for span in example["labels"]] for example in examples]
         return {**self._texts.collate(ids, types), self.label_name: pad(spans, _NO_WINDOW)}
 
-    def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss_inputs(self, batch: Batch) -> Batch:
         """The batch with `start_positions` and `end_positions` `[windows]` instead of `spans`."""
         spans = batch[self.label_name]
         positions = spans[spans[..., 2] != _NO_WINDOW]
         return {**self.model_inputs(batch), "start_positions": positions[:, 0], "end_positions": positions[:, 1]}
 
-    def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def example_means(self, values: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """The mean over the windows of each question, `[questions]`, from values `[windows]`."""
-        counts = _window_counts(batch[self.label_name])
-        return torch.stack([windows.mean() for windows in values.split(counts.tolist())])
+        return group_means(values, _window_counts(batch[self.label_name]))
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """F1 and exact match of each question, `[questions, 2]`, from logits `[windows, tokens, 2]`."""
@@ -215,9 +214,9 @@ class QuestionAnswering(Task):
             yield question, question.predict(windows.astype(np.float64))
 
 
-def _window_counts(spans: Any) -> Any:
-    """The number of windows of each question, `[questions]`, from `spans` (an array or a tensor)."""
-    return (spans[..., 2] != _NO_WINDOW).sum(1)
+def _window_counts(spans: np.ndarray) -> np.ndarray:
+    """The number of windows of each question, `[questions]`, from `spans`."""
+    return np.asarray((spans[..., 2] != _NO_WINDOW).sum(1))
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import BatchEncoding
-
-from compressor.model_folder import load_processor
-from compressor.model_folder.sentence_modules import SentenceTexts
+from compressor.model_folder.processor import load_processor
+from compressor.model_folder.tokenizer_file import Encodings
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 from compressor.tasks.splits import named_splits, pick_any
 from compressor.tasks.token_labels import word_column, words_of
+
+if TYPE_CHECKING:
+    from compressor.model_folder.sentence_texts import SentenceTexts
 
 
 def read_texts(
@@ -57,7 +58,7 @@ def model_texts(rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None)
 
 def tokenize(
     tokenizer: Any, rows: Sequence[tuple[str, ...]], sentence: SentenceTexts | None, *, shortest: int, longest: int
-) -> BatchEncoding:
+) -> Encodings:
     """Ids, masks and token types of examples with equal numbers of texts, see `model_texts`.
 
     Examples with fewer tokens than `shortest` are padded; those with more than `longest`, or than a sentence encoder
@@ -66,7 +67,7 @@ def tokenize(
     if sentence is not None:
         longest = min(longest, tokenizer.model_max_length, sentence.max_tokens or longest)
     with quiet_transformers():
-        encoded: BatchEncoding = tokenizer(
+        encoded: Encodings = tokenizer(
             *map(list, zip(*rows, strict=True)),
             truncation=True,
             max_length=longest,

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from datasets import Dataset
-from torch import Tensor
-from transformers import BatchEncoding
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import ModelFolder
-from compressor.models.pooled_encoder import Answers, CausalReranker
+from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
-from compressor.tasks.base import Task
+from compressor.tasks.base import Batch, Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labels import number_lists, numbers_by_column, numbers_of
 from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
+    from compressor.models.pooled_encoder import Answers
 
 _NDCG = share("ndcg@10", partial(column_mean, 0))
 _MRR = share("mrr@10", partial(column_mean, 1))
@@ -43,7 +43,7 @@ class Regression(LabelledTexts):
 
     name = "regression"
     metrics: ClassVar[tuple[Metric, ...]] = (SPEARMAN, PEARSON)
-    label_type = torch.float32
+    label_type = np.float32
     may_have_columns = True
 
     @property
@@ -132,8 +132,9 @@ class Reranking(Regression):
         self._folder = folder
         self._queries: dict[str, int] = {}
         self._template: _PairTemplate | None = None
-        if isinstance(folder.model, CausalReranker) and getattr(folder.processor, "chat_template", None):
-            self._template = _PairTemplate(folder.processor, folder.model.answers, folder.path)
+        answers = getattr(folder.model, "answers", None)
+        if answers is not None and getattr(folder.processor, "chat_template", None):
+            self._template = _PairTemplate(folder.processor, answers, folder.path)
             self._texts.takes_types = False
         self._set_metric(metric)
 
@@ -186,15 +187,15 @@ class Reranking(Regression):
         """Encode texts as tokens, with these labels and the number of the `query`."""
         return super().encode_with(rows, labels, source).add_column("query", self._queries_of(rows, source))
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """The batch of `LabelledTexts.collate`, with `pairs` `[batch, 2]` of label and query instead of labels."""
         batch = super().collate(examples)
-        queries = torch.tensor([example["query"] for example in examples], dtype=torch.float64)
-        return {**batch, self.label_name: torch.stack([batch.pop("labels").double(), queries], dim=-1)}
+        queries = np.array([example["query"] for example in examples], np.float64)
+        return {**batch, self.label_name: np.stack([batch.pop("labels"), queries], axis=-1, dtype=np.float64)}
 
-    def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss_inputs(self, batch: Batch) -> Batch:
         """The batch with `labels` `[examples]` instead of `pairs`."""
-        return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].float()}
+        return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].astype(np.float32)}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Score and label of each example, `[batch, 2]`; with its query, `[batch, 3]`, if the order is scored."""
@@ -210,13 +211,13 @@ class Reranking(Regression):
     def constant_score(self, statistics: np.ndarray) -> float | None:
         return None if self.ranks else super().constant_score(statistics)
 
-    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[BatchEncoding, int]:
+    def _tokenize(self, texts: Sequence[list[str]]) -> tuple[Encodings, int]:
         """The tokens of rows of one or two texts, or of pairs in the chat template of a language model."""
         if self._template is None:
             return super()._tokenize(texts)
         queries, documents = texts if len(texts) == 2 else ([""] * len(texts[0]), texts[0])
         rows, cut = self._template.encode(queries, documents, self._texts.longest)
-        return BatchEncoding({"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}), cut
+        return Encodings({"input_ids": rows, "attention_mask": [[1] * len(ids) for ids in rows]}), cut
 
     def _set_metric(self, metric: Metric) -> None:
         self._metric = metric

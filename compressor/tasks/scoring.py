@@ -1,25 +1,21 @@
-"""Batches and samples of examples, and their statistics, computed by a PyTorch model or an engine."""
+"""Batches and samples of examples, and their statistics, computed by a model or an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from compressor.tasks.base import Forward, GeneratingForward, Task
-from compressor.tasks.forwards import forward_arguments
+from compressor.graph.signature import GeneratingForward, RunsArrays
+from compressor.tasks.base import Batch, Forward, Task
 
 BATCH_SIZE = 32
 """Examples of a batch in which examples are scored."""
 
 
-def batches(
-    task: Task, examples: Dataset, batch_size: int = BATCH_SIZE
-) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+def batches(task: Task, examples: Dataset, batch_size: int = BATCH_SIZE) -> Iterator[tuple[list[int], Batch]]:
     """Collated batches of examples of similar length, longest first, with the index of each example."""
     for indices in indices_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
@@ -56,12 +52,17 @@ def indices_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]
         yield order[start : start + batch_size].tolist()
 
 
-def forward_of(task: Task, model: PreTrainedModel) -> Forward:
-    """Runs a batch with a PyTorch model in evaluation mode, or generates with it."""
+def forward_of(task: Task, model: Any) -> Forward:
+    """Runs a batch with a model that runs on arrays; or with a PyTorch model, or generates with it."""
+    if isinstance(model, RunsArrays):
+        return lambda batch: task.logits(task.scored_outputs(model.run(batch), batch))
+    import torch
 
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+    from compressor.models.forwards import forward_arguments, tensors_of
+
+    def forward(batch: Batch) -> np.ndarray:
         with torch.no_grad():
-            return task.logits(model(**forward_arguments(model, batch)))
+            return task.logits(model(**forward_arguments(model, tensors_of(batch))))
 
     model.eval()
     return GeneratingForward(forward, lambda _: model)

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from datasets import Dataset
-from torch import Tensor
 
+from compressor.answers import EMBEDDING, LABELS, RANKING
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import ModelFolder
-from compressor.models.pooled_encoder import EMBEDDING, RANKING, SentenceEncoder
-from compressor.tasks.base import Forward, Task
+from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
-from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, require_tokens
-from compressor.tasks.forwards import LABELS
+from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, group_means, require_tokens
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 TOP = 10
 """Number of documents that are retrieved for a query."""
@@ -162,11 +161,12 @@ class SentenceSimilarity(Task):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
-        if folder.sentence is None or not isinstance(folder.model, SentenceEncoder):
+        model: Any = folder.model
+        if folder.sentence is None or not hasattr(model, "pool"):
             text = f"{folder.path}: the model has no pooling (modules.json); save it with sentence-transformers"
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder.path)
         self._folder, self._request = folder, request
-        self._model, self._sentence = folder.model, folder.sentence
+        self._model, self._sentence = model, folder.sentence
         self._texts = TextTokenizer(folder, request)
         self._numbers: dict[str, int] = {}
         self.set_aside_by = "query" if self.retrieves else None
@@ -235,7 +235,7 @@ class SentenceSimilarity(Task):
         texts = [ids for row in rows["input_ids"][:] for ids in row]
         return len(texts), sum(map(len, texts))
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """Texts `[texts, longest]`, padded on the right, and `pairs` `[examples, 3]` or `[examples, 3 + width]`.
 
         The texts of an example are consecutive. A pair holds the label and the numbers of both texts, float64; -1 for a
@@ -246,23 +246,21 @@ class SentenceSimilarity(Task):
             (example["labels"], *(*example["numbers"], _ABSENT)[:2], *example.get(EMBEDDING, ()))
             for example in examples
         ]
-        return {**batch, self.label_name: torch.tensor(pairs, dtype=torch.float64)}
+        return {**batch, self.label_name: np.array(pairs, np.float64)}
 
-    def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].float()}
+    def loss_inputs(self, batch: Batch) -> Batch:
+        return {**self.model_inputs(batch), "labels": batch[self.label_name][:, 0].astype(np.float32)}
 
-    def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def example_means(self, values: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """The mean over the texts of each example, `[examples]`, from values `[texts]`."""
-        counts = _text_counts(batch[self.label_name])
-        return torch.stack([texts.mean() for texts in values.split(counts.tolist())])
+        return group_means(values, _text_counts(batch[self.label_name]))
 
-    def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         """The outputs with embeddings, which are pooled here if the graph does not pool."""
         name = self._model.states_output
         if EMBEDDING in outputs or name not in outputs:
             return outputs
-        states = torch.from_numpy(np.asarray(outputs[name])).float()
-        return {**outputs, EMBEDDING: self._model.pool(states, batch["attention_mask"]).numpy()}
+        return {**outputs, EMBEDDING: self._model.pool(np.asarray(outputs[name]), batch["attention_mask"])}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Cosine and label of each example, `[examples, 2]`, from embeddings `[texts, width]`.
@@ -338,6 +336,6 @@ def pair_embeddings(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarr
     return embeddings[first], embeddings[first + counts - 1]
 
 
-def _text_counts(pairs: Any) -> Any:
-    """The number of texts of each example, from pairs (an array or a tensor)."""
-    return 2 - (pairs[:, 2] == _ABSENT) * 1
+def _text_counts(pairs: np.ndarray) -> np.ndarray:
+    """The number of texts of each example, from pairs."""
+    return 2 - (pairs[:, 2] == _ABSENT)

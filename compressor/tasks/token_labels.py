@@ -5,25 +5,24 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 from datasets import ClassLabel, Dataset
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from compressor.answers import IGNORED
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
-from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.tasks.base import Forward, Task
+from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad, require_fast_tokenizer
-from compressor.tasks.forwards import IGNORED
 from compressor.tasks.labels import listed_names
-from compressor.tasks.metrics import TOKEN_ACCURACY, Metric, perplexity, share
+from compressor.tasks.metrics import TOKEN_ACCURACY, Metric, perplexity, share, token_losses
+
+if TYPE_CHECKING:
+    from compressor.model_folder import ModelFolder
 
 
 class TokenLabels(Task):
@@ -75,7 +74,7 @@ class TokenLabels(Task):
         self.notes = (*self.notes, *self._texts.cut_notes(source, cut, len(rows)))
         return encoded
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """Token ids, mask, token types and `labels`, each `[examples, longest]`, padded on the right."""
         batch = self._texts.collate([example["input_ids"] for example in examples])
         return {**batch, self.label_name: pad([example["labels"] for example in examples], IGNORED)}
@@ -85,8 +84,8 @@ class TokenLabels(Task):
         rows = zip(logits, labels, labels != IGNORED, strict=True)
         return np.array([self.count(scores[scored], row[scored]) for scores, row, scored in rows], dtype=np.float64)
 
-    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, Tensor]) -> np.ndarray:
-        return logits.argmax(-1)[batch["attention_mask"].numpy() != 0]
+    def answer_ids(self, logits: np.ndarray, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(logits.argmax(-1)[batch["attention_mask"] != 0])
 
 
 def table_of(ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> pa.Table:
@@ -431,8 +430,7 @@ class FillMask(TokenLabels):
         """The number of correct tokens, or the summed loss in nats, and the number of masked tokens."""
         if self._metric == TOKEN_ACCURACY:
             return (logits.argmax(-1) == labels).sum(), len(labels)
-        losses = cross_entropy(torch.from_numpy(logits).float(), torch.from_numpy(labels), reduction="none")
-        return float(losses.double().sum()), len(labels)
+        return float(token_losses(logits, labels).sum()), len(labels)
 
     def _tokens(self, ids: list[int]) -> str:
         return " ".join(self._tokenizer.convert_ids_to_tokens(ids))

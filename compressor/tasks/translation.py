@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import sacrebleu
-import torch
 from datasets import Dataset
-from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from compressor.answers import LABELS
 from compressor.config.sections import RowsConfig
+from compressor.environment import package_version
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
-from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Forward, Task, generator_of
+from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import TextColumns, is_text
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad
-from compressor.tasks.forwards import LABELS
-from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
+from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss, summed_losses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from compressor.model_folder import ModelFolder
 
 BEAMS = 5
 """Number of beams of the beam search."""
@@ -114,9 +112,9 @@ class Translation(Task):
         """Determine the columns of source and target of all splits, and note them."""
         if self._metric == _BLEU:
             settings = (
-                f"BLEU is that of beam search ({BEAMS} beams, at most {self._texts.longest} tokens), by sacrebleu"
-                f" {sacrebleu.__version__} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen by the"
-                " loss on the evaluation rows, not by BLEU"
+                f"BLEU is that of beam search ({BEAMS} beams, at most {self._texts.longest} tokens) by sacrebleu"
+                f" {package_version('sacrebleu')} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen"
+                " by the loss on the evaluation rows, not by BLEU"
             )
             self.notes = (Note(text=settings, code=NoteCode.METRIC_SETTINGS),)
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
@@ -155,15 +153,16 @@ class Translation(Task):
         self.notes = (*self.notes, *self._texts.cut_notes(source, cut, len(names) * len(rows), "texts"))
         return encoded
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         """Sources `[batch, source]` and targets `[batch, target]`, padded on the right.
 
         Decoder inputs are the targets, shifted by the model.
         """
+        from compressor.models.beam_search import decoder_inputs
+
         fills = {"input_ids": self._folder.config.pad_token_id, "attention_mask": 0, "labels": -100}
         batch = {name: pad([example[name] for example in examples], fill) for name, fill in fills.items()}
-        model: Any = self._folder.model
-        return {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
+        return {**batch, "decoder_input_ids": decoder_inputs(self._folder.model, batch["labels"])}
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """`bleu_counts` `[examples, 10]` of the texts that beam search generates, or losses `[examples, 2]`."""
@@ -189,7 +188,9 @@ class Translation(Task):
         """
         if any(example["reference"] for example in examples):
             return None
-        ids = _search(model, model, self._sources(examples), beams=1, longest=self._texts.longest)
+        from compressor.models.beam_search import greedy_search
+
+        ids = greedy_search(model, self._sources(examples), self._texts.longest)
         return self._with_targets(examples, self._tokenizer.batch_decode(ids, skip_special_tokens=True))
 
     def _with_targets(
@@ -200,101 +201,15 @@ class Translation(Task):
         return {LABELS: labels, "reference": targets, "length": lengths}
 
     def _translate(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> list[str]:
+        from compressor.models.beam_search import beam_search
+
         ids = beam_search(self._folder.model, forward, self._sources(examples), BEAMS, self._texts.longest)
         return list(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
 
-    def _sources(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def _sources(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self.collate(examples)
-        return {name: torch.as_tensor(batch[name]) for name in ("input_ids", "attention_mask")}
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and tokens of each target, from logits `[batch, target, vocabulary]`; not for BLEU."""
-        scores, targets = torch.from_numpy(logits).float(), torch.from_numpy(labels)
-        losses = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none").double().sum(1)
-        return np.stack([losses.numpy(), (labels != -100).sum(1)], axis=-1).astype(np.float64)
-
-
-def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
-    """The best target of each source, ids `[batch, tokens]`, by the beam search of transformers.
-
-    Models and engines with key/value caches generate with them. Where an engine has none, each token takes a forward of
-    the whole sources and of all tokens generated so far.
-
-    Args:
-        model: has special tokens, length penalty and the like; it runs only where it is what `forward` runs.
-        forward: a model or an engine, (input_ids, attention_mask, decoder_input_ids) to logits
-            `[batch, target, vocabulary]`.
-        batch: input_ids and attention_mask, `[batch, source]`.
-        beams: hypotheses kept per source.
-        longest: maximum number of tokens of a target.
-    """
-    if (generator := generator_of(forward, model)) is None:
-        return _search(_Generator(model, forward), model, batch, beams, longest, cached=False)
-    return _search(generator, model, batch, beams, longest)
-
-
-def _search(
-    generator: Any, model: PreTrainedModel, batch: dict[str, Tensor], beams: int, longest: int, *, cached: bool = True
-) -> Tensor:
-    """Ids `[batch, tokens]` by the `generate` of a model or an engine, with or without its cache."""
-    settings = generation_settings(model, beams, longest)
-    settings.use_cache = cached
-    # A cache that transformers makes has the layers of the encoder, which may be fewer.
-    cache = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())} if cached else {}
-    inputs = {name: tensor.to(generator.device) for name, tensor in batch.items()}
-    with torch.no_grad(), quiet_transformers():
-        ids: Tensor = generator.generate(**inputs, **cache, generation_config=settings)
-    return ids
-
-
-def generation_settings(model: PreTrainedModel, beams: int, longest: int) -> GenerationConfig:
-    """The settings of a model, such as its special tokens, for a search without sampling.
-
-    It keeps `beams` hypotheses per source, and generates at most `longest` tokens.
-    """
-    settings = copy.deepcopy(model.generation_config)
-    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
-        if getattr(settings, name) is None:  # an old generation_config.json may lack them
-            setattr(settings, name, getattr(model.config, name, None))
-    settings.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
-    settings.update(num_return_sequences=1, return_dict_in_generate=False)
-    return settings
-
-
-class _Generator(GenerationMixin):
-    """An engine without caches as the model that `generate` requires; each token takes a call of `forward`."""
-
-    main_input_name = "input_ids"
-    base_model_prefix = "model"
-    input_modalities = ("text",)
-    device = torch.device("cpu")
-    dtype = torch.float32
-    _is_stateful = False
-
-    def __init__(self, model: PreTrainedModel, forward: Forward) -> None:
-        self.config, self.generation_config = model.config, model.generation_config
-        self._forward = forward
-
-    def __call__(self, **inputs: Any) -> Seq2SeqLMOutput:
-        return self.forward(**inputs)
-
-    def forward(
-        self, decoder_input_ids: Tensor, attention_mask: Tensor, encoder_outputs: BaseModelOutput, **unused: Any
-    ) -> Seq2SeqLMOutput:
-        assert encoder_outputs.last_hidden_state is not None
-        batch = {"input_ids": encoder_outputs.last_hidden_state[..., 0], "attention_mask": attention_mask}
-        logits = self._forward({**batch, "decoder_input_ids": decoder_input_ids})
-        return Seq2SeqLMOutput(logits=torch.from_numpy(logits[:, -1:]))
-
-    def get_encoder(self) -> nn.Module:
-        return _IdentityEncoder()
-
-    def is_remote_code(self) -> bool:
-        return False
-
-
-class _IdentityEncoder(nn.Module):
-    """An encoder that returns the ids of the source, which `generate` repeats for every beam."""
-
-    def forward(self, input_ids: Tensor, **unused: Any) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=input_ids[..., None])
+        return summed_losses(logits, labels)

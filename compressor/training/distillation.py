@@ -10,28 +10,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import fingerprint
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.answers import EMBEDDING, SPAN_ENDS, AnswerKind, several_answers
+from compressor.config.values import MixedPrecision
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder import ModelFolder, fingerprint
+from compressor.models.forwards import decoder_mask, forward_arguments, scored_logits_only, tensors_of
 from compressor.models.pooled_encoder import SentenceEncoder
 from compressor.store import Store, digest, versioned
-from compressor.tasks import Task, batches
-from compressor.tasks.divergence import are_numbers, divergence, variances
-from compressor.tasks.forwards import SPAN_ENDS, decoder_mask, forward_arguments, scored_logits_only
-from compressor.tasks.scoring import BATCH_SIZE
-from compressor.training.precision import MixedPrecision
+from compressor.tasks import Data, Task, batches
+from compressor.tasks.scoring import BATCH_SIZE, draw_rows
+from compressor.tasks.sentence_similarity import pair_embeddings
+from compressor.training.divergence import are_numbers, divergence, variances
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
 _DECODER_STATES = "decoder_hidden_states"
 _HIDDEN_STATES = ("hidden_states", "encoder_hidden_states", _DECODER_STATES)
 """Outputs with one tensor for each layer, the embeddings first."""
-OutputsObserver = Callable[[list[int], Mapping[str, Tensor], Mapping[str, Any]], None]
+_DOCUMENTS = 1024
+"""Maximum number of documents that texts are ranked against."""
+OutputsObserver = Callable[[list[int], Mapping[str, np.ndarray], Mapping[str, Any]], None]
 """Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
 
@@ -194,7 +199,7 @@ class Distillation:
         outputs: list[Tensor] = []
         with torch.no_grad():
             for _, batch in batches(task, rows):
-                target = self._evaluation_target(task.model_inputs(batch))[self.outputs[0]]
+                target = self._evaluation_target(tensors_of(task.model_inputs(batch)))[self.outputs[0]]
                 if not are_numbers(target, self.outputs[0], self._kind):
                     return self
                 outputs.append(target)
@@ -217,15 +222,15 @@ class Distillation:
         examples = []
         model.eval()
         for indices, batch in batches(task, rows, batch_size):
-            inputs = task.model_inputs(batch)
+            inputs = tensors_of(task.model_inputs(batch))
             with torch.no_grad():
                 outputs = model(**forward_arguments(model, inputs))
             if model is self.teacher:
                 self._keep_evaluated(_input_keys(forward_arguments(model, inputs)), outputs)
-            examples.append(task.example_means(self.divergences(outputs, inputs), batch).cpu())
+            examples.append(task.example_means(self.divergences(outputs, inputs).cpu().numpy(), batch))
             if observe is not None:
                 observe(indices, batch, outputs)
-        return float(torch.cat(examples).mean())
+        return float(torch.from_numpy(np.concatenate(examples)).mean())
 
     def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:
         """The scored outputs of the teacher; small ones are kept, since every evaluation reads the same rows."""
@@ -306,3 +311,26 @@ def _position_weights(hidden: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None or mask.shape != hidden.shape[: mask.dim()]:
         return torch.ones((), device=hidden.device)
     return mask.to(hidden.device, torch.float32).reshape(*mask.shape, *(1,) * (hidden.dim() - mask.dim()))
+
+
+def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
+    """Give an encoder, as it is now, documents of the training rows against whose embeddings it ranks texts.
+
+    Raises:
+        UsageError: the model is not a sentence encoder, or there are no training rows.
+    """
+    model = folder.network
+    if not isinstance(model, SentenceEncoder) or not len(data.train):
+        problem = "there are no training rows (--data)" if isinstance(model, SentenceEncoder) else "it embeds no texts"
+        raise UsageError(
+            f"--match-dense: {folder.path}: {problem}; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="match_dense",
+            task=folder.task,
+        )
+    embeddings = []
+    for _, batch in batches(data.task, draw_rows(data.train, _DOCUMENTS, seed)):
+        with torch.no_grad():
+            output = model(**forward_arguments(model, tensors_of(data.task.model_inputs(batch))))[EMBEDDING]
+        embeddings.append(pair_embeddings(output.cpu().numpy(), batch[data.task.label_name])[1])
+    model.documents = normalize(torch.from_numpy(np.unique(np.concatenate(embeddings), axis=0)), dim=-1)

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from compressor.errors import DivergedError
+from compressor.models.forwards import tensors_of
+from compressor.processes import process_state
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.causal_lm import assign_streams
@@ -25,7 +27,6 @@ from compressor.training.checkpoints import Checkpoints, claim, digest, newest_c
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state, restored_generators
-from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
 from compressor.training.trainer import Evaluation, GateTrainer, SegmentTrainer, StreamRows, training_arguments
 from compressor.units import Bundles, Site
@@ -180,7 +181,7 @@ def _make_trainer(
         distillation=setup.distillation,
         model=setup.model,
         args=arguments,
-        data_collator=task.collate,
+        data_collator=lambda examples: tensors_of(task.collate(examples)),
         compute_metrics=evaluation.metrics,
         preprocess_logits_for_metrics=None if task.reads_streams else evaluation.row_statistics,
         callbacks=[counter, ClipGradients(gate, schedule.max_grad_norm), report],

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
+from compressor.config.values import MixedPrecision
 from compressor.environment import bfloat16_instructions
-
-MixedPrecision = Literal["no", "bf16"]
-"""Precision of matmuls, with float32 weights: float32 or bfloat16."""
 
 
 def native_precision(device_type: str | None = None) -> MixedPrecision:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from compressor.config.values import MixedPrecision
 from compressor.errors import ErrorCode, UsageError
-from compressor.training.precision import MixedPrecision
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compressor.answers import DECODER_IDS, LABELS
 from compressor.store import Store
-from compressor.tasks.forwards import DECODER_IDS, LABELS
 from graph_passes.files import atomic_replace
 
 logger = logging.getLogger(__name__)

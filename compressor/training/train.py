@@ -13,18 +13,20 @@ import torch
 from transformers import PreTrainedModel
 
 from compressor.config.train import Training
+from compressor.config.values import MixedPrecision
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
+from compressor.models.forwards import reader
+from compressor.processes import process_state
 from compressor.progress import Listener, NullListener, ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.training import tokenizers
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.precision import MixedPrecision, native_precision
-from compressor.training.processes import process_state
+from compressor.training.precision import native_precision
 from compressor.training.schedule import Schedule
 from compressor.workdir import WorkDir, open_workdir
 

@@ -20,9 +20,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
+from compressor.models.forwards import arrays_of, summed_loss, tensors_of
 from compressor.models.segments import Memories
 from compressor.tasks.base import Task
-from compressor.tasks.causal_lm import FILLER, summed_loss
+from compressor.tasks.causal_lm import FILLER
 from compressor.training.callbacks import StepCounter, diverged, require_finite
 from compressor.training.checkpoints import memory_file
 from compressor.training.distillation import Distillation
@@ -197,7 +198,7 @@ class GateTrainer(Trainer):
     Args:
         gate: one multiplier per unit; None: there is no gate.
         schedule: optimizer and learning rate.
-        task: converts a collated batch to the model's arguments.
+        task: selects or computes the model's arguments from a collated batch.
         distillation: the loss of a training step; None: the model's own, from labels.
     """
 
@@ -277,7 +278,10 @@ class GateTrainer(Trainer):
         """
         if self.distillation is not None and model.training:
             return self._with_penalty(self.distillation.loss(model, self.task.model_inputs(inputs)))
-        result = super().compute_loss(model, self.task.loss_inputs(inputs), *args, **kwargs)
+        batch = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        arguments = tensors_of(self.task.loss_inputs(arrays_of(batch)), self.args.device)
+        further = {name: value for name, value in inputs.items() if name not in batch}  # e.g. memories
+        result = super().compute_loss(model, {**arguments, **further}, *args, **kwargs)
         if not model.training:
             return result
         return (self._with_penalty(result[0]), result[1]) if isinstance(result, tuple) else self._with_penalty(result)
@@ -292,7 +296,8 @@ class GateTrainer(Trainer):
         by_name = dict(zip(names, scored, strict=False))
         inputs = self._prepare_inputs(inputs)
         divergences = self.distillation.divergences(by_name, self.task.model_inputs(inputs))
-        return loss, (*scored, self.task.example_means(divergences, inputs)[:, None]), labels
+        means = self.task.example_means(divergences.cpu().numpy(), arrays_of(inputs))
+        return loss, (*scored, torch.from_numpy(means)[:, None].to(divergences.device)), labels
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
         if self.gate is None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compressor.units.compact import Compaction, compacted
     from compressor.units.find import find_sites
-    from compressor.units.gating import check_plan, gated, hooked, keep_all, keep_only
+    from compressor.units.gating import gated, hooked
     from compressor.units.groups import Bundles, expert_weights, find_groups
     from compressor.units.hook import Attention, OutputHook, WeightsHook
     from compressor.units.masking import masked
+    from compressor.units.plans import check_plan, keep_all, keep_only
     from compressor.units.prunable import PrunableGroup, Site
 
 __all__ = ["Attention", "Bundles", "Compaction", "OutputHook", "PrunableGroup", "Site", "WeightsHook"]
@@ -25,10 +26,11 @@ __all__ += ["keep_all", "keep_only", "masked"]
 _MODULES = {
     "compact": ("Compaction", "compacted"),
     "find": ("find_sites",),
-    "gating": ("check_plan", "gated", "hooked", "keep_all", "keep_only"),
+    "gating": ("gated", "hooked"),
     "groups": ("Bundles", "expert_weights", "find_groups"),
     "hook": ("Attention", "OutputHook", "WeightsHook"),
     "masking": ("masked",),
+    "plans": ("check_plan", "keep_all", "keep_only"),
     "prunable": ("PrunableGroup", "Site"),
 }
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,8 +24,8 @@ from compressor.units.dependencies import DependencyTracker, hidden_from_modes, 
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from compressor.units.layers import is_linear, removed_afterwards
 from compressor.units.projections import called_projections, is_projection, observed_projections
-from compressor.units.prunable import Site
-from graph_passes import Kind, Refusal
+from compressor.units.prunable import KnowsGroups, Site, nothing_to_remove
+from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
 SUPPORTED = (
@@ -40,27 +39,6 @@ ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one forward of a module."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which transformers' attention modules receive a second sequence to attend to."""
-
-
-@runtime_checkable
-class KnowsGroups(Protocol):
-    """A model that knows its groups of units, such as a graph: they are not searched.
-
-    Attributes:
-        sites: the attentions, named by the linears that mix their heads.
-        feed_forwards: path of each linear that reads neurons -> their number.
-        group_names: names of all groups, in the order in which the model calls them.
-        obstacles: what looks like an attention or a feed-forward and is no group, and why.
-        search_outcome: what was looked for, and where the search stopped, for messages.
-        file: the file that holds them.
-    """
-
-    sites: Sequence[Site]
-    feed_forwards: Mapping[str, int]
-    group_names: Sequence[str]
-    obstacles: Sequence[Refusal]
-    search_outcome: str
-    file: Path
 
 
 @dataclass(frozen=True)
@@ -123,16 +101,6 @@ def find_units(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
             logger.debug("%s: no forward (gradients: %s, followed: %s): %s", family(bare), observe, follow, error)
     logger.debug("%s: %d sites with %d heads", family(bare), len(units.sites), sum(site.heads for site in units.sites))
     return units
-
-
-def nothing_to_remove(model: KnowsGroups) -> InputError:
-    """The error for a graph without units that can be removed."""
-    return InputError(
-        f"{model.file}: nothing can be removed. {model.search_outcome}",
-        code=ErrorCode.UNSUPPORTED_MODEL,
-        path=model.file,
-        obstacles=tuple(str(obstacle) for obstacle in model.obstacles),
-    )
 
 
 def no_heads_error(model: nn.Module) -> CompressorError:

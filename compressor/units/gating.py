@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,79 +16,13 @@ from compressor.units.find import unread_sites
 from compressor.units.hook import Attention, Call, OutputHook, WeightsHook, family, intercepted, unwrap
 from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
+from compressor.units.plans import missing_site, plan_mismatch
 from compressor.units.projections import hooked_projections
-from compressor.units.prunable import PrunableGroup, Site
+from compressor.units.prunable import Site
 from graph_passes import GroupPlan, Plan, SitePlan
 from graph_passes.attention.gate_initializers import GATE_NAMES, HEAD_GATE
-from graph_passes.errors import listed
 
 logger = logging.getLogger(__name__)
-_SIZES = ("kind", "heads", "kv_heads", "head_dim")
-"""Fields in which a plan and a model must agree on a site."""
-
-
-def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) -> Plan:
-    """The plan that keeps the heads in `scales`, by site name and head index, each at its scale.
-
-    Raises:
-        ValueError: a head in `scales` is of none of the sites.
-    """
-    sites = list(sites)
-    if unknown := scales.keys() - {(site.name, head) for site in sites for head in range(site.heads)}:
-        raise ValueError(f"{min(unknown)}: no such head")
-    kept = [(site, [head for head in range(site.heads) if (site.name, head) in scales]) for site in sites]
-    return Plan(sites=tuple(site.plan(heads, [scales[site.name, head] for head in heads]) for site, heads in kept))
-
-
-def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
-    """The plan that keeps every unit at scale one."""
-    units = ((group, group.units if isinstance(group, PrunableGroup) else group.heads) for group in groups)
-    return Plan(groups=tuple(group.plan(range(count)) for group, count in units))
-
-
-def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> None:
-    """Check that a plan has an entry for every site of a model and for nothing else, with equal kinds and sizes.
-
-    `source` is the origin of the plan, for the error message.
-
-    Raises:
-        InputError: an entry is missing, superfluous or different.
-    """
-    in_model = {site.name: site for site in sites}
-    in_plan = {site.name: site for site in plan.sites}
-    if foreign := [name for name in in_plan if name not in in_model]:
-        named = f", its sites are {listed(in_model, 3)}" if in_model else " and no other"
-        raise _mismatch(f"the model has no attention site {foreign[0]}{named}", foreign[0], source)
-    check_no_site_is_missing(plan, sites, source=source)
-    for name, site in in_model.items():
-        for field in _SIZES:
-            actual, planned = getattr(site, field), getattr(in_plan[name], field)
-            if actual != planned:
-                text = f"{name}: {field} is {planned} in the plan, {actual} in the model"
-                raise _mismatch(text, name, source, field=field, planned=planned, actual=actual)
-
-
-def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
-    """Check that a plan, from some source, has an entry for every site of a model.
-
-    Raises:
-        InputError: an entry is missing.
-    """
-    planned = {site.name for site in plan.sites}
-    for site in sites:
-        if site.name not in planned:
-            raise _missing_site(site.name, source)
-
-
-def _mismatch(text: str, site: str, source: str = "plan", **details: Any) -> InputError:
-    """The error for a plan that does not fit the model at a site, or at the linear of a feed-forward."""
-    text = f"{source}: {text}; use a plan that was learned on this model"
-    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=site, **details)
-
-
-def _missing_site(name: str, source: str) -> InputError:
-    text = f"{source}: site {name} of the model is missing; add an entry for every site"
-    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=name)
 
 
 @contextmanager
@@ -121,7 +55,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
 
     def multiply(name: str, output: Tensor) -> Tensor:
         if name not in planned:
-            raise _missing_site(name, "plan")
+            raise missing_site(name, "plan")
         _check_output(planned[name], output)
         return output * getattr(modules[name], HEAD_GATE)
 
@@ -151,7 +85,7 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
     """Raise InputError unless a gate can be attached to the module of a group."""
     name = group.name
     if name not in modules:
-        raise _mismatch(f"{family(model)} has no module {name}", name)
+        raise plan_mismatch(f"{family(model)} has no module {name}", name)
     module = modules[name]
     if hasattr(module, GATE_NAMES[group.type]):
         text = f"plan: {name} is gated already; leave the other context first"
@@ -162,7 +96,7 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
     if actual != group.units:
         present = "no linear" if actual is None else actual
         text = f"{name}: {group.units} neurons in the plan, {present} in the model"
-        raise _mismatch(text, name, planned=group.units, actual=actual)
+        raise plan_mismatch(text, name, planned=group.units, actual=actual)
 
 
 def _check_output(site: SitePlan, output: Tensor) -> None:
@@ -171,7 +105,7 @@ def _check_output(site: SitePlan, output: Tensor) -> None:
     if (heads, head_dim) != (site.heads, site.head_dim):
         planned = (site.heads, site.head_dim)
         text = f"{site.name}: {site.heads} heads of {site.head_dim} in the plan, {heads} of {head_dim} in the model"
-        raise _mismatch(text, site.name, planned=planned, actual=(heads, head_dim))
+        raise plan_mismatch(text, site.name, planned=planned, actual=(heads, head_dim))
 
 
 @contextmanager

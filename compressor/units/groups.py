@@ -24,7 +24,7 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
-from compressor.units.find import SUPPORTED, KnowsGroups, evaluation_mode, find_units, nothing_to_remove
+from compressor.units.find import SUPPORTED, evaluation_mode, find_units
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.layers import (
     Linear,
@@ -36,12 +36,10 @@ from compressor.units.layers import (
     removed_afterwards,
 )
 from compressor.units.projections import hooked_projections
-from compressor.units.prunable import PrunableGroup, Site
+from compressor.units.prunable import KnowsGroups, PrunableGroup, Site, known_groups
 from graph_passes.plan import GroupPlan, SitePlan
 
 logger = logging.getLogger(__name__)
-_MULTIPLES = ((1024, 32), (256, 16), (64, 8))
-"""(Minimum number of neurons, multiple): the numbers of neurons that matmuls run well with."""
 MAX_FUSED = 2
 """Maximum number of projections that one linear fuses: a gate and the values that it multiplies."""
 _TOLERANCE = 1e-6
@@ -81,27 +79,22 @@ def find_groups(
         text = f"group_by {group_by!r}: unknown; use {' or '.join(map(repr, get_args(GroupBy)))}"
         raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="group_by", value=group_by)
     bare = unwrap(model)
-    units = find_units(bare, inputs, attention=attention)
     if isinstance(bare, KnowsGroups):
-        order = {name: number for number, name in enumerate(bare.group_names)}
-        groups = [_heads(site, site.name, group_by) for site in units.sites]
-        groups += [_neurons(name, count) for name, count in bare.feed_forwards.items()]
-    else:
-        with evaluation_mode(bare), torch.no_grad():
-            trace = trace_calls(bare, units.sites, inputs, attention)
-            order = trace.order
-            groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in units.sites]
-            ends = _feed_forward_ends(bare, inputs, trace, units.read)
-            groups += [_neurons(call.name, linear_sizes(call.module)[0]) for call in ends]
-    if not groups and isinstance(bare, KnowsGroups):
-        raise nothing_to_remove(bare)
+        return known_groups(bare, group_by)
+    units = find_units(bare, inputs, attention=attention)
+    with evaluation_mode(bare), torch.no_grad():
+        trace = trace_calls(bare, units.sites, inputs, attention)
+        linears = trace.output_projections
+        groups = [PrunableGroup.of_heads(site, linears.get(site.name), group_by) for site in units.sites]
+        ends = _feed_forward_ends(bare, inputs, trace, units.read)
+        groups += [PrunableGroup.of_neurons(call.name, linear_sizes(call.module)[0]) for call in ends]
     if not groups:
         text = (
             f"{family(bare)}: neither heads of an attention nor neurons of a feed-forward were recognized, so nothing"
             f" can be removed from it; supported families: {SUPPORTED}"
         )
         raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, family=family(bare))
-    groups.sort(key=lambda group: order[group.name])
+    groups.sort(key=lambda group: trace.order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups
 
@@ -117,17 +110,6 @@ def expert_weights(model: nn.Module, groups: Sequence[PrunableGroup]) -> tuple[s
         if any(weight.dim() == 3 and min(weight.shape) > 1 for weight in module.parameters(recurse=False))
         and not any(f"{name}.".startswith(part) or part.startswith(f"{name}.") for part in known)
     )
-
-
-def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:
-    shared = site.heads // site.kv_heads
-    bundle, parts = (1, site.kv_heads) if group_by == "query" and shared > 1 else (shared, 1)
-    return PrunableGroup(site.name, "heads", site.heads, site.head_dim, bundle * parts, linear, site, bundle, parts)
-
-
-def _neurons(linear: str, units: int) -> PrunableGroup:
-    multiple = next((multiple for minimum, multiple in _MULTIPLES if units >= minimum), 1)
-    return PrunableGroup(linear, "neurons", units, 1, multiple, linear)
 
 
 def _feed_forward_ends(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,8 @@ from transformers.exporters.utils import patch_attribute, patch_attributes
 from transformers.modeling_utils import AttentionInterface
 
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
+from compressor.units.prunable import Attention
 
-Attention = Literal["eager", "sdpa"]
-"""Implementation of attention in transformers."""
 OutputHook = Callable[[str, Tensor], Tensor]
 """Called with a site's name and its output `[batch, query, head, head_dim]`; returns the output to continue with."""
 

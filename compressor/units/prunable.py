@@ -1,15 +1,27 @@
-"""What can be pruned: the heads of an attention, and groups of interchangeable units, whose numbers a plan chooses."""
+"""What can be pruned: the heads of an attention, and groups of interchangeable units, whose numbers a plan chooses.
+
+Nothing here needs PyTorch: the groups of a graph are those of a model too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from graph_passes import Kind
+from compressor.config.values import GroupBy
+from compressor.errors import ErrorCode, InputError
+from graph_passes import Kind, Refusal
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
+
+Attention = Literal["eager", "sdpa"]
+"""Implementation of attention in transformers."""
+_MULTIPLES = ((1024, 32), (256, 16), (64, 8))
+"""(Minimum number of neurons, multiple): the numbers of neurons that matmuls run well with."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,19 @@ class PrunableGroup:
     parts: int = 1
     limit: int | None = None
 
+    @classmethod
+    def of_heads(cls, site: Site, linear: str | None, group_by: GroupBy) -> Self:
+        """The query heads of an attention, whose output projection is at a path; see `find_groups` for `group_by`."""
+        shared = site.heads // site.kv_heads
+        bundle, parts = (1, site.kv_heads) if group_by == "query" and shared > 1 else (shared, 1)
+        return cls(site.name, "heads", site.heads, site.head_dim, bundle * parts, linear, site, bundle, parts)
+
+    @classmethod
+    def of_neurons(cls, linear: str, units: int) -> Self:
+        """The neurons that the linear at a path reads."""
+        multiple = next((multiple for minimum, multiple in _MULTIPLES if units >= minimum), 1)
+        return cls(linear, "neurons", units, 1, multiple, linear)
+
     @property
     def counts(self) -> tuple[int, ...]:
         """Every number of units that can be kept, ascending, from none to all, or to the limit."""
@@ -114,6 +139,78 @@ class PrunableGroup:
     def plan(self, kept: Sequence[int]) -> GroupPlan:
         """The plan that keeps these units at scale one."""
         return NeuronPlan(self.name, self.units, tuple(kept)) if self.site is None else self.site.plan(kept)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearWeights:
+    """The weights of a linear y = W x + b.
+
+    Attributes:
+        weight: W `[outputs, inputs]`, float32 or float64; fitted weights are float64, and zero in columns not kept.
+        bias: b `[outputs]`, float64; None for a linear without bias.
+        damp: of fitted weights: share of the mean diagonal that was added to the diagonal of the Gram matrix; more than
+            requested if the matrix has no Cholesky factor with that.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    damp: float = 0.0
+
+    @property
+    def extended(self) -> np.ndarray:
+        """The weight with the bias, if there is one, as its last column, float64."""
+        columns = self.weight if self.bias is None else np.column_stack([self.weight, self.bias])
+        return np.array(columns, np.float64)
+
+    @classmethod
+    def of(cls, extended: np.ndarray, damp: float, *, has_ones: bool) -> LinearWeights:
+        """The weights whose `extended` this is."""
+        weight, bias = (extended[:, :-1].copy(), extended[:, -1].copy()) if has_ones else (extended, None)
+        return cls(weight, bias, damp)
+
+
+@runtime_checkable
+class KnowsGroups(Protocol):
+    """A model that knows its groups of units, such as a graph: they are not searched.
+
+    Attributes:
+        sites: the attentions, named by the linears that mix their heads.
+        feed_forwards: path of each linear that reads neurons -> their number.
+        group_names: names of all groups, in the order in which the model calls them.
+        obstacles: what looks like an attention or a feed-forward and is no group, and why.
+        search_outcome: what was looked for, and where the search stopped, for messages.
+        file: the file that holds them.
+    """
+
+    sites: Sequence[Site]
+    feed_forwards: Mapping[str, int]
+    group_names: Sequence[str]
+    obstacles: Sequence[Refusal]
+    search_outcome: str
+    file: Path
+
+
+def known_groups(model: KnowsGroups, group_by: GroupBy) -> list[PrunableGroup]:
+    """The groups of a model that knows them, in the order in which it calls them; see `find_groups` for `group_by`.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not model.group_names:
+        raise nothing_to_remove(model)
+    groups = {site.name: PrunableGroup.of_heads(site, site.name, group_by) for site in model.sites}
+    groups |= {name: PrunableGroup.of_neurons(name, units) for name, units in model.feed_forwards.items()}
+    return [groups[name] for name in model.group_names]
+
+
+def nothing_to_remove(model: KnowsGroups) -> InputError:
+    """The error for a graph without units that can be removed."""
+    return InputError(
+        f"{model.file}: nothing can be removed. {model.search_outcome}",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        path=model.file,
+        obstacles=tuple(str(obstacle) for obstacle in model.obstacles),
+    )
 
 
 def unit_columns(units: Iterable[int], width: int) -> np.ndarray:

@@ -25,6 +25,7 @@ from compressor.block_masks.attention_maps import (
 from compressor.config.steps import Blocks
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fingerprint
+from compressor.models.forwards import tensors_of
 from compressor.units import Site, find_sites, hooked, keep_all, keep_only
 from compressor.units.hook import Call
 from graph_passes import BlockMask, Kind, Plan, PlanError
@@ -291,7 +292,7 @@ def test_maps_are_averages_over_the_rows_that_have_both_positions(batch_size: in
             totals[call.site][:, :size, :size] += weights[0].numpy()
 
         with torch.no_grad(), hooked(model.eval(), lambda name, out: out, attention="eager", on_weights=add):
-            model(**data.task.collate([row]))
+            model(**tensors_of(data.task.collate([row])))
         count[:size, :size] += 1
     for name, total in totals.items():
         np.testing.assert_array_equal(maps.counts[name], count)

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from compressor.generation.deliver import open_engines
+from compressor.graph.signature import GeneratingForward
+from compressor.models.beam_search import beam_search
 from compressor.targets import DEFAULT_TARGET, target
-from compressor.tasks.base import GeneratingForward
-from compressor.tasks.translation import beam_search
 from tests.generation.exported import exported, inputs, model
 
 LONGEST = 12

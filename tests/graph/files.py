@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTImageProcessorPil
 
-from compressor.model_folder.input_rules import IMAGES
+from compressor.model_folder.processor import IMAGES
 from tests import folders
 from tests.tasks import pictures
 

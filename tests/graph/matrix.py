@@ -39,8 +39,9 @@ import graph_passes
 from benchmarks.machine import machine
 from compressor.config.sections import graph_of
 from compressor.errors import CompressorError
-from compressor.graph.network import GraphNetwork, network_of
-from compressor.graph.program import GraphConfig, Program
+from compressor.graph.config import GraphConfig
+from compressor.graph.file import GraphFile
+from compressor.graph.program import Program
 from compressor.units import find_groups
 from graph_passes import GraphPassError, Plan, gate_groups, shrink
 from tests.graph_passes.exporters import Attention, export, free_axes, trace
@@ -212,8 +213,8 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
         except Exception as error:  # a runtime fails with any
             return f"no graph: ONNX Runtime raises {type(error).__name__}"
         program = Program.of(path, {name: tuple(value.shape) for name, value in inputs.items()})
-        network = network_of(program, GraphConfig())
-        if (wrong := next(_wrong(network, program, inputs, whole, exporter == "fp16"), None)) is not None:
+        file = GraphFile(program, GraphConfig())
+        if (wrong := next(_wrong(file, program, inputs, whole, exporter == "fp16"), None)) is not None:
             return f"wrong: {wrong}"
     except (CompressorError, GraphPassError) as error:
         return f"refused: {error.code}"
@@ -228,7 +229,7 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
 
 
 def _wrong(
-    network: GraphNetwork, program: Program, inputs: Mapping[str, Tensor], whole: list[np.ndarray], halves: bool
+    file: GraphFile, program: Program, inputs: Mapping[str, Tensor], whole: list[np.ndarray], halves: bool
 ) -> Iterator[str]:
     """The checks that fail: of the network, and of the graph with half of the units of every group."""
     tolerance = HALF_TOLERANCE if halves else FLOAT_TOLERANCE
@@ -240,7 +241,7 @@ def _wrong(
 
     arrays = feeds(inputs, read())
     with torch.no_grad():
-        computed = network(**{name: inputs[name] for name in network.input_specs})
+        computed = file.network(**{name: inputs[name] for name in file.input_specs})
     if (difference := error([value.numpy() for value in computed.values()], whole)) > tolerance:
         yield f"the network differs by {difference:.1e}"
     groups = [dataclasses.replace(group, name=group.linear) for group in program.search.groups]
@@ -252,7 +253,8 @@ def _wrong(
         yield f"shrink refuses {shrunk.obstacle}"
     outputs = run(shrunk.model, arrays)
     gated = run(gate_groups(read(), plan), arrays)
-    zeroed = list(network.reference_run(plan)(arrays).values())
+    with file.reference(plan) as run_file:
+        zeroed = list(run_file(arrays).values())
     if (difference := error(outputs, gated)) > tolerance:
         yield f"the shrunk graph differs from the gated one by {difference:.1e}"
     if (difference := error(outputs, zeroed)) > tolerance:

@@ -17,8 +17,10 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode, Report
 from compressor.tasks import Task, open_data
+from compressor.tasks.base import Batch
 from tests import folders
 from tests.command import compress
 from tests.folders import rows_config
@@ -30,14 +32,14 @@ from tests.tasks.questions import wordpieces
 from tests.tasks.rows import jsonl
 
 
-def both_outputs(path: Path, task: Task, batch: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def both_outputs(path: Path, task: Task, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """What a task scores: of the network of a graph, and of the graph itself."""
-    model: Any = load(path).model
+    model = load(path).model
     inputs = {name: batch[name] for name in model.input_specs}
     with torch.no_grad():
-        network = task.logits(model(**inputs))
+        network = task.logits(model.network(**tensors_of(inputs)))
     session = ort.InferenceSession(model.file)
-    arrays = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    arrays = session.run(None, inputs)
     outputs = dict(zip((output.name for output in session.get_outputs()), arrays, strict=True))
     return network, task.logits(task.scored_outputs(outputs, inputs))
 
@@ -112,7 +114,8 @@ def test_answers_of_questions(tmp_path: Path) -> None:
     assert (folder.task, task.outputs) == ("question-answering", ends)
     batch = task.loss_inputs(task.collate(list(open_data(rows_config(rows, rows, rows), folder).train)))
     assert np.allclose(*both_outputs(tmp_path, task, batch), atol=1e-5)
-    loss = folder.model(**batch).loss
+    network: Any = folder.network
+    loss = network(**tensors_of(batch)).loss
     loss.backward()
     assert torch.isfinite(loss)
 
@@ -138,7 +141,8 @@ def test_embeddings_of_sentences(pooled: bool, tmp_path: Path) -> None:
     network, graph = both_outputs(path, task, batch)
     assert np.allclose(network, graph, atol=1e-5)
     with torch.no_grad():
-        expected = whole.model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).sentence_embedding
+        inputs = tensors_of({name: batch[name] for name in ("input_ids", "attention_mask")})
+        expected = whole.model(**inputs).sentence_embedding
     assert np.allclose(network, expected.numpy(), atol=1e-5)
 
 

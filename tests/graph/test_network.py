@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,10 +13,13 @@ import torch
 from transformers import AlbertConfig, AlbertForSequenceClassification
 
 import graph_passes
-from compressor.graph.network import GraphNetwork, file_model, network_of
-from compressor.graph.program import GraphConfig, Program
+from compressor.graph.config import GraphConfig
+from compressor.graph.file import GraphFile
+from compressor.graph.program import Program
+from compressor.model_folder.access import access_of
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
+from compressor.units.prunable import LinearWeights
 from graph_passes import Plan
 from tests import folders
 from tests.exported_graphs import Inputs, Session
@@ -28,8 +32,12 @@ QUICK: dict[str, tuple[str, ...]] = {"legacy": ("bert", "gpt2"), "dynamo": ()}
 TOLERANCE = 1e-5
 
 
-def load_network(path: Path) -> GraphNetwork:
-    return network_of(Program.of(path), GraphConfig())
+def load_file(path: Path) -> GraphFile:
+    return GraphFile(Program.of(path), GraphConfig())
+
+
+def load_network(path: Path) -> Any:
+    return load_file(path).network
 
 
 def legacy(name: str, folder: Path) -> tuple[Path, Inputs]:
@@ -76,12 +84,32 @@ def test_a_network_equals_its_graph(name: str, exporter: str, tmp_path: Path) ->
     assert len(network.graph_layers) >= least
 
 
-def test_a_network_declares_its_file_and_a_model_of_pytorch_has_none(bert: tuple[Path, Inputs]) -> None:
+def test_a_graph_declares_its_file_and_a_model_of_pytorch_has_none(bert: tuple[Path, Inputs]) -> None:
     path, _ = bert
-    network = load_network(path)
-    assert file_model(network) is file_model(torch.nn.DataParallel(network)) is network
-    assert (network.file, network.precision) == (path, "fp32")
-    assert file_model(folders.bert()) is None
+    file, model = load_file(path), folders.bert()
+    assert access_of(file) is file
+    assert (file.file, file.precision) == (path, "fp32")
+    wrapped = access_of(torch.nn.DataParallel(model))
+    assert (wrapped.file, wrapped.network) == (None, model)
+
+
+def test_weights_are_the_same_before_and_after_a_network_has_them(bert: tuple[Path, Inputs]) -> None:
+    path, inputs = bert
+    file, feeds = load_file(path), {name: value.numpy() for name, value in inputs.items()}
+    linear = file.group_names[0]
+    before = file.linear(linear)
+    file.set_linear(linear, LinearWeights(before.weight / 2, before.bias))
+    state, signature, outputs = file.copy_state(), file.fingerprint(), file.forward()(feeds)
+    with torch.no_grad():
+        computed = file.network(**inputs)["logits"]
+    assert error(computed, outputs["logits"]) <= TOLERANCE
+    assert file.fingerprint() == signature
+    assert state.keys() == file.state().keys()
+    assert all(np.array_equal(values, state[name]) for name, values in file.state().items())
+    file.load_state({name: np.zeros_like(values) for name, values in state.items()})
+    assert not any(values.any() for values in file.state().values())
+    file.load_state(state)
+    assert file.fingerprint() == signature != load_file(path).fingerprint()
 
 
 def test_groups_of_a_network_are_its_linears(bert: tuple[Path, Inputs]) -> None:
@@ -132,14 +160,15 @@ def test_a_pass_that_starts_at_a_later_layer_returns_the_same(bert: tuple[Path, 
 
 def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
     path, inputs = bert
-    network = load_network(path)
+    file = load_file(path)
+    network: Any = file.network
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
-    before = {name: value.clone() for name, value in network.initializers.items()}
+    before = file.copy_state()
     network(**inputs)["logits"].square().sum().backward()
     optimizer.step()
-    changed = [name for name, value in network.initializers.items() if not torch.equal(value, before[name])]
+    changed = [name for name, value in file.state().items() if not np.array_equal(value, before[name])]
     assert len(changed) > 0.8 * len(before)
-    graph_passes.save(network.with_weights(), tmp_path / "trained.onnx")
+    graph_passes.save(file.with_weights(), tmp_path / "trained.onnx")
     expected = Session(tmp_path / "trained.onnx").run(inputs)
     with torch.no_grad():
         assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
@@ -147,12 +176,13 @@ def test_trained_weights_are_written_back(bert: tuple[Path, Inputs], tmp_path: P
 
 def test_gates_in_weights_equal_inserted_gates(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
     path, inputs = bert
-    network = load_network(path)
-    groups = find_groups(network, inputs)
+    file = load_file(path)
+    groups = file.groups({}, "eager")
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    network.write_gated(plan, tmp_path / "gated.onnx")
+    file.write_gated(plan, tmp_path / "gated.onnx")
     gated = Session(tmp_path / "gated.onnx").run(inputs)
-    folded = network.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    with file.reference(plan) as run:
+        folded = run({name: value.numpy() for name, value in inputs.items()})
     assert all(np.abs(gated[name] - folded[name]).max() <= TOLERANCE * np.abs(folded[name]).max() for name in gated)
     whole = Session(path).run(inputs)
     assert np.abs(gated["logits"] - whole["logits"]).max() > 0.01
@@ -185,12 +215,14 @@ def test_calls_of_one_module_share_a_linear_where_an_exporter_copies_its_weight(
             graph.graph.register_initializer(copied)
             node.replace_input_with(1, copied)
     graph_passes.save(graph, path)
-    network = load_network(path)
+    file = load_file(path)
+    network: Any = file.network
     groups = find_groups(network, inputs)
     assert any(len(group.weights) > 1 for group in Program.of(path).search.groups)
     plan = keep_all(groups).replace_groups(group.plan(group.first(group.units // 2)) for group in groups)
-    network.write_gated(plan, tmp_path / "gated.onnx")
-    expected = network.reference_run(plan)({name: value.numpy() for name, value in inputs.items()})
+    file.write_gated(plan, tmp_path / "gated.onnx")
+    with file.reference(plan) as run:
+        expected = run({name: value.numpy() for name, value in inputs.items()})
     with torch.no_grad(), gated(network, plan):
         assert error(network(**inputs)["logits"], expected["logits"]) <= TOLERANCE
     actual = Session(tmp_path / "gated.onnx").run(inputs)

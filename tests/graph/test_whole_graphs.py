@@ -9,9 +9,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from compressor.graph.config import GraphConfig
 from compressor.graph.fusions import fuse
 from compressor.graph.network import network_of
-from compressor.graph.program import GraphConfig, Program
+from compressor.graph.program import Program
 from graph_passes.passes import Normalize
 from tests.graph.whole import run_graph
 from tests.graph_passes.exporters import Attention, export, fused_by_onnxruntime, fused_by_onnxscript, trace

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from benchmarks.families_tiny import tiny_model
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.model_folder.input_rules import FEATURES, IMAGES, example_signal
+from compressor.model_folder.input_rules import FEATURES, example_signal
+from compressor.model_folder.processor import IMAGES
 from tests.faults import fails_with
 from tests.marks import mostly_zoo
 

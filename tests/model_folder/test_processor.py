@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from compressor.export import export_reference
 from compressor.model_folder import example_inputs, load
-from compressor.model_folder.input_rules import IMAGES
+from compressor.model_folder.processor import IMAGES
 from compressor.units import find_sites, keep_all
 from graph_passes import load as load_graph
 from tests.graph_passes.graphs import run

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from compressor.environment import machine
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.model_folder.access import ModelAccess
 from compressor.progress import ProgressCallback
 from compressor.pruning import measure
-from compressor.pruning.measure import CostSource, latest_tables, structure_of
+from compressor.pruning.measure import CostSource, latest_tables
 from compressor.results import Note, NoteCode, Size
 from compressor.targets.machine import user_cache
 from compressor.units import PrunableGroup, keep_all
@@ -57,8 +58,8 @@ def table(saving: float, whole: float = 5.0) -> CostTable:
 
 def test_the_structure_of_a_model_has_its_configuration_and_its_units() -> None:
     def structure(layers: int, units: int) -> str:
-        model: Any = SimpleNamespace(config=SimpleNamespace(to_diff_dict=lambda: {"layers": layers}))
-        return structure_of(model, [PrunableGroup("a", "neurons", units, 1, 8, "a")])
+        model: Any = SimpleNamespace(structure=["Bert", {"layers": layers}])
+        return ModelAccess.structure_with(model, [PrunableGroup("a", "neurons", units, 1, 8, "a")])
 
     assert structure(1, 32) == structure(1, 32)
     assert len({structure(1, 32), structure(2, 32), structure(1, 64)}) == 3

@@ -12,7 +12,7 @@ import torch
 
 import compressor
 from compressor.model_folder import load
-from compressor.training.processes import on_accelerator
+from compressor.processes import on_accelerator
 from tests.run.runs import learn, learning_recipe
 
 pytestmark = pytest.mark.gpu

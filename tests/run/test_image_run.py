@@ -15,7 +15,7 @@ from compressor import report as reports
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.model_folder.input_rules import IMAGES
+from compressor.model_folder.processor import IMAGES
 from compressor.results import NoteCode, Report
 from compressor.targets import target
 from compressor.tasks import open_data
@@ -88,7 +88,7 @@ def test_an_engine_in_fp32_answers_as_the_pipeline_of_transformers(folder: Path,
     engine = target("ort").build(tmp_path / "model.onnx", tmp_path / "engine.onnx")
     source = str(folder / "images")
     data = open_data(rows_config(source, source, source), loaded)
-    logits = engine.run({"pixel_values": data.task.collate(list(data.test))["pixel_values"].numpy()})["logits"]
+    logits = engine.run({"pixel_values": data.task.collate(list(data.test))["pixel_values"]})["logits"]
     pipeline = hf.pipeline(
         "image-classification", model=loaded.model, image_processor=loaded.processor, device="cpu", top_k=3
     )

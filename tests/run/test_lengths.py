@@ -14,13 +14,13 @@ from compressor.config.run import Recipe
 from compressor.config.sections import ExportConfig
 from compressor.engines.build import ExportedGraph
 from compressor.engines.export import export_graph
-from compressor.engines.prove import make_cases
+from compressor.engines.prove import both_sides, make_cases
 from compressor.model_folder import ModelFolder, example_inputs, load, loading
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
 from compressor.models.tiny_model import tiny_model
 from compressor.results import NoteCode, ProofStage, Report
 from compressor.run import proof_lengths
-from compressor.run.proof_lengths import both_sides, prove_beyond, switch_lengths
+from compressor.run.proof_lengths import prove_beyond, switch_lengths
 from compressor.run.rebuild import load_run
 from compressor.run.stages import row_cases
 from compressor.tasks import open_data

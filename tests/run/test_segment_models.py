@@ -17,11 +17,12 @@ from compressor.engines.prove import prove_shrunk
 from compressor.engines.prove_export import prove_export
 from compressor.model_folder import load
 from compressor.models import SegmentForCausalLM, pruned
+from compressor.models.forwards import reader
 from compressor.results import FLOAT_STAGES, NoteCode, ProofStage
 from compressor.targets import target
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import open_data
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.units import find_sites
 from graph_passes import Plan, save
 from graph_passes import load as load_graph

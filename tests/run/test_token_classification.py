@@ -14,6 +14,7 @@ from transformers import pipeline
 
 import compressor
 from compressor.model_folder import load
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode, Report
 from compressor.targets import target
 from compressor.tasks import open_data
@@ -37,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wordpieces().save_pretrained(path / "model")
     folder = load(path / "model")
     data = open_data(rows_config(rows, rows, rows), folder)
-    batch = data.task.loss_inputs(data.task.collate(list(data.train)))
+    batch = tensors_of(data.task.loss_inputs(data.task.collate(list(data.train))))
     optimizer = torch.optim.Adam(folder.model.parameters(), lr=0.02)
     for _ in range(60):
         optimizer.zero_grad()

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
@@ -31,7 +32,8 @@ def groups_of(model: PreTrainedModel) -> list[PrunableGroup]:
 def make_pool(model: PreTrainedModel, share: float, types: tuple[str, ...] = ("heads", "neurons")) -> UnitPool:
     """The units of some types, and a budget of a share of their cost."""
     rows = tiny.data()
-    batches = [{name: value for name, value in rows.task.collate(list(rows.train)).items() if name != "labels"}]
+    batch = tensors_of(rows.task.collate(list(rows.train)))
+    batches = [{name: value for name, value in batch.items() if name != "labels"}]
     groups = [group for group in groups_of(model) if group.type in types]
     bundles = tuple(make_bundles(model, groups, batches, ("logits",)))
     costs = tuple(HEAD if member.group.type == "heads" else BUNDLE for member in bundles for _ in range(member.count))

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from compressor.config.methods import METHODS
 from compressor.config.steps import Heads, Units
+from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
 from compressor.selection.learn import learn
 from compressor.selection.plan_and_curves import LearningResult
-from compressor.tasks.base import Task
+from compressor.tasks.base import Batch, Task
 from compressor.tasks.data import Data
-from compressor.tasks.metrics import Metric, accuracy, mean_loss
+from compressor.tasks.encoding import pad
+from compressor.tasks.metrics import Metric, accuracy, mean_loss, summed_losses
 from compressor.units import Site, find_sites, gated
 from graph_passes import Plan
 
@@ -42,13 +43,10 @@ class Sign(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         return rows
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        longest = max(len(example["input_ids"]) for example in examples)
-        ids = torch.zeros(len(examples), longest, dtype=torch.int64)
-        for row, example in enumerate(examples):
-            ids[row, : len(example["input_ids"])] = torch.tensor(example["input_ids"])
-        labels = torch.tensor([example["labels"] for example in examples])
-        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
+        ids = pad([example["input_ids"] for example in examples], 0)
+        labels = np.array([example["labels"] for example in examples])
+        return {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "labels": labels}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
@@ -60,14 +58,12 @@ class NextToken(Sign):
     name = "causal-lm"
     metrics = (Metric("loss", mean_loss, higher_is_better=False),)
 
-    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
         batch = super().collate(examples)
-        return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+        return {**batch, "labels": np.where(batch["attention_mask"] == 0, -100, batch["input_ids"])}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        scores, targets = torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])
-        losses = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none")
-        return np.stack([losses.sum(1).numpy(), (targets != -100).sum(1).numpy()], axis=-1).astype(np.float64)
+        return summed_losses(logits[:, :-1], labels[:, 1:])
 
 
 def rows(count: int, seed: int) -> Dataset:
@@ -151,7 +147,9 @@ def gated_accuracy(model: PreTrainedModel, plan: Plan) -> float:
     evaluated = data().eval
     model.eval()
     with gated(model, plan) as gated_model, torch.no_grad():
-        logits = [gated_model(**Sign().collate([example])).logits.argmax(-1).item() for example in evaluated]
+        logits = [
+            gated_model(**tensors_of(Sign().collate([example]))).logits.argmax(-1).item() for example in evaluated
+        ]
     return float(np.mean(np.array(logits) == np.array(evaluated["labels"])))
 
 

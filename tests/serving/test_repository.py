@@ -11,11 +11,11 @@ import pytest
 from tokenizers import processors
 
 import graph_passes
+from compressor.answers import EMBEDDING, STATES
 from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.local_engine import load_engine
 from compressor.model_folder import load_processor
-from compressor.models.pooled_encoder import EMBEDDING, STATES
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
 from tests import folders

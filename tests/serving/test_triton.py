@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import graph_passes
+from compressor.answers import EMBEDDING, STATES
 from compressor.config.serve import ServeRequest
-from compressor.models.pooled_encoder import EMBEDDING, STATES
 from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.serving import export, real_rows

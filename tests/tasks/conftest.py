@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import tensors_of
 from tests import folders
 from tests.tasks.translations import marian, open_pairs, save, sentence, tsv
 
@@ -47,7 +48,7 @@ def trained_translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder.model.init_weights()
     data = open_pairs(folder, rows)
-    batch = data.task.collate(list(data.train))
+    batch = tensors_of(data.task.collate(list(data.train)))
     optimizer = torch.optim.Adam(folder.model.parameters(), lr=0.02)
     for _ in range(150):
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.graph.program import InputSpec, OutputSpec
+from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.model_folder import ModelFolder
 
 WIDTH, VOCABULARY = 6, 20

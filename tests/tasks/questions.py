@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from compressor.model_folder import ModelFolder
+from compressor.models.forwards import tensors_of
 from compressor.tasks import Task
-from compressor.tasks.base import Forward
+from compressor.tasks.base import Batch, Forward
 from compressor.tasks.question_answering import Answer, QuestionAnswering
 from tests.folders import rows_config
 
@@ -108,8 +109,8 @@ def encode(task: Task, *rows: dict[str, Any]) -> Any:
 def forward_of(task: Task, model: PreTrainedModel) -> Forward:
     """Run batches on a PyTorch model."""
 
-    def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
+    def forward(batch: Batch) -> np.ndarray:
         with torch.no_grad():
-            return task.logits(model(**batch))
+            return task.logits(model(**tensors_of(batch)))
 
     return forward

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from compressor.tasks.base import Forward
+from compressor.models.forwards import tensors_of
+from compressor.tasks.base import Batch, Forward
 
 
 def tsv(path: Path, *rows: str, header: str = "label\ttext") -> str:
@@ -39,9 +40,9 @@ def labelled_rows(count: int) -> list[str]:
 def forward_of(model: Any) -> Forward:
     """Run batches on a PyTorch model."""
 
-    def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
+    def forward(batch: Batch) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(model(**batch).logits)
+            return np.asarray(model(**tensors_of(batch)).logits)
 
     return forward
 

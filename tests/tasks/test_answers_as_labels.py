@@ -16,7 +16,7 @@ from datasets import Dataset
 from compressor.model_folder import ModelFolder, load
 from compressor.results import NoteCode
 from compressor.tasks import Data, Task, open_data, statistics
-from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.scoring import forward_of
 from tests import folders
 from tests.folders import WORDS, rows_config
 from tests.tasks import questions, translations
@@ -81,13 +81,7 @@ def opened(folder: ModelFolder, source: str, **fields: Any) -> Data:
 
 
 def score(task: Task, folder: ModelFolder, examples: Dataset) -> float:
-    folder.model.eval()
-
-    def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return task.logits(folder.model(**forward_arguments(folder.model, batch)))
-
-    return task.score(statistics(task, examples, forward))
+    return task.score(statistics(task, examples, forward_of(task, folder.model)))
 
 
 @pytest.mark.parametrize(("save", "rows", "header", "fields"), CASES)
@@ -117,7 +111,7 @@ def test_the_metric_of_single_texts_is_the_cosine_with_the_whole_model(tmp_path:
     embeddings = np.array([row["sentence_embedding"] for row in rows])
     changed = embeddings + np.random.default_rng(0).normal(size=embeddings.shape)
     unit, other = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in (embeddings, changed))
-    sums = data.task.per_example(changed, data.task.collate(rows)[data.task.label_name].numpy())
+    sums = data.task.per_example(changed, data.task.collate(rows)[data.task.label_name])
     assert data.task.score(sums) == pytest.approx((unit * other).sum(1).mean())
 
 

@@ -11,16 +11,17 @@ import pytest
 import torch
 from datasets import Dataset
 
+from compressor.answers import AnswerKind, several_answers
 from compressor.errors import ErrorCode, InputError, RowError, UsageError
-from compressor.graph.program import InputSpec
+from compressor.graph.signature import InputSpec
 from compressor.model_folder import ModelFolder, fingerprint
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
 from compressor.tasks import Data, batches, make_task, open_data, statistics
 from compressor.tasks.calibration import calibration_batches, draw_rows
-from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.row_files import require_file
+from compressor.tasks.scoring import forward_of
 from compressor.training.distillation import Distillation
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -45,11 +46,7 @@ def opened(folder: ModelFolder, source: str, **fields: Any) -> Data:
 
 
 def score(data: Data, folder: ModelFolder, examples: Dataset) -> float:
-    def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return data.task.logits(folder.model(**forward_arguments(folder.model, batch)))
-
-    return data.task.score(statistics(data.task, examples, forward, batch_size=7))
+    return data.task.score(statistics(data.task, examples, forward_of(data.task, folder.model), batch_size=7))
 
 
 def changed(folder: ModelFolder) -> ModelFolder:
@@ -102,7 +99,7 @@ def test_the_loss_without_labels_is_zero_for_the_graph_itself_alone(output: str,
 def test_the_sensitivity_of_an_output_is_finite(output: str, tmp_path: Path) -> None:
     folder = graph(output)
     data = opened(folder, npz(tmp_path / "rows.npz", text_rows()))
-    rows = calibration_batches(data, draw_rows(data, 16, 0))
+    rows = list(map(tensors_of, calibration_batches(data, draw_rows(data, 16, 0))))
     sensitivity = sensitivity_of(folder.model, rows, [f"heads.{output}"], data.task.loss_outputs)
     (metric,) = sensitivity.metrics.values()
     assert np.isfinite(metric).all()
@@ -127,8 +124,8 @@ def test_padding_has_no_influence(tmp_path: Path) -> None:
         ):
             assert first[0] == second[0]
             assert first[1].keys() == second[1].keys()
-            for key, tensor in first[1].items():
-                torch.testing.assert_close(tensor, second[1][key], equal_nan=True)
+            for key, array in first[1].items():
+                np.testing.assert_allclose(array, second[1][key], rtol=1e-6)
 
 
 def test_a_batch_ends_with_its_longest_row(tmp_path: Path) -> None:
@@ -143,7 +140,7 @@ def test_a_batch_ends_with_its_longest_row(tmp_path: Path) -> None:
             longest = max(row["positions"] for row in chosen)
             assert batch["input_ids"].shape == (len(indices), longest)
             expected = rows["input_ids"][[row["index"] for row in chosen], :longest]
-            assert torch.equal(batch["input_ids"], torch.from_numpy(expected))
+            assert np.array_equal(batch["input_ids"], expected)
     padded_left = next(row for part in (data.train, data.eval, data.test) for row in part if row["index"] == 3)
     assert (padded_left["length"], padded_left["positions"]) == (2, 9)
 
@@ -183,8 +180,8 @@ def test_rows_are_the_same_in_every_kind_of_file(save: Callable[[Path, Arrays], 
     expected, data = opened(folder, saved_as_npz(folders[0], rows)), opened(folder, save(folders[1], rows))
     assert (data.train_hash, data.eval_hash) == (expected.train_hash, expected.eval_hash)
     for first, second in zip(batches(expected.task, expected.train), batches(data.task, data.train), strict=True):
-        for name, tensor in first[1].items():
-            assert torch.equal(tensor, second[1][name])
+        for name, array in first[1].items():
+            assert np.array_equal(array, second[1][name])
 
 
 def test_files_are_of_the_split_in_their_names(tmp_path: Path) -> None:
@@ -205,10 +202,10 @@ def test_types_are_converted_without_loss_and_noted(tmp_path: Path) -> None:
     assert notes == [0, 1]
     assert data[0].train_hash == data[1].train_hash
     batch = data[1].task.collate([data[1].train[0]])
-    assert {batch[name].dtype for name in exact} == {torch.int64}
+    assert {batch[name].dtype for name in exact} == {np.dtype(np.int64)}
     images = {"image": image_rows()["image"].astype(np.float64)}
     converted = opened(graph("logits", inputs=IMAGE_INPUTS), npz(tmp_path / "images.npz", images))
-    assert converted.task.collate([converted.train[0]])["image"].dtype == torch.float32
+    assert converted.task.collate([converted.train[0]])["image"].dtype == np.float32
 
 
 def test_the_hash_covers_every_input_and_labels(tmp_path: Path) -> None:
@@ -260,12 +257,12 @@ def test_padded_tags_and_tags_of_minus_100_are_not_scored(tmp_path: Path) -> Non
     for example in data.train:
         batch = data.task.collate([example])
         assert batch["labels"].shape == batch["attention_mask"].shape
-        assert data.task.per_example(logits, batch["labels"].numpy()).tolist() == [[1, 1]]
+        assert data.task.per_example(logits, batch["labels"]).tolist() == [[1, 1]]
     labels[...] = 1
     data = open_data(rows_config(npz(tmp_path / "all.npz", {**rows, "labels": labels})), graph("tags_logits"))
     for example in data.train:
         batch = data.task.collate([example])
-        assert data.task.per_example(logits, batch["labels"].numpy()).tolist() == [[0, example["length"]]]
+        assert data.task.per_example(logits, batch["labels"]).tolist() == [[0, example["length"]]]
 
 
 def test_a_named_array_holds_labels(tmp_path: Path) -> None:
@@ -591,8 +588,8 @@ def test_tags_may_be_padded_to_several_lengths(tmp_path: Path) -> None:
     data = open_data(rows_config(str(tmp_path)), folder)
     for examples in (data.train, data.test):
         for _, batch in batches(data.task, examples):
-            expected = (batch["input_ids"] % 4).masked_fill(batch["attention_mask"] == 0, -100)
-            assert torch.equal(batch["labels"], expected)
+            expected = np.where(batch["attention_mask"] == 0, -100, batch["input_ids"] % 4)
+            assert np.array_equal(batch["labels"], expected)
 
 
 def test_single_files_are_memory_mapped(tmp_path: Path) -> None:

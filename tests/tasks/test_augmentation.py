@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.model_folder import ModelFolder
+from compressor.models.forwards import tensors_of
 from compressor.tasks import open_data
 from compressor.tasks.augmentation import augmented
 from tests.folders import rows_config
@@ -90,7 +91,7 @@ def test_a_row_depends_on_the_seed_and_its_position_alone(classifier: ModelFolde
     kept = sum(row == former for row, former in zip(half, none, strict=True))
     assert 15 < kept < 60
     batch = data.task.collate(list(augmented(data.train, data.eval, 1.0, 0, special_ids)))
-    assert classifier.model(**batch).logits.shape == (60, 2)
+    assert classifier.model(**tensors_of(batch)).logits.shape == (60, 2)
 
 
 def test_a_row_with_an_empty_text_stays() -> None:

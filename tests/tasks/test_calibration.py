@@ -14,21 +14,21 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from compressor.model_folder import load
 from compressor.targets import Feeds
 from compressor.tasks import open_data
+from compressor.tasks.base import Batch
 from compressor.tasks.calibration import calibration_rows, within_tokens
 from tests.folders import rows_config
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=12)
 
 
-def collate(examples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+def collate(examples: Sequence[dict[str, Any]]) -> Batch:
     """A batch of examples of one length."""
-    ids = torch.tensor([example["input_ids"] for example in examples])
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(len(examples))}
+    ids = np.array([example["input_ids"] for example in examples])
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(len(examples))}
 
 
 def rows_of(lengths: Sequence[int]) -> Dataset:

@@ -9,6 +9,7 @@ import pytest
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import tensors_of
 from compressor.results import MetricUnit
 from compressor.tasks import open_data, statistics
 from tests import folders
@@ -48,7 +49,7 @@ def test_perplexity_follows_from_the_loss_of_the_model(gpt2: ModelFolder, tmp_pa
     losses = []
     for row in data.eval:
         batch = data.task.collate([row])
-        losses.append(gpt2.model(**batch).loss.item() * (len(row["input_ids"]) - 1))
+        losses.append(gpt2.model(**tensors_of(batch)).loss.item() * (len(row["input_ids"]) - 1))
     assert measured[:, 0] == pytest.approx(losses, rel=1e-5)
     assert data.task.score(measured) == pytest.approx(math.exp(sum(losses) / measured[:, 1].sum()), rel=1e-5)
     assert (data.task.higher_is_better, data.task.metric_unit) == (False, MetricUnit.RAW)

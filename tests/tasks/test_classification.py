@@ -14,10 +14,10 @@ from tokenizers import processors
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, fingerprint, load
+from compressor.models.forwards import forward_arguments, tensors_of
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.classification import TextClassification
-from compressor.tasks.forwards import forward_arguments
 from tests import folders
 from tests.faults import fails_with
 from tests.folders import rows_config
@@ -41,7 +41,7 @@ def test_rows_of_one_text_are_encoded(classifier: ModelFolder, tmp_path: Path) -
         "token_type_ids": [[0, 0, 0, 0], [0, 0, 0, 0]],
         "labels": [1, 1],
     }
-    assert torch.isfinite(classifier.model(**batch).loss)
+    assert torch.isfinite(classifier.model(**tensors_of(batch)).loss)
 
 
 def test_rows_are_padded_where_the_model_does_not_read(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_rows_are_padded_where_the_model_does_not_read(tmp_path: Path) -> None:
     short, longer = data.train[2], data.train[0]
     with torch.no_grad():
         alone, beside = (
-            folder.model(**forward_arguments(folder.model, data.task.collate(rows))).logits[0]
+            folder.model(**forward_arguments(folder.model, tensors_of(data.task.collate(rows)))).logits[0]
             for rows in ([short], [short, longer])
         )
     torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-6)
@@ -163,7 +163,8 @@ def test_rows_too_short_for_text_are_refused(classifier: ModelFolder, tmp_path: 
 def test_a_loss_does_not_change_the_fingerprint(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
     data = open_data(rows_config(path, path, path), classifier)
-    classifier.model(**data.task.collate(list(data.train)))  # transformers writes the kind of loss to the configuration
+    # transformers writes the kind of loss to the configuration
+    classifier.model(**tensors_of(data.task.collate(list(data.train))))
     assert fingerprint(classifier.model) == classifier.fingerprint
 
 

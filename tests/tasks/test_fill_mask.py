@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode
 from compressor.tasks import open_data, statistics
 from compressor.tasks.token_labels import FillMask
@@ -81,7 +82,7 @@ def test_masked_tokens_are_scored(filler: ModelFolder, tmp_path: Path) -> None:
         parts = [statistics(data.task, data.test, forward_of(filler.model), size) for size in (1, 7)]
         assert parts[0] == pytest.approx(parts[1], rel=1e-5)
         measured[metric] = parts[0]
-        batch = data.task.collate(list(data.test))
+        batch = tensors_of(data.task.collate(list(data.test)))
     labels = batch["labels"]
     with torch.no_grad():
         output = filler.model(**batch)

@@ -8,7 +8,8 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.tasks.forwards import IGNORED, scored_logits_only
+from compressor.answers import IGNORED
+from compressor.models.forwards import scored_logits_only
 from tests.projection_models import SIZES
 from tests.zoo import VOCABULARY, text
 

@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, load
-from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.text_limits import token_limit
 from compressor.tasks import open_data
 from compressor.tasks.id_tables import IdTables
 from tests import folders

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, UsageError
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode
 from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks import batches, open_data, statistics
+from compressor.tasks.base import Batch
 from compressor.tasks.data import rows_hash
 from compressor.tasks.question_answering import Answer, best_span, exact_match, f1
 from compressor.units import find_sites
@@ -63,9 +65,9 @@ def test_a_question_is_scored_alike_in_any_batch() -> None:
     assert [len(ids) for ids in rows["input_ids"]] == [1, 3, 1]
     city = wordpieces().convert_tokens_to_ids("paris")
 
-    def prefer_city(batch: dict[str, torch.Tensor]) -> np.ndarray:
+    def prefer_city(batch: Batch) -> np.ndarray:
         """Logits that are large for tokens of the context and largest for the city."""
-        scores = 9.0 * (batch["input_ids"].numpy() == city) + (batch["token_type_ids"].numpy() == 1)
+        scores = 9.0 * (batch["input_ids"] == city) + (batch["token_type_ids"] == 1)
         return np.repeat(scores[..., None], 2, axis=-1)
 
     for size in (1, 2, 3):
@@ -75,7 +77,7 @@ def test_a_question_is_scored_alike_in_any_batch() -> None:
 def test_values_of_windows_are_averaged_over_their_question() -> None:
     task = task_of(wordpieces())
     batch = task.collate(list(encode(task, row("rome paris"), row(" ".join(["river"] * 40)), row("tower"))))
-    assert task.example_means(torch.tensor([5.0, 1.0, 2.0, 6.0, 7.0]), batch).tolist() == [5, 3, 7]
+    assert task.example_means(np.array([5.0, 1.0, 2.0, 6.0, 7.0]), batch).tolist() == [5, 3, 7]
     assert task.model_inputs(batch).keys() == {"input_ids", "token_type_ids", "attention_mask"}
 
 
@@ -119,7 +121,7 @@ def test_batches_hold_windows() -> None:
 
 def test_the_loss_equals_that_of_the_model_over_windows(model: PreTrainedModel) -> None:
     task = task_of(wordpieces(), max_length=12, stride=2)
-    outputs = model(**task.loss_inputs(task.collate(list(encode(task, row("in rome"), LONG)))))
+    outputs = model(**tensors_of(task.loss_inputs(task.collate(list(encode(task, row("in rome"), LONG))))))
     positions = torch.tensor([3, 0, 5])
     logits = (outputs.start_logits, outputs.end_logits)
     losses = [torch.nn.functional.cross_entropy(scores, positions) for scores in logits]
@@ -133,7 +135,9 @@ def test_sensitivity_weighs_every_window_alike(model: PreTrainedModel) -> None:
     sites = find_sites(model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
     every_head = torch.ones(2, dtype=torch.bool)
     together, single = (
-        sensitivity(model, sites, every_head, [task.loss_inputs(batch) for _, batch in batches(task, rows, size)])
+        sensitivity(
+            model, sites, every_head, [tensors_of(task.loss_inputs(batch)) for _, batch in batches(task, rows, size)]
+        )
         for size in (3, 1)
     )
     assert (together > 0).all()

@@ -12,6 +12,7 @@ import torch
 import compressor
 from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs, load
+from compressor.models.forwards import tensors_of
 from compressor.results import FLOAT_STAGES, MetricUnit, NoteCode, Report
 from compressor.tasks import open_data, statistics
 from compressor.tasks.question_answering import Answer
@@ -39,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wordpieces().save_pretrained(path / "model")
     folder = load(path / "model")
     data = open_data(rows_config(rows, rows, rows, max_length=16, stride=3), folder)
-    batch = data.task.loss_inputs(data.task.collate(list(data.train)))
+    batch = tensors_of(data.task.loss_inputs(data.task.collate(list(data.train))))
     optimizer = torch.optim.Adam(folder.model.parameters(), lr=0.02)
     for _ in range(80):
         optimizer.zero_grad()

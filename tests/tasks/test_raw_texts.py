@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from compressor.model_folder import load
-from compressor.model_folder.sentence_modules import read_sentence_texts
+from compressor.model_folder.sentence_texts import read_sentence_texts
 from compressor.tasks import open_data
 from compressor.tasks.raw_texts import model_texts, read_texts, tokenize, tokenizer_of
 from tests import folders
@@ -23,11 +23,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def task_inputs(path: Path, file: str) -> dict[str, torch.Tensor]:
+def task_inputs(path: Path, file: str) -> dict[str, np.ndarray]:
     """The inputs of the task for all rows of a file, padded to eight tokens."""
     data = open_data(rows_config(file, file, file), load(path))
     batch = data.task.model_inputs(data.task.collate(list(data.test)))
-    return {name: torch.nn.functional.pad(ids, (0, 8 - ids.shape[1])) for name, ids in batch.items()}
+    return {name: np.pad(ids, ((0, 0), (0, 8 - ids.shape[1]))) for name, ids in batch.items()}
 
 
 def raw_inputs(path: Path, file: str, shortest: int) -> dict[str, list[list[int]]]:

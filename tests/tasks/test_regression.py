@@ -14,6 +14,7 @@ from sklearn.metrics import ndcg_score
 
 from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder, load
+from compressor.models.forwards import tensors_of
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.regression import Reranking, query_scores
@@ -29,9 +30,11 @@ def test_rows_become_batches_and_correlations(scorer: ModelFolder, tmp_path: Pat
     path = tsv(tmp_path / "a.tsv", *rows, header="score\tsentence1\tsentence2")
     data = open_data(rows_config(path, path, path), scorer)
     batch = data.task.collate([data.train[index] for index in range(4)])
-    assert (batch["labels"].dtype, batch["labels"].tolist()) == (torch.float32, [0.0, 0.25, 0.5, 0.75])
-    outputs = scorer.model(**batch)
-    assert outputs.loss.item() == pytest.approx(((outputs.logits[:, 0] - batch["labels"]) ** 2).mean().item())
+    assert (batch["labels"].dtype, batch["labels"].tolist()) == (np.float32, [0.0, 0.25, 0.5, 0.75])
+    outputs = scorer.model(**tensors_of(batch))
+    assert outputs.loss.item() == pytest.approx(
+        ((outputs.logits[:, 0] - tensors_of(batch)["labels"]) ** 2).mean().item()
+    )
     measured = statistics(data.task, data.test, forward_of(scorer.model), 5)
     assert measured[:, 1].tolist() == [index / 4 for index in range(12)]
     assert data.task.score(measured) == pytest.approx(spearmanr(measured[:, 0], measured[:, 1]).statistic)
@@ -77,7 +80,7 @@ def test_several_numbers_have_the_mean_of_their_correlations(several: ModelFolde
     data, of_columns = (open_data(rows_config(path, path, path), several) for path in (lists, columns))
     assert list(data.train["labels"]) == list(of_columns.train["labels"]) == [list(_numbers(i)) for i in range(12)]
     batch = data.task.collate(list(data.train))
-    loss = several.model(**batch).loss.item()
+    loss = several.model(**tensors_of(batch)).loss.item()
     measured = statistics(data.task, data.test, forward_of(several.model), 5)
     assert loss == pytest.approx(np.square(measured[:, :2] - measured[:, 2:]).mean(), rel=1e-5)
     expected = [spearmanr(measured[:, number], measured[:, 2 + number]).statistic for number in range(2)]
@@ -184,7 +187,7 @@ def test_a_column_of_queries_groups_rows(scorer: ModelFolder, tmp_path: Path) ->
 def test_the_loss_is_that_of_the_labels(scorer: ModelFolder, grouped: str) -> None:
     data = open_data(rows_config(grouped, grouped, grouped), scorer)
     batch = data.task.collate(list(data.train)[:4])
-    output = scorer.model(**data.task.loss_inputs(batch))
+    output = scorer.model(**tensors_of(data.task.loss_inputs(batch)))
     expected = torch.nn.functional.mse_loss(output.logits[:, 0], torch.tensor([float(p[2]) for p in PAIRS[:4]]))
     assert output.loss.item() == pytest.approx(expected.item())
 
@@ -256,7 +259,7 @@ def test_scores_are_those_of_the_library(save: Any, tmp_path: Path) -> None:
     batch = task.collate(list(encoded))
     del batch["pairs"]
     with torch.no_grad():
-        scores = folder.model(**batch).logits[:, 0]
+        scores = folder.model(**tensors_of(batch)).logits[:, 0]
     encoder = library.CrossEncoder(str(folder.path), device="cpu")
     expected = encoder.predict([pair[:2] for pair in pairs], activation_fn=torch.nn.Identity())
     torch.testing.assert_close(scores, torch.from_numpy(expected), rtol=1e-4, atol=1e-5)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from compressor.errors import ErrorCode
+from compressor.models.forwards import reader
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import Task, make_task, open_data
-from compressor.tasks.causal_lm import FILLER, CharacterStreams, Streams, assign_streams, read, reader
+from compressor.tasks.causal_lm import FILLER, CharacterStreams, Streams, assign_streams, read
 from compressor.training.tokenizers import characters, words
 from tests import folders, language
 from tests.faults import fails_with

@@ -14,13 +14,15 @@ from tokenizers import processors
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
-from compressor.run.evaluate import agreement_of, rank_documents
+from compressor.models.forwards import forward_arguments, tensors_of
+from compressor.run.evaluate import agreement_of
 from compressor.selection.subset_evaluator import sensitivity
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks import data as data_module
-from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.base import Batch
 from compressor.tasks.row_files import read_rows
 from compressor.tasks.sentence_similarity import Judgements, SentenceSimilarity, nearest, ranking_scores
+from compressor.training.distillation import rank_documents
 from compressor.units import find_sites, hooked
 from tests import folders
 from tests.faults import fails_with
@@ -55,9 +57,9 @@ def pairs(path: Path, encoder: ModelFolder, **fields: str) -> Data:
     return open_data(rows_config(file, file, file, **fields), encoder)
 
 
-def embed(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> np.ndarray:
+def embed(model: torch.nn.Module, batch: Batch) -> np.ndarray:
     with torch.no_grad():
-        return np.asarray(model(**forward_arguments(model, batch)).sentence_embedding)  # type: ignore[arg-type]
+        return np.asarray(model(**forward_arguments(model, tensors_of(batch))).sentence_embedding)  # type: ignore[arg-type]
 
 
 def test_a_text_without_tokens_is_named(encoder: ModelFolder, tmp_path: Path) -> None:
@@ -88,14 +90,14 @@ def test_pairs_become_batches_of_texts(encoder: ModelFolder, tmp_path: Path) -> 
     assert encoder.processor.decode(batch["input_ids"][3]) == f"[CLS] {pair_rows(2)[1].split('	')[2]} [SEP]"
     assert data.task.input_counts(data.train) == (24, 24 * 8)
     assert data.task.loss_inputs(batch)["labels"].tolist() == [float(row.split("\t")[0]) for row in pair_rows(2)]
-    assert data.task.example_means(torch.tensor([1.0, 3.0, 5.0, 5.0]), batch).tolist() == [2.0, 5.0]
+    assert data.task.example_means(np.array([1.0, 3.0, 5.0, 5.0]), batch).tolist() == [2.0, 5.0]
 
 
 def test_cosines_are_correlated_with_labels(encoder: ModelFolder, tmp_path: Path) -> None:
     data = pairs(tmp_path, encoder)
     measured = statistics(data.task, data.test, lambda batch: embed(encoder.model, batch), 5)
     first, second = (
-        embed(encoder.model, dict(encoder.processor([row.split("\t")[column]], return_tensors="pt")))[0]
+        embed(encoder.model, dict(encoder.processor([row.split("\t")[column]], return_tensors="np")))[0]
         for row in pair_rows(1)
         for column in (1, 2)
     )
@@ -107,10 +109,10 @@ def test_cosines_are_correlated_with_labels(encoder: ModelFolder, tmp_path: Path
 def test_the_loss_of_the_model_needs_no_scale_of_labels(encoder: ModelFolder, tmp_path: Path) -> None:
     data = pairs(tmp_path, encoder)
     batch = data.task.collate(list(data.train))
-    loss = encoder.model(**data.task.loss_inputs(dict(batch))).loss.item()
+    loss = encoder.model(**tensors_of(data.task.loss_inputs(dict(batch)))).loss.item()
     batch["pairs"][:, 0] = 100 * batch["pairs"][:, 0] - 7
     assert loss > 0
-    assert encoder.model(**data.task.loss_inputs(batch)).loss.item() == pytest.approx(loss, rel=1e-5)
+    assert encoder.model(**tensors_of(data.task.loss_inputs(batch))).loss.item() == pytest.approx(loss, rel=1e-5)
 
 
 def test_rows_without_labels_may_hold_one_text(encoder: ModelFolder, tmp_path: Path) -> None:
@@ -129,13 +131,13 @@ def test_single_texts_have_no_loss(encoder: ModelFolder, tmp_path: Path) -> None
     texts = task.encode_unlabelled(read_rows([Path(path)])[0], "t")
     for count in (3, 4):
         batch = task.collate(list(texts)[:count])
-        assert encoder.model(**task.loss_inputs(batch)).loss.item() == 0
+        assert encoder.model(**tensors_of(task.loss_inputs(batch))).loss.item() == 0
 
 
 def test_importance_is_the_gradient_of_each_pair(encoder: ModelFolder, tmp_path: Path) -> None:
     """The absolute value is that of the sum over both texts."""
     data = pairs(tmp_path, encoder)
-    batch = data.task.loss_inputs(data.task.collate(list(data.train)))
+    batch = tensors_of(data.task.loss_inputs(data.task.collate(list(data.train))))
     sites = find_sites(encoder.model, {"input_ids": batch["input_ids"]})
     heads = [site.heads for site in sites]
     importance = sensitivity(encoder.model, sites, torch.ones(sum(heads), dtype=torch.bool), [batch])
@@ -178,12 +180,12 @@ def test_documents_are_retrieved_with_the_prompts_of_the_folder(encoder: ModelFo
 def test_states_are_pooled_outside_of_a_graph(encoder: ModelFolder, tmp_path: Path) -> None:
     data = pairs(tmp_path, encoder)
     batch = data.task.collate(list(data.test))
-    inputs = forward_arguments(encoder.model, data.task.model_inputs(batch))
+    inputs = data.task.model_inputs(batch)
     network: Any = encoder.model
     with torch.no_grad():
-        states = network.encoder(**inputs)[0].numpy()
+        states = network.encoder(**tensors_of(inputs))[0].numpy()
     outputs = data.task.scored_outputs({"last_hidden_state": states}, batch)
-    assert data.task.logits(outputs) == pytest.approx(embed(encoder.model, dict(inputs)), abs=1e-6)
+    assert data.task.logits(outputs) == pytest.approx(embed(encoder.model, inputs), abs=1e-6)
 
 
 def test_equal_engines_agree(encoder: ModelFolder, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, load, save_companions
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode
 from compressor.tasks import Data, make_task, open_data, statistics
 from compressor.tasks.metrics import mean_average_precision, set_macro_f1, set_micro_f1
@@ -127,7 +128,7 @@ def test_new_names_are_numbered_in_sorted_order_and_noted(tmp_path: Path) -> Non
 
 def test_the_loss_is_that_of_each_class(model: ModelFolder, rows: str) -> None:
     data = open_data(rows_config(rows, rows, rows), model)
-    batch = data.task.collate(list(data.train))
+    batch = tensors_of(data.task.collate(list(data.train)))
     output = model.model(**batch)
     losses = torch.nn.functional.binary_cross_entropy_with_logits(output.logits, batch["labels"])
     assert output.loss.item() == pytest.approx(losses.item())

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from compressor.errors import ErrorCode, InputError
+from compressor.models.forwards import tensors_of
 from compressor.results import NoteCode
 from compressor.tasks import open_data, statistics
-from compressor.tasks.divergence import divergence
 from compressor.tasks.raw_texts import read_texts
 from compressor.tasks.row_files import read_rows
 from compressor.tasks.token_labels import TokenClassification
+from compressor.training.divergence import divergence
 from tests.faults import fails_with
 from tests.folders import rows_config
 from tests.tasks.questions import WORD, byte_pieces, forward_of, wordpieces
@@ -63,7 +64,7 @@ def test_tags_are_scored_at_first_pieces(metric: str, counts: list[list[int]]) -
     logits = np.zeros((*batch["labels"].shape, len(TAGS)))
     logits[0, [1, 2, 4], [1, 3, 3]] = 1  # the tag of the second word is wrong
     logits[0, 3, 1] = logits[1, 2, 1] = 9  # a further piece and a special token do not count
-    assert task.per_example(logits, batch["labels"].numpy()).tolist() == counts
+    assert task.per_example(logits, batch["labels"]).tolist() == counts
 
 
 def test_a_model_is_scored_in_batches(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_rows_without_tags_are_words_or_texts(tmp_path: Path) -> None:
 
 def test_divergence_is_taken_at_labelled_tokens() -> None:
     task = task_of()
-    batch = task.collate(list(encode(task, ROW)))
+    batch = tensors_of(task.collate(list(encode(task, ROW))))
     dense = torch.randn(1, 6, len(TAGS), generator=torch.Generator().manual_seed(0))
     others = dense.clone()
     others[0, [0, 3, 5]] += torch.arange(len(TAGS))

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder, load
+from compressor.models.beam_search import beam_search
+from compressor.models.forwards import tensors_of
 from compressor.results import MetricUnit, NoteCode
 from compressor.tasks import statistics
 from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
-from compressor.tasks.translation import beam_search
 from compressor.units import hooked
 from tests import folders
 from tests.faults import fails_with
@@ -48,9 +49,10 @@ def test_pairs_become_batches(translator: ModelFolder, tmp_path: Path) -> None:
         "decoder_input_ids": [[0, 11, 13, 1], [0, 18, 16, 14]],
     }
     assert list(data.train["length"]) == [3, 4]
-    loss = translator.model(**batch).loss
-    batch.pop("decoder_input_ids")
-    assert translator.model(**batch).loss == loss
+    tensors = tensors_of(batch)
+    loss = translator.model(**tensors).loss
+    tensors.pop("decoder_input_ids")
+    assert translator.model(**tensors).loss == loss
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_the_loss_equals_that_of_the_model(translator: ModelFolder, trained_tran
     assert not data.task.higher_is_better
     measured = statistics(data.task, data.test, forward_of(translator.model), 9)
     assert measured.shape == (40, 2)
-    loss = translator.model(**data.task.collate(list(data.test))).loss.item()
+    loss = translator.model(**tensors_of(data.task.collate(list(data.test)))).loss.item()
     assert data.task.score(measured) == pytest.approx(loss)
     chooser = open_pairs(translator, rows).task.chooser
     assert (chooser.metric, chooser.score(measured)) == ("loss", data.task.score(measured))

@@ -18,6 +18,7 @@ from compressor.config.run import Recipe
 from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
+from compressor.models.forwards import tensors_of
 from compressor.results import MetricUnit, NoteCode, Report
 from compressor.selection.learn import learn
 from compressor.selection.subset_evaluator import sensitivity
@@ -41,7 +42,7 @@ def data(translator: ModelFolder, trained_translator: Path) -> Data:
 
 @pytest.fixture(scope="module")
 def sites(translator: ModelFolder, data: Data) -> list[Site]:
-    return find_sites(translator.model, data.task.collate(list(data.train.select(range(2)))))
+    return find_sites(translator.model, tensors_of(data.task.collate(list(data.train.select(range(2))))))
 
 
 def selection(method: str, **fields: Any) -> Heads:
@@ -53,7 +54,9 @@ def test_sensitivity_weighs_every_row_alike(translator: ModelFolder, data: Data,
     rows = data.train.select(range(6))
     every_head = torch.ones(sum(site.heads for site in sites), dtype=torch.bool)
     together, single = (
-        sensitivity(translator.model, sites, every_head, [batch for _, batch in batches(data.task, rows, size)])
+        sensitivity(
+            translator.model, sites, every_head, [tensors_of(batch) for _, batch in batches(data.task, rows, size)]
+        )
         for size in (6, 1)
     )
     torch.testing.assert_close(together, single, rtol=1e-4, atol=1e-6)

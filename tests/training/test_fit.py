@@ -14,7 +14,8 @@ from pytorch_optimizer import Lamb
 from torch import nn
 
 from compressor.errors import DivergedError, ErrorCode
-from compressor.tasks.causal_lm import assign_streams, read, reader
+from compressor.models.forwards import reader, tensors_of
+from compressor.tasks.causal_lm import assign_streams, read
 from compressor.training.fit import GateSetup, row_order
 from tests import language
 from tests.faults import fails_with
@@ -41,7 +42,7 @@ def test_training_equals_a_plain_loop_over_consecutive_segments(optimizer: Any, 
     )
     losses, memories, best = [], None, (math.inf, dict[str, torch.Tensor]())
     for step in range(schedule.steps):
-        batch = task.collate([data.train[int(row)] for row in order[step % len(order)]])
+        batch = tensors_of(task.collate([data.train[int(row)] for row in order[step % len(order)]]))
         memories = None if step % len(order) == 0 else memories
         outputs = model(**batch, memories=memories)
         memories = outputs.memories

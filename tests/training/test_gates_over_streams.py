@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from compressor.config.methods import METHODS
+from compressor.models.forwards import reader
 from compressor.selection.learn import learn
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.units import gated
 from tests import language
 from tests.quick_cases import quick

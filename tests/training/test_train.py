@@ -12,9 +12,10 @@ import torch
 
 from compressor.errors import DivergedError, ErrorCode, InputError, UsageError
 from compressor.model_folder import load
+from compressor.models.forwards import reader
 from compressor.results import NoteCode
 from compressor.tasks import open_data
-from compressor.tasks.causal_lm import read, reader
+from compressor.tasks.causal_lm import read
 from compressor.training.train import FILE_NAME, TrainingResult, schedule_of, train
 from tests import language
 from tests.faults import fails_with

@@ -6,21 +6,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from compressor.config.steps import Step
 from compressor.engines.build import ExportedGraph, Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.engines.score import EvaluationScorer
-from compressor.generation.deliver import CachedGraphs
-from compressor.model_folder import ModelFolder, fingerprint
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.access import ModelAccess
 from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
 from compressor.selection.plan_and_curves import LearningResult
 from compressor.store import Json, Store
 from graph_passes import Refusal
+
+if TYPE_CHECKING:
+    from compressor.generation.deliver import CachedGraphs
 
 PLAN, DELIVERED = "plan", "delivered"
 """Names of results in the store of a step: the plan with its weights, and the engine that is delivered."""
@@ -128,8 +129,8 @@ class StepContext:
 
 def signed(learned: LearningResult, folder: ModelFolder) -> SelectedPlan:
     """The plan that was learned, signed for the weights of the model."""
-    folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
-    signature = fingerprint(folder.model) if learned.trained else folder.fingerprint
+    folder.network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
+    signature = folder.access.fingerprint() if learned.trained else folder.fingerprint
     return SelectedPlan(
         plan=learned.plan.model_copy(update={"model": signature}),
         curves=learned.curves,
@@ -139,7 +140,7 @@ def signed(learned: LearningResult, folder: ModelFolder) -> SelectedPlan:
     )
 
 
-def stored_state(store: Store, model: PreTrainedModel) -> State:
+def stored_state(store: Store, model: ModelAccess) -> State:
     """The state that a finished step left in its store; the model gets its weights."""
     selected = store.load(PLAN, PlanFiles(model))
     assert selected is not None

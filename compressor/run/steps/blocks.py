@@ -11,7 +11,7 @@ from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.steps import Blocks, Step
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import takes_text
+from compressor.model_folder.feeds import takes_text
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder
 from compressor.run.plan_source import PlanFiles
@@ -33,7 +33,7 @@ def _check_options(step: Blocks) -> None:
 def _check(step: Blocks, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     folder, sites = inputs.model.folder, inputs.model.sites
     shares_by_kind(step, sites)
-    require_interface(folder.model, sites, "block masks")
+    require_interface(folder.network, sites, "block masks")
     _require_text(folder)
     if inputs.followed is not None:
         _require_heads_alone(inputs.followed, folder)
@@ -64,22 +64,23 @@ def _require_heads_alone(followed: SelectedPlan, folder: ModelFolder) -> None:
 @versioned(1, "compressor.block_masks.train_masked", "compressor.training.fit")
 def _run(step: Blocks, state: State, context: StepContext, store: Store) -> State:
     """The plan with masks where they make attention faster; the model is trained with them."""
-    run, folder = context.run, context.run.model.folder
+    run, folder, selector = context.run, context.run.model.folder, context.run.selector
+    assert selector is not None
 
     def drop(work: Path) -> SelectedPlan:
         heads = state.selected
-        start = load_folder(run.recipe, folder.path).model.state_dict() if step.from_original_weights else None
+        start = load_folder(run.recipe, folder.path).network.state_dict() if step.from_original_weights else None
         with run.log.stage("learning which blocks to drop") as on_progress:
             masked = learn_blocks(
-                folder.model,
+                folder.network,
                 run.model.sites,
                 run.rows,
                 step,
                 heads.plan,
-                mask_length(folder.model, run.rows, run.recipe.rows.max_length),
+                mask_length(folder.network, run.rows, run.recipe.rows.max_length),
                 store,
                 work,
-                run.selector,
+                selector,
                 on_progress,
                 start=start,
             )
@@ -93,8 +94,8 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
         )
         return signed(learned, folder)
 
-    selected = store.memo(PLAN, {}, drop, PlanFiles(folder.model))
-    run.selector.recall(store)
+    selected = store.memo(PLAN, {}, drop, PlanFiles(folder.access))
+    selector.recall(store)
     return with_plan(state, replace(selected, certificate=state.selected.certificate))
 
 

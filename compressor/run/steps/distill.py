@@ -23,9 +23,11 @@ from compressor.config.sections import AUTO, EngineConfig
 from compressor.config.steps import Distill, Step
 from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.model_folder import ModelFolder, example_inputs, fingerprint
+from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.processor import image_settings
+from compressor.models.forwards import tensors_of
 from compressor.models.pooled_encoder import SentenceEncoder
+from compressor.processes import process_count, training_device
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
@@ -44,7 +46,6 @@ from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
 from compressor.training.precision import native_precision
-from compressor.training.processes import process_count, process_state
 from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
 
@@ -99,7 +100,7 @@ def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     data = inputs.rows
     rows = [data.train[row] for row in range(min(len(data.train), step.batch_size))]
     # The export checks the model itself.
-    _loss(step, teacher, task).require_defined_teacher(task.model_inputs(task.collate(rows)))
+    _loss(step, teacher, task).require_defined_teacher(tensors_of(task.model_inputs(task.collate(rows))))
 
 
 def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
@@ -123,7 +124,7 @@ def _run(step: Distill, state: State, context: StepContext, store: Store) -> Sta
         with run.log.stage("training on the outputs of the whole model") as on_progress:
             return _train(step, run, state.selected, store.within(work), on_progress)
 
-    return with_plan(state, store.memo(PLAN, {}, train, PlanFiles(run.model.folder.model)))
+    return with_plan(state, store.memo(PLAN, {}, train, PlanFiles(run.model.folder.access)))
 
 
 def _train(
@@ -134,13 +135,13 @@ def _train(
     The teacher is loaded afresh. In the last steps linears round to the precision of the engine, if any. Under
     `accelerate launch` every process calls this.
     """
-    network, whole = run.model.folder.model, run.rows.with_task(run.rows.eval_task.chooser)
+    network, whole = run.model.folder.network, run.rows.with_task(run.rows.eval_task.chooser)
     precision = rounded_precision(step, run.recipe.engine, selected)
     path = run.recipe.source.model if step.teacher is None else step.teacher
     distillation = _loss(step, load_folder(run.recipe, path), whole.task)
     with compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)):
         for member in (network, distillation.teacher):  # what comes before the first step is computed there too
-            member.to(process_state().device)
+            member.to(training_device())
         compared = sample_of(whole.task, whole.eval, _COMPARED_ROWS, step.seed)
         distillation = distillation.with_variance_of(whole.task, compared)
         evaluate = partial(_mean_divergence, distillation, network, replace(whole, eval=compared), step, precision)
@@ -190,7 +191,7 @@ def _train(
     points = training_curves(log, whole.task.metric if whole.scores_eval else None)
     return replace(
         selected,
-        plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
+        plan=selected.plan.model_copy(update={"model": run.model.folder.access.fingerprint()}),
         curves=joined_curves(selected.curves, points),
         trained=True,
         notes=(*selected.notes, *notes),
@@ -330,7 +331,7 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
     # Steps of a training are of full batches, of repeated rows where there are few.
     for batch in np.resize(rows, (_TIMED_STEPS, step.batch_size)):
         start = time.perf_counter()
-        inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
+        inputs = tensors_of(data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch])))
         loss = distillation.loss(network, inputs)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(trained, math.inf)
@@ -369,7 +370,8 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
         raise refuse("its task or its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
     if differs(lambda folder: getattr(folder.config, "id2label", None)):
         raise refuse("its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
-    widths = [folder.model.width for folder in (teacher, student) if isinstance(folder.model, SentenceEncoder)]
+    networks = [folder.network for folder in (teacher, student)]
+    widths = [network.width for network in networks if isinstance(network, SentenceEncoder)]
     if len(set(widths)) > 1:
         raise refuse(f"its embeddings have the width {widths[0]}, those of the model {widths[1]}")
     names = ("num_hidden_layers", "hidden_size", *_DECODER_LAYERS)

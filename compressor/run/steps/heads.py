@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compressor.config.steps import Heads, Step
 from compressor.errors import ErrorCode, UsageError
+from compressor.processes import process_count, refuse_processes
 from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
@@ -20,7 +21,6 @@ from compressor.selection.checks import (
 from compressor.selection.learn import learn
 from compressor.selection.options import heads_to_keep, pool_of
 from compressor.store import Store, versioned
-from compressor.training.processes import process_count, refuse_processes
 
 
 def _check_options(step: Heads) -> None:
@@ -57,10 +57,10 @@ def _run(step: Heads, state: State, context: StepContext, store: Store) -> State
     def select(work: Path) -> SelectedPlan:
         known = step.model_copy(update={"options": known_options(step)})
         with run.log.stage(f"learning which heads to keep ({step.method})") as on_progress:
-            learned = learn(folder.model, run.model.sites, run.rows, known, work / "checkpoints", on_progress)
+            learned = learn(folder.network, run.model.sites, run.rows, known, work / "checkpoints", on_progress)
         return signed(learned, folder)
 
-    return with_plan(state, store.memo(PLAN, {}, select, PlanFiles(folder.model)))
+    return with_plan(state, store.memo(PLAN, {}, select, PlanFiles(folder.access)))
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compressor.config.fields import flag_of
 from compressor.config.steps import Step, Units
@@ -19,12 +19,12 @@ from compressor.engines.choose import ChosenEngine, LaterPruning, choose_engine,
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import Trial
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.generation.workload import Workload
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_feeds_by_size
+from compressor.processes import by_main
 from compressor.pruning.allocate import Allocation, Constraint, PlanCosts, budget_notes, unreachable
 from compressor.pruning.costs import PlanEngines, keep_counts
-from compressor.pruning.measure import CostSource, structure_of
+from compressor.pruning.measure import CostSource
 from compressor.results import Note, NoteCode
 from compressor.run.generation import is_engine_of_caches
 from compressor.run.model_units import prunable_groups
@@ -38,7 +38,6 @@ from compressor.run.prune_units import (
     share_left,
     timed_sizes,
 )
-from compressor.run.request_costs import RequestEngines
 from compressor.run.run_context import RunInputs, SelectedPlan
 from compressor.run.steps.base import (
     DELIVERED,
@@ -53,13 +52,15 @@ from compressor.run.steps.base import (
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.options import heads_to_keep
-from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens
-from compressor.training.processes import by_main, on_accelerator
-from compressor.units import Bundles
 from graph_passes import GraphPassError, Plan
+
+if TYPE_CHECKING:  # gates need PyTorch
+    from compressor.generation.workload import Workload
+    from compressor.selection.train_gate import UnitPool
+    from compressor.units import Bundles
 
 _POOL, _POOL_FILES = "pool", Json[dict[str, Any]](dict[str, Any])
 _FEWEST_ROWS = 4
@@ -151,7 +152,7 @@ def remove_units(
         source = cost_source(step, context, engine)
         return prune_units(step, context, source, store.within(work), earlier, measured)
 
-    selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.model))
+    selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.access))
     return with_last_engine(State(selected, engine, scorer), context, store)
 
 
@@ -201,6 +202,8 @@ def with_engine(step: Units, state: State, context: StepContext, store: Store) -
 
 def _learn(step: Units, state: State, context: StepContext, store: Store) -> State:
     """The units that a gate keeps, which trains the model; the main process writes the pool of those that compete."""
+    from compressor.selection.train_gate import UnitPool, train_pool
+
     run, folder = context.run, context.run.model.folder
     tables = by_main(run.state, lambda: [] if context.whole is None else _make_pool(step, context, store))
 
@@ -210,10 +213,10 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
         pool = UnitPool.from_json(stored, run.model.groups)
         with run.log.stage(f"learning which units to keep ({step.method})") as on_progress:
             groups, checkpoints = run.model.groups, work / "checkpoints"
-            learned = train_pool(folder.model, groups, pool, run.rows, step, checkpoints, on_progress)
+            learned = train_pool(folder.network, groups, pool, run.rows, step, checkpoints, on_progress)
             return signed(learned, folder)
 
-    selected = store.memo(PLAN, {}, learn, PlanFiles(folder.model))
+    selected = store.memo(PLAN, {}, learn, PlanFiles(folder.access))
     if context.whole is None:
         return with_plan(state, selected)
     constraints, counts = budgets_of(step).constraints(tables), selected.plan.counts
@@ -226,17 +229,20 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
 
 def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTable]:
     """Store the units that compete within the budgets, unless an interrupted run did; the tables of what units cost."""
-    run, data, model = context.run, context.run.rows, context.run.model.folder.model
+    from compressor.models.forwards import tensors_of
+    from compressor.selection.train_gate import make_bundles
+
+    run, data, model = context.run, context.run.rows, context.run.model.folder.access
     groups, notes = prunable_groups(step, run.model, context.graphs.refused)
     run.log.add_notes(notes)
     tables = cost_source(step, context).count_tables()
     constraints = budgets_of(step).constraints(tables)
 
     def order(_: Path) -> dict[str, Any]:
-        with run.log.stage("ordering neurons by importance") as on_progress, on_accelerator(model):
+        with run.log.stage("ordering neurons by importance") as on_progress, model.on_accelerator():
             rows = draw_rows(data, step.prune_rows, step.seed)
-            batches = calibration_batches(data, within_tokens(data, rows, step.prune_tokens))
-            bundles = make_bundles(model, groups, batches, data.task.loss_outputs, on_progress)
+            batches = list(map(tensors_of, calibration_batches(data, within_tokens(data, rows, step.prune_tokens))))
+            bundles = make_bundles(model.network, groups, batches, data.task.loss_outputs, on_progress)
         return pool_within(bundles, constraints).to_json()
 
     # Workers wait until the main process has carried out what the step does before learning.
@@ -253,6 +259,8 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
     Raises:
         BudgetError: a budget is below the cost of everything outside the bundles.
     """
+    from compressor.selection.train_gate import UnitPool
+
     costs, rests = [], []
     for constraint in constraints:
         savings = [constraint.table.saving(member.name, 0) for member in bundles]
@@ -270,9 +278,11 @@ def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None =
     run, dense = context.run, context.graphs.dense
     choice = Choice(run.built.engine.reference) if engine is None else engine.choice
     engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
-    structure, groups = structure_of(run.model.folder.model, run.model.groups), run.model.groups
+    structure, groups = run.model.folder.access.structure_with(run.model.groups), run.model.groups
     cached, workload = context.graphs.cached, _requests(step, context)
     if cached is not None and workload is not None:
+        from compressor.run.request_costs import RequestEngines
+
         requests = RequestEngines(engines, cached, workload)
         return requests.source(structure, groups, list(run.timed_inputs), run.log, counts_cache=step.cache is not None)
     sizes = timed_sizes(step, run.recipe.measure, run.sizes.lengths)

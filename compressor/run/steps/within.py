@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import shutil
@@ -15,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
-from transformers import PreTrainedModel
 
 from compressor.config.steps import Step, Within
 from compressor.errors import BudgetError
+from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
@@ -38,13 +37,21 @@ from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import fold_gates
 from compressor.run.run_context import RunInputs, SelectedPlan
-from compressor.run.steps import distill, units
-from compressor.run.steps.base import PLAN, STATISTICS, Rungs, State, StepContext, StepFunctions, stored_state
-from compressor.run.torch_scorer import TorchScorer, metric_sums
+from compressor.run.scorer import Scorer, metric_sums
+from compressor.run.steps import units
+from compressor.run.steps.base import (
+    PLAN,
+    STATISTICS,
+    Rungs,
+    State,
+    StepContext,
+    StepFunctions,
+    functions_of,
+    stored_state,
+)
 from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.store import Store, versioned
 from compressor.tasks import Task
-from compressor.training.processes import on_accelerator
 from compressor.workdir import ATTEMPTS, write_json
 
 T = TypeVar("T")
@@ -89,13 +96,14 @@ _ATTEMPTS = TypeAdapter(tuple[_Attempt, ...])
 
 
 def _check_options(step: Within) -> None:
-    units.FUNCTIONS.check_options(step.units)
+    for part in step.parts:
+        functions_of(part).check_options(part)
 
 
 def _check(step: Within, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     units.FUNCTIONS.check(step.units, inputs, earlier)
     if step.distill is not None:
-        distill.FUNCTIONS.check(step.distill, inputs, (*earlier, step.units))
+        functions_of(step.distill).check(step.distill, inputs, (*earlier, step.units))
 
 
 def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> None:
@@ -108,14 +116,14 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
 
     Every process of a distributed run calls this; the main process alone decides, and the others read its decisions.
     """
-    network, main_store, base = context.run.model.folder.model, replace(store, processes=None), state
+    model, main_store, base = context.run.model.folder.access, replace(store, processes=None), state
     if context.run.state.is_main_process:
         scorer, engine = units.with_engine(step.units, state, context, main_store)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
     attempts = _Attempts(step, base, context, store)
-    selected = store.memo(PLAN, {}, lambda _: _attempt(attempts), PlanFiles(network))
+    selected = store.memo(PLAN, {}, lambda _: _attempt(attempts), PlanFiles(model))
     if base.engine is None:
-        return stored_state(store, network)
+        return stored_state(store, model)
     state = State(selected, base.engine, base.scorer)
     state = attempts.with_engine(state) if step.trains else units.with_last_engine(state, context, main_store)
     return replace(state, rungs=_rungs(attempts))
@@ -134,13 +142,13 @@ def _rungs(attempts: _Attempts) -> Rungs | None:
 
 def _attempt(attempts: _Attempts) -> SelectedPlan:
     """The plan of the fastest attempt that holds the metric, whose weights the model of the main process has."""
-    run, base, network = attempts.context.run, attempts.base, attempts.network
-    weights, noted = copy.deepcopy(network.state_dict()), len(run.log.notes)
+    run, base, model = attempts.context.run, attempts.base, attempts.model
+    weights, noted = model.copy_state(), len(run.log.notes)
     if run.state.is_main_process:
         attempts = _Search(attempts.step, base, attempts.context, attempts.store)
     quiet = replace(attempts.context, run=replace(run, log=run.log.without_notes()))
     for number in itertools.count():
-        network.load_state_dict(weights)
+        model.load_state(weights)
         attempts.plan(number)
         run.state.wait_for_everyone()
         if len(stored := _stored(attempts.store)) == number:
@@ -178,9 +186,9 @@ class _Attempts:
         self.step, self.base, self.context, self.store = step, base, context, store
 
     @property
-    def network(self) -> PreTrainedModel:
+    def model(self) -> ModelAccess:
         """The model."""
-        return self.context.run.model.folder.model
+        return self.context.run.model.folder.access
 
     def stores(self, number: int) -> tuple[Store, Store]:
         """The store of the units of an attempt, which the main process alone removes; and that of its result."""
@@ -193,7 +201,7 @@ class _Attempts:
 
     def state(self, number: int) -> State:
         """The state after an attempt, whose weights the model gets."""
-        return self.with_engine(stored_state(self.stores(number)[-1], self.network))
+        return self.with_engine(stored_state(self.stores(number)[-1], self.model))
 
     def with_engine(self, state: State) -> State:
         """The state with the engine that its units were removed for, of which stores have the label."""
@@ -211,13 +219,13 @@ class _Attempts:
             return
         pruned, final = self.stores(number)
         if final.has(PLAN):
-            state = stored_state(final, self.network)
+            state = stored_state(final, self.model)
         else:
             removed = self.remove_units(number, start, context, pruned)
             context.run.state.wait_for_everyone()
             if _stored(self.store)[number].failure:
                 return
-            state = stored_state(pruned, self.network) if removed is None else removed
+            state = stored_state(pruned, self.model) if removed is None else removed
             if self.stores(number)[-1] != pruned:
                 self._train(number, state, context)
                 context.run.state.wait_for_everyone()
@@ -231,7 +239,7 @@ class _Attempts:
         assert step is not None
         outputs = step.teacher_outputs or self.store.path / "teacher"
         limits = {"minutes": step.minutes if minutes is None else minutes, "teacher_outputs": outputs}
-        distill.FUNCTIONS.run(step.model_copy(update=limits), state, context, self.stores(number)[-1])
+        functions_of(step).run(step.model_copy(update=limits), state, context, self.stores(number)[-1])
 
     def plan(self, number: int) -> None:
         """Store the next attempt, in the main process."""
@@ -282,9 +290,9 @@ class _Search(_Attempts):
             rows, self.unseen = split_rows(rows, self.task, step.max_drop, confidence, step.units.seed)
         self.searched, began = len(rows), time.perf_counter()
         if base.selected.plan.method is not None:
-            fold_gates(self.network, run.model.groups, base.selected.plan)
-        with on_accelerator(self.network, copies=3):
-            self.scorer = TorchScorer(self.network, self.task, rows, step.units.seed, run.log)
+            fold_gates(self.model, run.model.groups, base.selected.plan)
+        with self.model.on_accelerator(copies=3):
+            self.scorer = Scorer(self.model, self.task, rows, step.units.seed, run.log)
             self.whole = self.scorer.score_whole()
         require_informed(self.whole, self.task.metric)
         self._score_seconds = time.perf_counter() - began
@@ -374,7 +382,7 @@ class _Search(_Attempts):
 
     def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
         """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
-        with on_accelerator(self.network, copies=3):
+        with self.model.on_accelerator(copies=3):
             score = self.scorer.score(f"attempt {number + 1}")
         self.update(number, counts=counts, score=score, seconds=time.perf_counter() - began)
 
@@ -427,21 +435,21 @@ class _Search(_Attempts):
         self, attempts: Sequence[_Attempt], holding: list[int], rows: Dataset
     ) -> tuple[CertifiedLoss, list[int]]:
         """The certificate of the loss on rows kept from the attempts, and the attempts that it covers."""
-        run, network, confidence = self.context.run, self.network, self.step.units.certify
+        run, model, confidence = self.context.run, self.model, self.step.units.certify
         assert confidence is not None
 
         def losses(number: int | None) -> np.ndarray:
             if number is None:
-                network.load_state_dict(self.scorer.whole_weights)
+                model.load_state(self.scorer.whole_state)
             else:
                 self.state(number)
-            predicted, labels = metric_sums(network, self.task, rows, "a plan for the certificate", run.log).T
+            predicted, labels = metric_sums(model, self.task, rows, "a plan for the certificate", run.log).T
             return (predicted != labels).astype(np.float64)
 
-        before = {name: weight.clone() for name, weight in network.state_dict().items()}
-        with on_accelerator(network):
+        before = model.copy_state()
+        with model.on_accelerator():
             certificate = certify([None, *holding], losses, self.step.max_drop, confidence, self.searched)
-        network.load_state_dict(before)
+        model.load_state(before)
         earlier = record_certificate(run.rows.eval, {"run": self.store.inputs.get("step", "")})
         scope = CertificateScope(rows=run.rows.eval_hash or "", seed=self.step.units.seed, earlier=earlier)
         whole = sum(group.counts[-1] for group in self.groups)

@@ -9,15 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+import numpy as np
 
+from compressor.answers import several_answers
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder.fingerprints import fingerprint
-from compressor.models.classifiers import several_answers
+from compressor.model_folder.access import ModelAccess, access_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.selection.allocation import Curve
@@ -25,8 +23,13 @@ from compressor.selection.options import MethodOptions
 from compressor.store import Store
 from compressor.units import PrunableGroup
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
 OptionsT = TypeVar("OptionsT", bound=MethodOptions)
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Any]
+"""Name of an input -> array `[batch, ...]`, or tensor on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class PruningInputs:
     """The inputs of a method that removes units.
 
     Attributes:
-        model: the model.
+        model: the model: of PyTorch, or a `ModelAccess` such as that of a file.
         groups: the groups whose units may be removed, in the order in which the model calls them.
-        statistics: batches by which units are chosen and weights refitted: name of an input -> tensor `[batch, ...]`.
+        statistics: batches by which units are chosen and weights refitted: name of an input -> array `[batch, ...]`.
         held_out: batches of other rows in the same form, on which `reconstruct` measures losses.
         outputs: names of the model's outputs that the task scores, e.g. `("logits",)`.
         seed: seed of the draws of `reconstruct`; `fisher` draws the signs of embeddings alone, with a fixed seed.
@@ -47,7 +50,7 @@ class PruningInputs:
         InputError: there are no outputs, or a group has no linear that it ends in.
     """
 
-    model: PreTrainedModel
+    model: Any
     groups: Sequence[PrunableGroup]
     statistics: Sequence[Batch]
     held_out: Sequence[Batch]
@@ -61,6 +64,23 @@ class PruningInputs:
             raise _invalid("outputs", "there are no names; give those of the model's outputs, such as ('logits',)")
         if unknown := [group.name for group in self.groups if group.linear is None]:
             raise _invalid("groups", f"no linear of {unknown[0]} was recognized; leave the group out")
+
+    @staticmethod
+    def tensors(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        """Batches as tensors on the CPU."""
+        import torch
+
+        return [{name: torch.as_tensor(values) for name, values in batch.items()} for batch in batches]
+
+    @property
+    def access(self) -> ModelAccess:
+        """What the method reads and changes of the model."""
+        return access_of(self.model)
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The model as a module of PyTorch."""
+        return self.access.network
 
 
 class Pruner(ABC, Generic[OptionsT]):
@@ -93,7 +113,7 @@ class Pruner(ABC, Generic[OptionsT]):
         """Keeps finished parts, under keys of all that they depend on besides the code that computes them."""
         inputs = self.inputs
         settings = [
-            fingerprint(inputs.model),
+            inputs.access.fingerprint(),
             [[group.name, group.bundle, group.parts, group.limit] for group in inputs.groups],
             [*inputs.outputs, *filter(None, [several_answers(inputs.model.config)])],
             inputs.seed,
@@ -102,9 +122,10 @@ class Pruner(ABC, Generic[OptionsT]):
         content = hashlib.sha256(json.dumps(settings).encode())
         for batches in (inputs.statistics, inputs.held_out):
             for batch in batches:
-                for name, tensor in batch.items():
-                    content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                    content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                for name, values in batch.items():
+                    array = np.ascontiguousarray(values)
+                    content.update(f"{name} {array.shape} {array.dtype}".encode())
+                    content.update(array.data)
         key = content.hexdigest()
         return Store(inputs.store / key[:16], {"pruning": key}, is_shared=True)
 

@@ -21,7 +21,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.answers import AnswerKind, several_answers
+from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
@@ -29,10 +30,9 @@ from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.forwards import entries_per_row
 from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.refit import RefitSums
-from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scale_units, units_without
+from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scaled_units, units_without
 from compressor.store import File, versioned
-from compressor.tasks.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
-from compressor.tasks.forwards import forward_arguments, scored_logits_only, scored_mask
+from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.units.find import evaluation_mode
 from compressor.units.groups import linear_of
 from compressor.units.layers import Linear, gradients_of, linear_sizes, linear_weight, removed_afterwards
@@ -75,7 +75,8 @@ class FisherPruner(Pruner[MethodOptions]):
     @versioned(1)
     def _measure(self, on_progress: ProgressCallback, _: Path) -> dict[str, np.ndarray]:
         inputs = self.inputs
-        return mask_gradients(inputs.model, inputs.groups, inputs.statistics, inputs.outputs, on_progress)
+        batches = inputs.tensors(inputs.statistics)
+        return mask_gradients(inputs.network, inputs.groups, batches, inputs.outputs, on_progress)
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         squares = {name: np.square(gradient).sum(0) for name, gradient in self._gradients.items()}
@@ -90,16 +91,18 @@ class FisherPruner(Pruner[MethodOptions]):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         self.require_counts(counts)
         inputs = self.inputs
-        linear_sets = [(str(group.linear),) for group in inputs.groups]
-        calls_of_groups = calls_in_order(inputs.model, linear_sets, inputs.statistics, self._dense_sums, on_progress)
+        linear_sets, batches = [(str(group.linear),) for group in inputs.groups], inputs.tensors(inputs.statistics)
+        calls_of_groups = calls_in_order(inputs.network, linear_sets, batches, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
-            linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
+            linear, kept = linear_of(inputs.network, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)
-            scale_units(linear, group, kept, scales)
+            access, path = inputs.access, str(group.linear)
+            access.set_linear(path, scaled_units(access.linear(path), group, kept, scales))
 
     @functools.cached_property
     def _dense_sums(self) -> DenseSums:  # computed before the first scales are
-        return DenseSums(self.inputs.model, [str(group.linear) for group in self.inputs.groups], self.inputs.statistics)
+        batches = self.inputs.tensors(self.inputs.statistics)
+        return DenseSums(self.inputs.network, [str(group.linear) for group in self.inputs.groups], batches)
 
 
 def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:

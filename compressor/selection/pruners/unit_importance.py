@@ -10,15 +10,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import OptionsT, Pruner, PruningInputs
 from compressor.units import PrunableGroup
-from compressor.units.groups import linear_of
-from compressor.units.layers import Linear, linear_weight
+from compressor.units.prunable import LinearWeights
 
 
 class ImportancePruner(Pruner[OptionsT]):
@@ -56,7 +54,8 @@ class ImportancePruner(Pruner[OptionsT]):
         for number, group in enumerate(groups):
             on_progress(number, len(groups))
             kept = self.kept(group, counts[group.name])
-            scale_units(linear_of(self.inputs.model, group), group, kept, np.ones(len(kept)))
+            access, path = self.inputs.access, str(group.linear)
+            access.set_linear(path, scaled_units(access.linear(path), group, kept, np.ones(len(kept))))
         on_progress(len(groups), len(groups))
 
 
@@ -71,8 +70,8 @@ class MagnitudePruner(ImportancePruner[MethodOptions]):
     reads_rows = False
 
     def importance(self, group: PrunableGroup) -> np.ndarray:
-        weight = linear_weight(linear_of(self.inputs.model, group)).detach().double().cpu().numpy()
-        return np.square(weight).sum(0).reshape(group.bundles, -1).sum(1)
+        weight = self.inputs.access.linear(str(group.linear)).weight
+        return np.square(weight, dtype=np.float64).sum(0).reshape(group.bundles, -1).sum(1)
 
 
 def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
@@ -98,12 +97,12 @@ def dropped_importance(group: PrunableGroup, importance: np.ndarray) -> Curve:
     return {count: float(sums[group.dropped_bundles(count)]) for count in group.counts}
 
 
-def scale_units(linear: Linear, group: PrunableGroup, kept: tuple[int, ...], scales: np.ndarray) -> None:
-    """Multiply the columns of kept units by a scale each, and set those of dropped units to zero."""
+def scaled_units(
+    linear: LinearWeights, group: PrunableGroup, kept: tuple[int, ...], scales: np.ndarray
+) -> LinearWeights:
+    """A linear with the columns of kept units multiplied by a scale each, and those of dropped units zero."""
     gates = np.zeros(group.units)
     gates[list(kept)] = scales
-    columns = torch.from_numpy(gates.repeat(group.width))
-    with torch.no_grad():
-        weight = linear_weight(linear)
-        products = weight.double() * columns.to(weight.device)
-        weight.copy_(products.masked_fill(columns.to(weight.device) == 0, 0.0))  # zero times an infinite weight is none
+    columns, weight = gates.repeat(group.width), np.zeros(linear.weight.shape)
+    np.multiply(linear.weight, columns, out=weight, where=columns != 0)  # zero times infinity is no number
+    return LinearWeights(weight, linear.bias)

@@ -18,15 +18,15 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from compressor.config.values import MixedPrecision
 from compressor.errors import ErrorCode, UsageError
+from compressor.processes import process_state
 from compressor.selection.measure_subsets import Measurement, SubsetMeasurer
 from compressor.selection.ray_search.cluster import RayPool, check_reachable
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
-from compressor.training.precision import MixedPrecision
-from compressor.training.processes import process_state
 from compressor.units import Site
 
 

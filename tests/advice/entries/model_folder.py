@@ -21,18 +21,18 @@ def change_config(w: World, **fields: Any) -> None:
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
-@advice("model_folder.example_inputs _cannot_make unsupported-model")
+@advice("model_folder.feeds cannot_make unsupported-model")
 def _(w: World) -> None:
-    module = importlib.import_module("compressor.model_folder.example_inputs")
+    module = importlib.import_module("compressor.model_folder.examples")
     w.patch.setattr(module, "_required", lambda parameters: {"input_ids", "positions"})
     np.savez(w.file("inputs.npz"), input_ids=np.ones((2, 8), np.int64), attention_mask=np.ones((2, 8), np.int64))
     w.fails(*w.keep_one())
     w.right(*w.keep_one("--inputs", "inputs.npz"))
 
 
-@advice("model_folder.example_inputs vocabulary_size unsupported-model")
+@advice("model_folder.feeds vocabulary_size unsupported-model")
 def _(w: World) -> None:
-    from compressor.model_folder.example_inputs import vocabulary_size
+    from compressor.model_folder.feeds import vocabulary_size
 
     config = hf.ViTConfig()
     w.fails(vocabulary_size, config, torch.nn.Linear(2, 2))
@@ -40,7 +40,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one("--inputs", "inputs.npz"))
 
 
-@advice("model_folder.example_inputs _text out-of-range")
+@advice("model_folder.feeds text_feeds out-of-range")
 def _(w: World) -> None:
     command = ("model", "--plan", "plan.json", "-o", "out", "--seq")
     w.fails(*command, "64")
@@ -114,7 +114,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
-@advice("model_folder.model_class _declare_kind contradiction")
+@advice("model_folder.task_names declare_kind contradiction")
 def _(w: World) -> None:
     change_config(w, problem_type="multi_label_classification")
     w.rows("tags.tsv", "labels\ttext", *(f"{n % 2}\tthe {folders.WORDS[n % 20]} film" for n in range(40)))

@@ -82,16 +82,16 @@ def _deeper() -> Any:
     return hf.BertForSequenceClassification(hf.BertConfig(**{**folders.SIZES, "num_hidden_layers": 2}))
 
 
-@advice("run.evaluate rank_documents contradiction")
+@advice("training.distillation rank_documents contradiction")
 def _(w: World) -> None:
     w.fails(*w.run("--macs", "70%", "--match-dense"))
     w.right(*w.run("--macs", "70%"))
 
 
-@advice("run.evaluate rank_documents text")
+@advice("training.distillation rank_documents text")
 def _(w: World) -> None:
     from compressor.model_folder import load
-    from compressor.run.evaluate import rank_documents
+    from compressor.training.distillation import rank_documents
 
     folders.save_sentence_encoder(w.file("encoder"))
     w.rows("pairs.tsv", "text_a\ttext_b", *(f"the good film\tthe {word} film" for word in folders.WORDS))

@@ -197,15 +197,14 @@ def _(w: World) -> None:
     w.right(_drawn, torch.zeros(2, 3).log_softmax(-1), generator)
 
 
-@advice("selection.pruners.reconstruct.pruner ReconstructPruner.notes text")
+@advice("selection.pruners.reconstruct.pruner ReconstructPruner._damping_note text")
 def _(w: World) -> None:
     from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 
     def notes(share: float) -> None:
         used = {"neurons": SimpleNamespace(damp=share, ridge=0.0)}
         pruner: Any = SimpleNamespace(options=SimpleNamespace(damp=0.01, ridge=0.0), _used=used)
-        notes_of: Any = ReconstructPruner.notes
-        notes_of.fget(pruner)
+        ReconstructPruner._damping_note(pruner)
 
     w.notes(notes, 1.0)
     w.right(notes, 0.01)

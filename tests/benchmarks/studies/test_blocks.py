@@ -19,8 +19,9 @@ from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
-from compressor.tasks.causal_lm import read, reader
-from compressor.tasks.scoring import statistics
+from compressor.models.forwards import reader
+from compressor.tasks.causal_lm import read
+from compressor.tasks.scoring import forward_of, statistics
 from compressor.units import Site, find_sites, keep_all
 from tests import folders, language
 from tests.faults import fails_with
@@ -89,11 +90,8 @@ def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
     answers = context.answers(plan, data.test)
     np.testing.assert_allclose(answers, read(data.task, data.test, reader(untrained.model), 2), rtol=1e-5)
 
-    def without_memory(batch: dict[str, torch.Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return data.task.logits(untrained.model(**batch))
-
-    assert not np.allclose(answers, statistics(data.task, data.test, without_memory), rtol=1e-4)
+    without_memory = statistics(data.task, data.test, forward_of(data.task, untrained.model))
+    assert not np.allclose(answers, without_memory, rtol=1e-4)
 
 
 def test_rows_that_belong_together_are_not_drawn_apart() -> None:

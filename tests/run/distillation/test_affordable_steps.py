@@ -20,7 +20,7 @@ from compressor.store import Store
 from tests import folders
 from tests.faults import fails_with
 
-TASK = SimpleNamespace(collate=lambda rows: rows, model_inputs=lambda batch: batch)
+TASK = SimpleNamespace(collate=lambda rows: {"rows": np.array(rows)}, model_inputs=lambda batch: batch)
 
 
 class Clock:
@@ -45,8 +45,8 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
 
     sizes = []
 
-    def loss(model: torch.nn.Module, inputs: list[int]) -> torch.Tensor:
-        sizes.append(len(inputs))
+    def loss(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        sizes.append(len(inputs["rows"]))
         return torch.stack([weight.mul(gradient).sum() for weight in model.parameters()]).sum()
 
     options = Distill(batch_size=6)

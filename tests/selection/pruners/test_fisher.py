@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from compressor.answers import SPAN_ENDS
+from compressor.model_folder.access import access_of
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.fisher import (
     LARGEST,
@@ -24,11 +26,11 @@ from compressor.selection.pruners.fisher import (
     tuned_scales,
 )
 from compressor.selection.pruners.layerwise.layer_run import TargetedCall
-from compressor.selection.pruners.unit_importance import MagnitudePruner, scale_units
-from compressor.tasks.forwards import SPAN_ENDS
+from compressor.selection.pruners.unit_importance import MagnitudePruner, scaled_units
 from compressor.units import PrunableGroup, find_groups
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
+from compressor.units.prunable import LinearWeights
 from tests.selection.pruners.pruning import (
     Interrupter,
     InterruptionError,
@@ -163,7 +165,8 @@ def test_scales_reduce_the_error_of_the_outputs(bundle: int) -> None:
         errors = []
         for factors in (np.ones(4), scales):
             scaled = copy.deepcopy(linear)
-            scale_units(scaled, group, kept, factors)
+            columns = scaled_units(LinearWeights(scaled.weight.numpy(), None), group, kept, factors).weight
+            scaled.weight.copy_(torch.from_numpy(columns))
             errors.append(float((scaled(x) - target).square().sum()))
         parts = torch.stack([x[:, 3 * u : 3 * u + 3] @ linear.weight[:, 3 * u : 3 * u + 3].T for u in kept], -1)
     # The least squares of one scale for each bundle; a damping of one is small beside the squares of 200 tokens.
@@ -213,7 +216,8 @@ def test_finish_repairs_the_output_of_a_layer(family: str, tmp_path: Path) -> No
     dense = outputs(inputs.model)
     untuned = copy.deepcopy(inputs.model)
     kept = pruner.kept(group, group.units // 2)
-    scale_units(linear_of(untuned, group), group, kept, np.ones(len(kept)))
+    access, path = access_of(untuned), str(group.linear)
+    access.set_linear(path, scaled_units(access.linear(path), group, kept, np.ones(len(kept))))
     pruner.finish(counts, ignore_progress)
     error, error_untuned = (float((outputs(model) - dense).square().sum()) for model in (inputs.model, untuned))
     assert error < error_untuned

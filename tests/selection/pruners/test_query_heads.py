@@ -12,13 +12,13 @@ import pytest
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.fisher import least_costly_bundles
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights
+from compressor.selection.pruners.layerwise.refit import Gram
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.selection.pruners.reconstruct.second_order import reconstruct, removal_order
 from compressor.selection.pruners.unit_importance import MagnitudePruner, by_importance
 from compressor.units.groups import linear_of
 from compressor.units.layers import linear_weight
-from compressor.units.prunable import unit_columns
+from compressor.units.prunable import LinearWeights, unit_columns
 from tests.selection.pruners.pruning import (
     PRUNERS,
     check_dropped_units_have_no_effect,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
-from compressor.tasks.forwards import decoder_mask, forward_arguments, scored_logits_only
+from compressor.models.forwards import decoder_mask, forward_arguments, scored_logits_only
 from compressor.units.find import evaluation_mode
 from compressor.units.layers import AroundLayer, outermost_layers, removed_afterwards, routed_forwards
 

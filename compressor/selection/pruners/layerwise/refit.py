@@ -22,6 +22,7 @@ import safetensors.numpy
 from scipy.linalg import cho_solve
 
 from compressor.errors import ErrorCode, InputError
+from compressor.units.prunable import LinearWeights
 
 _log = logging.getLogger(__name__)
 
@@ -32,34 +33,6 @@ _MOST_DAMP = 1e4
 
 Array = Any
 """An array of NumPy, or a tensor of PyTorch on any device."""
-
-
-@dataclass(frozen=True, eq=False)
-class LinearWeights:
-    """The weights of a linear y = W x + b.
-
-    Attributes:
-        weight: W `[outputs, inputs]`, float32 or float64; fitted weights are float64, and zero in columns not kept.
-        bias: b `[outputs]`, float64; None for a linear without bias.
-        damp: of fitted weights: share of the mean diagonal that was added to the diagonal of the Gram matrix; more than
-            requested if the matrix has no Cholesky factor with that.
-    """
-
-    weight: np.ndarray
-    bias: np.ndarray | None
-    damp: float = 0.0
-
-    @property
-    def extended(self) -> np.ndarray:
-        """The weight with the bias, if there is one, as its last column, float64."""
-        columns = self.weight if self.bias is None else np.column_stack([self.weight, self.bias])
-        return np.array(columns, np.float64)
-
-    @classmethod
-    def of(cls, extended: np.ndarray, damp: float, *, has_ones: bool) -> LinearWeights:
-        """The weights whose `extended` this is."""
-        weight, bias = (extended[:, :-1].copy(), extended[:, -1].copy()) if has_ones else (extended, None)
-        return cls(weight, bias, damp)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 
+import graph_passes
+from compressor.answers import several_answers
+from compressor.environment import has_gpu
+from compressor.errors import InputError
+from compressor.graph.file import GraphFile
 from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
+from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
+from compressor.selection.pruners.base import Batch, PruningInputs
+from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
+from compressor.units.prunable import LinearWeights
 
+_MODULES = "compressor.selection.pruners.layerwise.torch_network"
+"""The module of `TorchNetwork`, which is imported where gradients are computed."""
+TEMPERATURE = 2.0
+"""Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
+rows varies more from draw to draw."""
 _MASK = "attention_mask"
 _RECORDED_BYTES = 2**30
 """Memory for values between layers of the held-out examples, which the last batch that is recorded may exceed."""
 _PASSING = ("Identity", "Dropout")
 """Operators that pass on the output of a linear to the residual sum."""
 
-Weigh = Callable[[Sequence[str], ProgressCallback], tuple[Sequence[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]]
+TokensAndMetrics = tuple[Sequence[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+Weigh = Callable[[Sequence[str], ProgressCallback], TokensAndMetrics]
 """Computes, for paths of linears, the weights of the tokens of each batch and the metrics of outputs."""
 Compare = Callable[[int, Arrays, Arrays], np.ndarray]
 """The divergence of each row of a held-out batch, by its number, of outputs from those of the whole graph."""
@@ -47,7 +63,12 @@ class SessionNetwork:
         statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
         comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
         write: called with the name of an initializer and its values after each refit.
+
+    Attributes:
+        obstacle: why `weigh` has no gradients, although it was to have them: an operator of the graph; None: it has.
     """
+
+    obstacle: str | None = None
 
     def __init__(
         self,
@@ -99,10 +120,15 @@ class SessionNetwork:
         return {path: self._count(self._shapes[path]) for path in linears}
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
-        if self._weigh is None:
-            return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
-        self._weights, metrics = self._weigh(linears, on_progress)
-        return metrics
+        if self._weigh is not None:
+            try:
+                self._weights, metrics = self._weigh(linears, on_progress)
+                return metrics
+            except InputError as error:
+                if "op_type" not in error.details:
+                    raise
+                self.obstacle = str(error)
+        return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
         sums = {path: self._sums(path) for path in linears}
@@ -271,6 +297,67 @@ class _Recorded:
         for run in self._runs[start:end]:
             operands = run({**self._batches[batch], **operands})
         return operands
+
+
+def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | None:
+    """Sessions of the graph of a file on the CPU; None: modules of PyTorch run it.
+
+    Modules run graphs in half precision, encoder-decoders, graphs in which several matmuls have one weight or bias, and
+    encoders of sentences, whose scored output is computed from that of the graph.
+
+    Args:
+        inputs: the model of the file, and its rows.
+        gradients: whether PyTorch computes gradients, by which tokens and errors of outputs are weighed.
+    """
+    file = inputs.model
+    if (
+        not isinstance(file, GraphFile)
+        or (gradients and has_gpu())
+        or file.precision != "fp32"
+        or file.config.is_encoder_decoder
+        or not set(inputs.outputs) <= file.output_specs.keys()
+    ):
+        return None
+    model = file.with_weights()
+    stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
+    ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
+    graph = LayeredGraph(model)
+    linears = graph.division.linears
+    uses = Counter(value.name for linear in linears for value in (linear.weight, linear.bias) if value is not None)
+    if max(uses.values(), default=0) > 1 or any(
+        len(weights) != 1 or weights[0] not in uses for weights in ends.values()
+    ):
+        return None
+
+    def weigh(linears: Sequence[str], on_progress: ProgressCallback) -> TokensAndMetrics:
+        modules = import_module(_MODULES).TorchNetwork(inputs)
+        metrics = modules.weigh(linears, on_progress)
+        return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
+
+    def arrays(batch: Batch) -> dict[str, np.ndarray]:
+        return {name: np.asarray(batch[name], spec.dtype) for name, spec in file.input_specs.items()}
+
+    return SessionNetwork(
+        graph,
+        {path: weights[0] for path, weights in ends.items()},
+        [arrays(batch) for batch in inputs.statistics],
+        [arrays(batch) for batch in inputs.held_out],
+        partial(_comparing, inputs),
+        weigh=weigh if gradients else None,
+        write=file.write,
+    )
+
+
+def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
+    """How outputs on held-out batches are compared; see `SessionNetwork`."""
+    names, kind = inputs.outputs, several_answers(inputs.model.config)
+    variance = variance_of(dense, names, kind)
+
+    def compare(number: int, before: Arrays, after: Arrays) -> np.ndarray:
+        batch = {name: np.asarray(values) for name, values in inputs.held_out[number].items()}
+        return divergence(before, after, names, batch, variance, kind=kind, temperature=TEMPERATURE)
+
+    return compare
 
 
 def _name(value: ir.Value) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -16,13 +15,11 @@ from transformers import PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 from transformers.pytorch_utils import Conv1D
 
-import graph_passes
-from compressor.graph.layers import Arrays, LayeredGraph
-from compressor.graph.network import GraphNetwork
-from compressor.graph.source import SentenceGraph
-from compressor.models.classifiers import AnswerKind, several_answers
+from compressor.answers import AnswerKind, several_answers
+from compressor.model_folder.access import access_of
+from compressor.models.forwards import scored_logits_only
 from compressor.progress import ProgressCallback
-from compressor.selection.pruners.base import Batch, PruningInputs
+from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.forwards import (
     CallOrder,
     TokenWeights,
@@ -33,11 +30,10 @@ from compressor.selection.pruners.layerwise.forwards import (
 )
 from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
-from compressor.selection.pruners.layerwise.session_network import Compare, SessionNetwork
-from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet, SumsOfLinears
-from compressor.tasks.divergence import are_numbers, divergence, variances
-from compressor.tasks.forwards import scored_logits_only
+from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
+from compressor.selection.pruners.layerwise.session_network import TEMPERATURE
+from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
+from compressor.training.divergence import are_numbers, divergence, variances
 from compressor.training.precision import native_autocast
 from compressor.units.layers import (
     AroundLayer,
@@ -45,26 +41,14 @@ from compressor.units.layers import (
     is_linear,
     linear_at,
     linear_sizes,
-    linear_weight,
     removed_afterwards,
 )
+from compressor.units.prunable import LinearWeights
 
 _ROWS = 2
 """Rows on which feeders are searched."""
-TEMPERATURE = 2.0
-"""Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
-rows varies more from draw to draw."""
 _RECORDED_BYTES = 2**30
 """Memory for outputs of layers, which the last batch that is recorded may exceed."""
-
-
-def network_of(inputs: PruningInputs) -> Network:
-    """The network that forwards run on: sessions of ONNX Runtime for a graph on the CPU, else modules of PyTorch.
-
-    Modules run graphs in half precision, encoder-decoders, graphs in which several matmuls have one weight or bias, and
-    encoders of sentences, whose scored output is computed from that of the graph.
-    """
-    return sessions_of(inputs) or TorchNetwork(inputs)
 
 
 class TorchNetwork:
@@ -78,43 +62,36 @@ class TorchNetwork:
     """
 
     def __init__(self, inputs: PruningInputs) -> None:
-        self._inputs, self._model = inputs, inputs.model
+        self._inputs, self._model, self._statistics = inputs, inputs.network, inputs.tensors(inputs.statistics)
         self.token_weights: Sequence[TokenWeights] = ()
         self._ends = {str(group.linear): group.name for group in inputs.groups}
 
     @property
     def rows(self) -> int:
-        return sum(len(next(iter(batch.values()))) for batch in self._inputs.statistics)
+        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
 
     @property
     def calls_once(self) -> bool:
         return all(len(calls) == 1 for calls in self.token_weights[0].values())
 
     def linear(self, path: str) -> LinearWeights:
-        linear = linear_at(self._model, path)
-        bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy().copy()
-        weight = linear_weight(linear).detach()
-        return LinearWeights(weight.to(torch.promote_types(weight.dtype, torch.float32)).cpu().numpy().copy(), bias)
+        return access_of(self._model).linear(path)
 
-    @torch.no_grad()
     def set_linear(self, path: str, weights: LinearWeights) -> None:
-        linear = linear_at(self._model, path)
-        linear_weight(linear).copy_(torch.from_numpy(weights.weight))
-        if weights.bias is not None:
-            linear.bias.copy_(torch.from_numpy(weights.bias))
+        access_of(self._model).set_linear(path, weights)
 
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
-        return count_tokens(self._model, self._inputs.statistics, linears)
+        return count_tokens(self._model, self._statistics, linears)
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         inputs = self._inputs
-        sensitivity = sensitivity_of(self._model, inputs.statistics, linears, inputs.outputs, inputs.seed, on_progress)
+        sensitivity = sensitivity_of(self._model, self._statistics, linears, inputs.outputs, inputs.seed, on_progress)
         self.token_weights = sensitivity.weights
         return sensitivity.metrics
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
         sums = {name: self._sums(name) for name in linears}
-        batches = self._inputs.statistics
+        batches = self._statistics
         for number, (batch, weights) in enumerate(zip(batches, self.token_weights, strict=True)):
             on_progress(number, len(batches))
             observe = lambda name, inputs, scales: sums[name].add(inputs, weights=scales)  # noqa: E731
@@ -129,14 +106,14 @@ class TorchNetwork:
                 return losses.mean(linear, torch.from_numpy(weights.weight), bias)
 
         with native_autocast(self._model.device, self._model.dtype):
-            losses = PartialKL(self._model, self._inputs.held_out, self._inputs.outputs)
+            losses = PartialKL(self._model, self._inputs.tensors(self._inputs.held_out), self._inputs.outputs)
         return mean
 
     def feeders(self, linear: str) -> tuple[str, ...]:
         return self._feeders[linear]
 
     def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
-        linear_sets, batches = [part.linears for part in sets], self._inputs.statistics
+        linear_sets, batches = [part.linears for part in sets], self._statistics
         calls_of_sets = calls_in_order(self._model, linear_sets, batches, self._dense_sums, on_progress)
         for part, calls in zip(sets, calls_of_sets, strict=True):
             yield partial(self._sums_of, part, calls)
@@ -167,11 +144,11 @@ class TorchNetwork:
     def _dense_sums(self) -> DenseSums:
         """The activations of the dense model that refits restore; computed before the first one."""
         linears = [name for end in self._ends for name in (*self._feeders[end], end)]
-        return DenseSums(self._model, linears, self._inputs.statistics, unsummed=set(linears) - self._ends.keys())
+        return DenseSums(self._model, linears, self._statistics, unsummed=set(linears) - self._ends.keys())
 
     @cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:
-        return feeders_of(self._model, list(self._ends), self._inputs.statistics[0])
+        return feeders_of(self._model, list(self._ends), self._statistics[0])
 
 
 class PartialKL:
@@ -346,68 +323,3 @@ def feeders_of(
         else ()
         for name in linears
     }
-
-
-def sessions_of(inputs: PruningInputs) -> SessionNetwork | None:
-    """Sessions of the graph of a model, with gradients of PyTorch; None: modules of PyTorch run it."""
-    network = inputs.model
-    if (
-        not isinstance(network, GraphNetwork)
-        or isinstance(network, SentenceGraph)
-        or torch.cuda.is_available()
-        or network.precision != "fp32"
-        or network.config.is_encoder_decoder
-        or not set(inputs.outputs) <= network.output_specs.keys()
-    ):
-        return None
-    model = network.with_weights()
-    stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
-    ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
-    graph = LayeredGraph(model)
-    linears = graph.division.linears
-    uses = Counter(value.name for linear in linears for value in (linear.weight, linear.bias) if value is not None)
-    if max(uses.values(), default=0) > 1 or any(
-        len(weights) != 1 or weights[0] not in uses for weights in ends.values()
-    ):
-        return None
-
-    def write(name: str, values: np.ndarray) -> None:
-        with torch.no_grad():
-            network.weights[name].value.copy_(torch.from_numpy(values))
-
-    def weigh(
-        linears: Sequence[str], on_progress: ProgressCallback
-    ) -> tuple[list[dict[str, np.ndarray]], Mapping[str, np.ndarray]]:
-        modules = TorchNetwork(inputs)
-        metrics = modules.weigh(linears, on_progress)
-        return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
-
-    def arrays(batch: Batch) -> dict[str, np.ndarray]:
-        specs = network.input_specs
-        return {name: batch[name].cpu().numpy().astype(spec.dtype, copy=False) for name, spec in specs.items()}
-
-    return SessionNetwork(
-        graph,
-        {path: weights[0] for path, weights in ends.items()},
-        [arrays(batch) for batch in inputs.statistics],
-        [arrays(batch) for batch in inputs.held_out],
-        partial(_comparing, inputs),
-        weigh=weigh,
-        write=write,
-    )
-
-
-def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
-    """How outputs on held-out batches are compared; see `SessionNetwork`."""
-    names, kind = inputs.outputs, several_answers(inputs.model.config)
-    variance = dense_variance([_tensors(outputs) for outputs in dense], names, kind)
-
-    def compare(number: int, before: Arrays, after: Arrays) -> np.ndarray:
-        outputs, batch = (_tensors(before), _tensors(after)), inputs.held_out[number]
-        return divergence(*outputs, names, batch, variance, kind=kind, temperature=TEMPERATURE).numpy()
-
-    return compare
-
-
-def _tensors(outputs: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in outputs.items()}

@@ -16,9 +16,9 @@ import numpy as np
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback
 from compressor.selection.allocation import interpolate
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums
+from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order
-from compressor.units.prunable import PrunableGroup, unit_columns
+from compressor.units.prunable import LinearWeights, PrunableGroup, unit_columns
 
 logger = logging.getLogger(__name__)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
+from compressor.environment import has_pytorch
+from compressor.errors import ErrorCode, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, StoredGrams, write_grams
-from compressor.selection.pruners.layerwise.torch_network import network_of
+from compressor.selection.pruners.layerwise.session_network import sessions_of
 from compressor.selection.pruners.reconstruct.method import (
     Damping,
     Divergence,
@@ -42,6 +45,32 @@ class ReconstructOptions(MethodOptions):
     ridge: float = Field(
         0.2, gt=0, description="weight of the distance from the reconstructed weights in a refit, as such a share"
     )
+    weights: Literal["gradients", "equal"] | None = Field(
+        None,
+        description="weights of tokens and of errors of outputs: by gradients, which need PyTorch, or equal, for the"
+        " graph of a file; by default by gradients where PyTorch is installed",
+    )
+
+
+def network_of(inputs: PruningInputs, *, gradients: bool = True) -> Network:
+    """The network that forwards run on: sessions of ONNX Runtime for a file on the CPU, else modules of PyTorch.
+
+    Args:
+        inputs: the model and its rows.
+        gradients: whether tokens and errors of outputs are weighed by gradients; modules always weigh them.
+    """
+    if (sessions := sessions_of(inputs, gradients=gradients)) is not None:
+        return sessions
+    from compressor.selection.pruners.layerwise.torch_network import TorchNetwork  # which needs PyTorch
+
+    if not gradients:
+        raise UsageError(
+            "weights=equal: PyTorch runs this model, and weighs by gradients; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="options",
+            value="weights=equal",
+        )
+    return TorchNetwork(inputs)
 
 
 class ReconstructPruner(Pruner[ReconstructOptions]):
@@ -67,7 +96,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self, inputs: PruningInputs, options: ReconstructOptions | None = None, network: Network | None = None
     ) -> None:
         super().__init__(inputs, options)
-        self._network = network or network_of(inputs)
+        if self.options.weights is None:  # a plan records which ones it was chosen by
+            self.options = self.options.model_copy(update={"weights": "gradients" if has_pytorch() else "equal"})
+        self._network = network or network_of(inputs, gradients=self.options.weights == "gradients")
         require_tokens(self._network, inputs.groups)
         self._choices: dict[str, GroupChoice] = {}
         self._used: Mapping[str, Damping] = {}
@@ -126,6 +157,16 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     @property
     def notes(self) -> tuple[Note, ...]:
+        return (*self._weights_note(), *self._damping_note())
+
+    def _weights_note(self) -> list[Note]:
+        reason = getattr(self._network, "obstacle", None)
+        if self.options.weights == "equal" and not has_pytorch():
+            reason = "PyTorch (the extra cpu) is not installed"
+        text = f"tokens and errors of outputs counted alike when units were chosen, without gradients: {reason}"
+        return [] if reason is None else [Note(code=NoteCode.EQUAL_WEIGHTS, text=text)]
+
+    def _damping_note(self) -> list[Note]:
         raised = []
         for option, requested in (("damp", self.options.damp), ("ridge", self.options.ridge)):
             shares = {name: getattr(used, option) for name, used in self._used.items()}
@@ -134,9 +175,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
                 largest = max(shares[name] for name in groups)
                 raised.append(f"{option} from {requested:g} to {largest:g} for {', '.join(groups)}")
         if not raised:
-            return ()
+            return []
         text = (
             f"raised {' and '.join(raised)}: their Gram matrices are singular; the weights are less close to the"
             " model's outputs than requested; use more or more varied rows (--data, --prune-rows)"
         )
-        return (Note(code=NoteCode.DAMPING_RAISED, text=text),)
+        return [Note(code=NoteCode.DAMPING_RAISED, text=text)]

@@ -17,7 +17,8 @@ from scipy.linalg.blas import dgemm
 from scipy.linalg.lapack import dpotri
 from threadpoolctl import threadpool_limits
 
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, factorize
+from compressor.selection.pruners.layerwise.refit import Gram, factorize
+from compressor.units.prunable import LinearWeights
 
 _COMPACT_BELOW = 0.85
 """Share of columns in use below which the working arrays are copied without the others."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.models.forwards import forward_arguments, scored_mask
 from compressor.selection.pruners.layerwise.forwards import collect_inputs, count_tokens, token_mask
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
-from compressor.tasks.forwards import forward_arguments, scored_mask
 from tests.selection.pruners.reconstruct.shared import CASES, bert, linears_in_layers, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import FAMILIES, text

@@ -10,8 +10,9 @@ import torch
 from safetensors import SafetensorError
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights, RefitSums, StoredGrams, write_grams
+from compressor.selection.pruners.layerwise.refit import Gram, RefitSums, StoredGrams, write_grams
 from compressor.selection.pruners.reconstruct.second_order import reconstruct
+from compressor.units.prunable import LinearWeights
 from tests.faults import fails_with
 
 TOKENS, INPUTS, OUTPUTS = 80, 6, 4

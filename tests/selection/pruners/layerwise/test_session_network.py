@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import graph_passes
+from compressor.graph.file import GraphFile
 from compressor.graph.layers import LayeredGraph
-from compressor.graph.network import GraphNetwork
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.session_network import SessionNetwork
-from compressor.selection.pruners.layerwise.torch_network import TorchNetwork, network_of, sessions_of
+from compressor.selection.pruners.layerwise.session_network import SessionNetwork, sessions_of
+from compressor.selection.pruners.layerwise.torch_network import TorchNetwork
 from compressor.selection.pruners.reconstruct.method import Network
-from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
+from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner, network_of
 from tests.graph.files import classifier, halve
-from tests.graph.test_network import legacy, load_network
+from tests.graph.test_network import legacy, load_file
 from tests.selection.pruners.pruning import pruning_inputs, random_counts
 from tests.zoo import VOCABULARY, text
 
@@ -31,7 +31,7 @@ QUICK = (("bert", 12, 3), ("llama", 6, 3))
 
 def graph_inputs(path: Path, store: Path, length: int = 6, groups: int | None = None) -> PruningInputs:
     """The network of a graph with rows of text, and its first groups."""
-    graph, batches = load_network(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
+    graph, batches = load_file(path), [text(12, seed=1), text(12, length=length, seed=2), text(4, seed=3)]
     for batch in batches:
         batch["input_ids"] %= min(spec.ids or VOCABULARY for spec in graph.input_specs.values())
     inputs = pruning_inputs(graph, store, [{name: batch[name] for name in graph.input_specs} for batch in batches])
@@ -39,7 +39,7 @@ def graph_inputs(path: Path, store: Path, length: int = 6, groups: int | None = 
 
 
 def sessions(inputs: PruningInputs) -> SessionNetwork:
-    graph = sessions_of(inputs)
+    graph = sessions_of(inputs, gradients=True)
     assert graph is not None
     return graph
 
@@ -79,8 +79,8 @@ def test_both_runtimes_prune_alike(
     weights: list[dict[str, np.ndarray]] = []
     for pruner in pruners:
         model = pruner.inputs.model
-        assert isinstance(model, GraphNetwork)
-        weights.append({name: value.detach().numpy() for name, value in model.initializers.items()})
+        assert isinstance(model, GraphFile)
+        weights.append(model.copy_state())
     for group in pruners[0].inputs.groups:
         kept = [[pruner.kept(group, count) for count in group.counts] for pruner in pruners]
         assert kept[0] == kept[1]
@@ -110,15 +110,15 @@ def test_a_second_refit_starts_from_the_whole_graph(graph_of: Callable[[str], Pa
     inputs = graph_inputs(graph_of("bert"), tmp_path)
     inputs = replace(inputs, groups=inputs.groups[:3])
     model = inputs.model
-    assert isinstance(model, GraphNetwork)
-    whole = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    assert isinstance(model, GraphFile)
+    whole = model.copy_state()
     pruner = finished(inputs, tmp_path / "store", sessions)
-    first = {name: value.detach().numpy().copy() for name, value in model.initializers.items()}
-    model.load_state_dict(whole)
+    first = model.copy_state()
+    model.load_state(whole)
     pruner.finish({group.name: group.counts[1] for group in inputs.groups})
-    model.load_state_dict(whole)
+    model.load_state(whole)
     pruner.finish(random_counts(inputs.groups))
-    assert all(np.array_equal(value.detach().numpy(), first[name]) for name, value in model.initializers.items())
+    assert all(np.array_equal(values, first[name]) for name, values in model.state().items())
 
 
 def test_without_gradients_every_token_counts_alike(graph_of: Callable[[str], Path], tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from compressor.answers import IGNORED
 from compressor.progress import ignore_progress
 from compressor.selection.pruners.layerwise.forwards import token_mask
 from compressor.selection.pruners.layerwise.torch_network import TEMPERATURE, PartialKL, feeders_of, with_weight
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
-from compressor.tasks.divergence import divergence
-from compressor.tasks.forwards import IGNORED
+from compressor.training.divergence import divergence
 from compressor.units import find_groups
 from tests.selection.pruners.pruning import family_inputs, random_counts, ranked
 from tests.selection.pruners.reconstruct.shared import CASES, albert, bert, bert_spans, linears_in_layers

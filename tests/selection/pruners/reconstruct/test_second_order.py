@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode
-from compressor.selection.pruners.layerwise.refit import Gram, LinearWeights
+from compressor.selection.pruners.layerwise.refit import Gram
 from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order
-from compressor.units.prunable import unit_columns
+from compressor.units.prunable import LinearWeights, unit_columns
 from tests.faults import fails_with
 
 DAMP = 0.01

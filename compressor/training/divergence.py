@@ -11,11 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from compressor.models.classifiers import AnswerKind, several_answers
-from compressor.models.pooled_encoder import EMBEDDING, RANKING
-from compressor.tasks.forwards import SPAN_ENDS, forward_arguments, scored_mask
+from compressor.answers import EMBEDDING, RANKING, SPAN_ENDS, AnswerKind, several_answers
+from compressor.models.forwards import forward_arguments, scored_mask
 
-"""Name of the output of classifiers."""
 _WITHOUT_KIND = (*SPAN_ENDS, RANKING)  # outputs that are distributions whatever the answers of the model are
 _SMALLEST_VARIANCE = 1e-12
 

@@ -1,22 +1,29 @@
-"""Forwards of a model on a batch of a task: their arguments, and the scored positions of their outputs."""
+"""Forwards of a PyTorch model on batches of arrays: tensors, arguments, and the scored positions of outputs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-LABELS = "labels"
-IGNORED = -100
-"""Label of a position that is not scored."""
-SPAN_ENDS = ("start_logits", "end_logits")
-"""Outputs that are logits over the positions of a text."""
-DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+from compressor import answers
+from compressor.answers import DECODER_IDS, DECODER_MASK, IGNORED, LABELS, MASK
+
+
+def tensors_of(batch: Mapping[str, np.ndarray], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """A batch of arrays as tensors; those on the CPU share the memory of the arrays."""
+    return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
+
+
+def arrays_of(batch: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """A batch of tensors on any device as arrays."""
+    return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
 
 
 def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -44,23 +51,13 @@ def decoder_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
     labels = batch.get(LABELS)
     if labels is not None and labels.dim() == 2 and not labels.is_floating_point():
         return labels != IGNORED
-    return None if DECODER_IDS in batch else batch.get("attention_mask")
+    return None if DECODER_IDS in batch else batch.get(MASK)
 
 
 def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tensor:
-    """The scored positions of an output `[batch, position, ...]`, bool `[batch, position]`, on the CPU.
-
-    These are the positions with a label if the batch has labels of positions, else those of the attention mask of
-    encoder or decoder, else all.
-    """
-    attention = DECODER_MASK if DECODER_IDS in batch or DECODER_MASK in batch else "attention_mask"
-    labels = batch.get(LABELS)
-    if labels is not None and labels.shape == (rows, positions) and not labels.is_floating_point():
-        return (labels != IGNORED).cpu()
-    mask = batch.get(attention)
-    if mask is not None and mask.shape == (rows, positions):
-        return (mask != 0).cpu()
-    return torch.ones(rows, positions, dtype=torch.bool)
+    """`answers.scored_mask` of tensors, bool `[batch, position]`, on the CPU."""
+    arrays = arrays_of({name: batch[name] for name in (LABELS, MASK, DECODER_IDS, DECODER_MASK) if name in batch})
+    return torch.from_numpy(answers.scored_mask(arrays, rows, positions))
 
 
 @contextmanager
@@ -102,3 +99,34 @@ def scored_logits_only(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterato
 
     with head.register_forward_pre_hook(select), head.register_forward_hook(scatter):
         yield
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed loss in nats and number of predicted tokens of each example, `[batch, 2]` float64.
+
+    Logits are `[batch, position, vocabulary]`; targets `[batch, position]` are the tokens that positions predict, or
+    -100.
+    """
+    sums = [
+        torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=IGNORED, reduction="none").double().sum()
+        for scores, row in zip(logits, targets, strict=True)  # a float32 copy of the batch may not fit
+    ]
+    return torch.stack([torch.stack(sums), (targets != IGNORED).sum(1).double()], dim=1)
+
+
+def reader(model: PreTrainedModel) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """`summed_loss` by a PyTorch model in evaluation mode, from ids and targets of the next segment of every stream.
+
+    Both are `[streams, segment]`. Memories, which are empty at the start, are kept between calls.
+    """
+    memories: tuple[Tensor, ...] | None = None
+
+    def forward(ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        nonlocal memories
+        batch = tensors_of({"input_ids": ids, "targets": targets}, model.device)
+        with torch.no_grad():
+            outputs = model(input_ids=batch["input_ids"], memories=memories)
+        memories = outputs.memories
+        return summed_loss(outputs.logits, batch["targets"]).cpu().numpy()
+
+    return forward

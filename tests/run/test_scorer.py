@@ -1,4 +1,4 @@
-"""Scores of a model of PyTorch with successive weights."""
+"""Scores of a model with successive weights: a module of PyTorch, and the graph of a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from compressor.model_folder import ModelFolder, load
+from compressor.model_folder.access import ModelAccess
+from compressor.models.forwards import forward_arguments, tensors_of
 from compressor.progress import NullListener, RunLog
-from compressor.run.torch_scorer import TorchScorer, metric_sums
+from compressor.run.scorer import Scorer, metric_sums
 from compressor.tasks import Data, open_data
-from compressor.tasks.forwards import forward_arguments
 from compressor.training.distillation import Distillation
 from tests import folders
+from tests.graph.files import arrays, classifier, npz
 from tests.tasks import questions
 from tests.tasks.rows import jsonl, tsv
 from tests.training.students import changed
@@ -40,22 +42,35 @@ def question_answering(path: Path) -> tuple[ModelFolder, Data]:
     return folder, open_data(folders.rows_config(file, file, file, max_length=10, stride=2), folder)
 
 
-@pytest.mark.parametrize("source", [regression, question_answering])
+def graph(path: Path) -> tuple[ModelFolder, Data]:
+    """Arrays, whose labels are the answers of the whole graph."""
+    file, rows = classifier(path / "model.onnx"), npz(path / "rows.npz", **arrays(33))
+    folder = load(file, rows=arrays(33))
+    return folder, open_data(folders.rows_config(*[str(rows)] * 3), folder, drawn_rows=8)
+
+
+def changed_state(model: ModelAccess) -> dict[str, np.ndarray]:
+    """Other weights."""
+    rng, state = np.random.default_rng(0), model.state()
+    noise = {name: rng.normal(0, 0.05, values.shape) for name, values in state.items()}
+    return {name: (values + noise[name]).astype(values.dtype) for name, values in state.items()}
+
+
+@pytest.mark.parametrize("source", [regression, question_answering, graph])
 def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder, Data]], tmp_path: Path) -> None:
     folder, data = source(tmp_path)
-    model, log = folder.model.eval(), RunLog(NullListener())
-    scorer = TorchScorer(model, data.task, data.eval, 0, log)
-    whole, before = scorer.score_whole(), {name: tensor.clone() for name, tensor in scorer.whole_weights.items()}
+    model, log = folder.access, RunLog(NullListener())
+    scorer = Scorer(model, data.task, data.eval, 0, log)
+    whole, before = scorer.score_whole(), {name: values.copy() for name, values in scorer.whole_state.items()}
     same = scorer.score("the same weights")
     assert (same.metric, same.divergence) == (whole.metric, pytest.approx(0, abs=1e-9))
     np.testing.assert_array_equal(same.draws, whole.draws)
-    model.load_state_dict(changed(model).state_dict())
+    model.load_state(changed_state(model))
     other = scorer.score("other weights")
     values = metric_sums(model, data.task, data.eval, "other weights", log)
     assert other.metric == data.task.score(values)
     assert 0 < other.divergence < np.inf
-    for name, tensor in scorer.whole_weights.items():
-        assert torch.equal(tensor, before[name])
+    assert all(np.array_equal(values, before[name]) for name, values in scorer.whole_state.items())
 
 
 def test_the_whole_model_computes_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +86,7 @@ def test_the_whole_model_computes_each_row_once(tmp_path: Path, monkeypatch: pyt
         return forward(self, *args, **inputs)
 
     monkeypatch.setattr(type(model), "forward", counted)
-    scorer = TorchScorer(model, data.task, data.eval, 0, RunLog(NullListener()))
+    scorer = Scorer(folder.access, data.task, data.eval, 0, RunLog(NullListener()))
     scores = [scorer.score_whole(), scorer.score("trial 1"), scorer.score("trial 2")]
     assert [score.divergence for score in scores] == pytest.approx([0, 0, 0], abs=1e-9)
     assert computed.count("whole model") <= 2 * 20  # a batch beforehand shows whether the task is a regression
@@ -83,7 +98,7 @@ def test_the_divergence_of_a_regression_is_over_the_variance_of_all_rows(tmp_pat
     folder, data = regression(tmp_path)
     model, student = folder.model.eval(), changed(folder.model).eval()
     distillation = Distillation.of(model, data.task.loss_outputs).with_variance_of(data.task, data.eval)
-    batch = data.task.model_inputs(data.task.collate(list(data.eval)))
+    batch = tensors_of(data.task.model_inputs(data.task.collate(list(data.eval))))
     with torch.no_grad():
         dense, other = (part(**forward_arguments(part, batch)).logits.double() for part in (model, student))
     expected = float((dense - other).square().mean() / dense.var(correction=0))

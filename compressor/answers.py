@@ -1,13 +1,24 @@
-"""The kind of a classifier's answers, and the names of its classes, by its configuration."""
+"""What a model answers: the kind of its answers, the names of its classes and outputs, and the scored positions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PretrainedConfig
+import numpy as np
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+LABELS = "labels"
+IGNORED = -100
+"""Label of a position that is not scored."""
+SPAN_ENDS = ("start_logits", "end_logits")
+"""Outputs that are logits over the positions of a text."""
+EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "document_scores"
+"""Outputs of an encoder with a pooling: embeddings, states of tokens, and scores of documents."""
+MASK, DECODER_IDS, DECODER_MASK = "attention_mask", "decoder_input_ids", "decoder_attention_mask"
 _DECLARED = "answer_kind"
 """Entry of a configuration that `declare_vector` writes."""
 
@@ -60,3 +71,18 @@ def class_names(config: PretrainedConfig) -> list[str]:
 def has_default_names(config: PretrainedConfig) -> bool:
     """Whether the names of the classes are those that transformers generates."""
     return all(str(name) == f"LABEL_{index}" for index, name in (config.id2label or {}).items())
+
+
+def scored_mask(batch: Mapping[str, np.ndarray], rows: int, positions: int) -> np.ndarray:
+    """The scored positions of an output `[batch, position, ...]`, bool `[batch, position]`.
+
+    These are the positions with a label if the batch has labels of positions, else those of the attention mask of
+    encoder or decoder, else all.
+    """
+    attention = DECODER_MASK if DECODER_IDS in batch or DECODER_MASK in batch else MASK
+    labels, mask = batch.get(LABELS), batch.get(attention)
+    if labels is not None and labels.shape == (rows, positions) and labels.dtype.kind != "f":
+        return np.asarray(labels != IGNORED)
+    if mask is not None and mask.shape == (rows, positions):
+        return np.asarray(mask != 0)
+    return np.ones((rows, positions), bool)

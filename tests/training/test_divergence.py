@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.models.classifiers import AnswerKind
-from compressor.models.pooled_encoder import EMBEDDING
-from compressor.tasks.divergence import distributions, divergence, fisher_outputs
+from compressor.answers import EMBEDDING, AnswerKind
+from compressor.training.divergence import distributions, divergence, fisher_outputs
 
 LOG3 = math.log(3)
 EVEN_TO_QUARTERS = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)

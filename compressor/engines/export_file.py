@@ -1,0 +1,60 @@
+"""Write the graph of a file with its gates, and prove it against the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressor.config.sections import ExportConfig
+from compressor.engines.build import ExportedGraph
+from compressor.engines.prove import Case, case_name, prove_outputs, require, unoptimized
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder, example_rows
+from compressor.results import Proof, ProofStage, VariantName
+from compressor.targets.base import TOLERANCE, Feeds
+from compressor.targets.relative_error import Outputs
+from graph_passes import Plan
+
+
+def export_proven(
+    name: VariantName,
+    folder: ModelFolder,
+    plan: Plan,
+    config: ExportConfig,
+    cases: Sequence[Case],
+    out: Path,
+    template: ExportedGraph | None,
+) -> Proof:
+    """Write the graph with its gates, and prove it; see `engines.export.export_graph`.
+
+    The reference is the file, in whose weights the gates are folded. A graph is written as fast as it is rewritten, so
+    that no template is used.
+
+    Raises:
+        InputError: the graph does not run on a case.
+        MismatchError: the graph computes something else than the file.
+    """
+    export_unproven(folder, plan, config, out)
+    file = folder.model
+    with file.reference(plan) as run:
+
+        def run_file(feeds: Feeds) -> Outputs:
+            try:
+                outputs: Outputs = run(feeds)
+            except InputError as error:
+                raise InputError(
+                    f"{file.file}: the graph does not run on {case_name(feeds)} ({error}); give rows that it reads",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                    path=file.file,
+                    case=case_name(feeds),
+                ) from error
+            return outputs
+
+        expected = [run_file(case.feeds) for case in cases]
+    tolerance = TOLERANCE[file.precision]
+    return require(prove_outputs(ProofStage.EXPORT, name, cases, expected, unoptimized(out), tolerance))
+
+
+def export_unproven(folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:
+    """Write the graph with its gates, to count what it consists of."""
+    folder.model.write_gated(plan, out, example_rows(folder))

@@ -1,0 +1,55 @@
+"""The configuration of a graph: what tasks read of that of a model folder, without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+"""Entries of families of transformers with the number of positions, the most frequent first."""
+
+
+class GraphConfig:
+    """The entries of a `config.json`, completed by what the graph itself shows, as attributes.
+
+    Those that every configuration has are set: `model_type`, `num_labels`, `id2label`, `label2id`, `problem_type`,
+    `pad_token_id`, `is_encoder_decoder` and `architectures`.
+
+    Args:
+        graph: hash of the operators of the graph.
+        entries: entries of a configuration of transformers, e.g. `vocab_size`.
+    """
+
+    def __init__(self, graph: str = "", **entries: Any) -> None:
+        self.graph = graph
+        self.model_type, self.pad_token_id = "onnx", 0
+        self.is_encoder_decoder, self.problem_type, self.architectures = False, None, None
+        known = {name: value for name, value in entries.items() if value is not None}
+        limit = next((known[name] for name in _LIMITS if name in known), None)
+        if limit is not None:
+            known["max_position_embeddings"] = limit
+        classes, count = known.pop("id2label", None), known.pop("num_labels", 2)
+        known.pop("label2id", None)
+        self.id2label: dict[int, str] = _names(classes, count)
+        self.label2id = {name: number for number, name in self.id2label.items()}
+        self.__dict__.update(known)
+
+    @property
+    def num_labels(self) -> int:
+        """Number of classes, or of outputs."""
+        return len(self.id2label)
+
+    def get_text_config(self, decoder: bool | None = None) -> GraphConfig:
+        """The configuration itself: a graph has no parts."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entries by name."""
+        return dict(vars(self))
+
+
+def _names(classes: Mapping[Any, str] | None, count: int) -> dict[int, str]:
+    """The name of each class by its number; those that transformers generates, where none are known."""
+    if classes:
+        return {int(number): str(name) for number, name in classes.items()}
+    return {number: f"LABEL_{number}" for number in range(count)}

@@ -1,0 +1,294 @@
+"""An ONNX file as the model of a run: its weights are arrays, and ONNX Runtime runs it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+import graph_passes
+from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.graph.config import GraphConfig
+from compressor.graph.program import Program
+from compressor.model_folder.access import ModelAccess
+from compressor.model_folder.feeds import Draw, cannot_make, text_feeds
+from compressor.model_folder.folder import ModelFolder
+from compressor.model_folder.processor import IMAGES
+from compressor.processes import on_accelerator
+from compressor.targets.base import Feeds
+from compressor.targets.example_rows import ExampleRows, record_example_rows
+from compressor.targets.graph_facts import graph_digest
+from compressor.targets.onnxruntime.ort_session import runner, session_settings, unoptimized_runner
+from compressor.units import PrunableGroup, Site
+from compressor.units.prunable import Attention, LinearWeights, known_groups, nothing_to_remove
+from graph_passes import Plan
+from graph_passes.passes.insert_gates import FINGERPRINT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from compressor.graph.network import GraphNetwork
+
+Outputs = dict[str, np.ndarray]
+_TOKENS, _TYPES = "input_ids", "token_type_ids"
+
+
+class GraphFile(ModelAccess):
+    """The graph of a file, as `ModelFolder.model`.
+
+    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`), and runs on arrays (`RunsArrays`). What
+    learns by gradients makes a network of PyTorch of it (`network`), which has the weights from then on.
+
+    Args:
+        program: the graph.
+        config: what tasks read of it.
+
+    Attributes:
+        input_specs: type and axes of each input by name.
+        output_specs: type and axes of each output by name.
+    """
+
+    exporter: ClassVar[str] = "compressor.engines.export_file"
+    changes_with_length: ClassVar[bool] = False
+
+    def __init__(self, program: Program, config: GraphConfig) -> None:
+        self.config, self._program = config, program
+        self.file, self.precision, self.search_outcome = program.file, program.precision, program.search.outcome
+        self.input_specs, self.output_specs = program.signature
+        self.sites, self.obstacles = program.sites, program.obstacles
+        self.group_names = [group.linear for group in program.groups]
+        self.feed_forwards = {group.linear: group.units for group in program.groups if group.type == "neurons"}
+        trained = {linear.weight for linear in program.division.linears} | program.division.parameters
+        self._names = [name for name, value in program.graph.initializers.items() if value in trained]
+        self._changed: dict[str, np.ndarray] = {}
+        self._network: GraphNetwork | None = None
+        self._forward: Callable[[Feeds], Outputs] | None = None  # while there is no network that may learn
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self.input_specs)
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The graph as a model of PyTorch, which has its weights from now on.
+
+        Raises:
+            InputError: the graph has an operator that is not supported.
+        """
+        if self._network is None:
+            network = self._make_network()
+            changed, self._changed, self._forward = self._changed, {}, None
+            self._network = network
+            self.load_state(changed)
+        vars(self._network.config).update(self.config.to_dict())  # which tasks may have completed since
+        return self._network
+
+    def _make_network(self) -> GraphNetwork:
+        from compressor.graph.network import network_of  # which needs PyTorch
+
+        try:
+            return network_of(self._program, self.config)
+        except InputError as error:
+            if "op_type" not in error.details:
+                raise
+            raise InputError(f"{self.file}: {error}", code=error.code, path=self.file, **error.details) from error
+
+    @property
+    def table_size(self) -> int | None:
+        return next(iter(self._program.tables.values()), None)
+
+    def make_feeds(self, folder: ModelFolder, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+        rng, feeds = np.random.default_rng(seed), dict[str, np.ndarray]()
+        if _TOKENS in self.input_specs:
+            draw: Draw = lambda limit, rows, positions: rng.integers(0, limit, (rows, positions))  # noqa: E731
+            feeds = text_feeds(folder, batch, seq, self.inputs, draw)
+            if _TYPES in self.input_specs and _TYPES not in feeds:  # of a tokenizer without them
+                feeds[_TYPES] = np.zeros_like(feeds[_TOKENS])
+        if IMAGES in self.input_specs and folder.image_size is not None:
+            feeds[IMAGES] = rng.standard_normal((batch, *folder.image_size), np.float32)
+        missing = next((name for name in self.inputs if name not in feeds), None)
+        if missing is not None:
+            raise cannot_make(folder, f"needs {missing}, which no rule generates", input=missing)
+        return {name: np.asarray(feeds[name], spec.dtype) for name, spec in self.input_specs.items()}
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """The outputs by name, `[batch, ...]` each, of the inputs by name.
+
+        Raises:
+            InputError: the graph does not run on these inputs.
+        """
+        if self._network is not None:
+            return _forward_of(self._network, feeds)
+        self._forward = self._forward or self.forward()
+        return self._forward(feeds)
+
+    def forward(self) -> Callable[[Feeds], Outputs]:
+        if self._network is not None and self._network.device.type != "cpu":
+            return partial(_forward_of, self._network)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            graph_passes.save(self.with_weights(), path)
+            run = runner(path, session_settings("cpu", None))
+
+        def forward(feeds: Feeds) -> Outputs:
+            types = {name: spec.dtype for name, spec in self.input_specs.items()}
+            return run({name: np.asarray(feeds[name], types[name]) for name in types if name in feeds})
+
+        return forward
+
+    def snapshot(self) -> Callable[[Feeds], Outputs]:
+        if self._network is not None and self._network.device.type != "cpu":
+            return partial(_forward_of, copy.deepcopy(self._network))
+        return self.forward()
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {name: self._values(name) for name in self._names}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        for name, values in state.items():
+            self.write(name, values)
+
+    def fingerprint(self) -> str:
+        """`sha256:...` of the operators and of every initializer as float32; a configuration beside it has no part."""
+        digest = hashlib.sha256(self._program.digest.encode())
+        for name in sorted(self._program.graph.initializers):
+            values = self._values(name)
+            digest.update(f"{name} {values.shape}".encode())
+            digest.update(np.ascontiguousarray(values).data)
+        return f"sha256:{digest.hexdigest()}"
+
+    @property
+    def structure(self) -> list[Any]:
+        return [type(self).__name__, self._program.digest]
+
+    def linear(self, path: str) -> LinearWeights:
+        linear = self._program.linears[path][0]
+        weight = self._values(linear.weight.name or "")
+        bias = None if linear.bias is None else self._values(linear.bias.name or "").astype(np.float64)
+        return LinearWeights((weight.T if linear.is_transposed else weight).copy(), bias)
+
+    def set_linear(self, path: str, weights: LinearWeights) -> None:
+        for linear in self._program.linears[path]:  # an exporter may store the weight once for each call
+            self.write(linear.weight.name or "", weights.weight.T if linear.is_transposed else weights.weight)
+            if linear.bias is not None and weights.bias is not None:
+                self.write(linear.bias.name or "", weights.bias)
+
+    def _values(self, name: str) -> np.ndarray:
+        """The present values of an initializer; floats of less than 32 bits as float32."""
+        if self._network is not None and (weight := self._network.weights.get(name)) is not None:
+            values: np.ndarray = weight.value.detach().cpu().numpy()
+            return values
+        return self._changed[name] if name in self._changed else self._original(name)
+
+    def _original(self, name: str) -> np.ndarray:
+        tensor = self._program.graph.initializers[name].const_value
+        assert tensor is not None
+        values = tensor.numpy()
+        is_narrow = tensor.dtype.is_floating_point() and values.dtype.itemsize < 4
+        return values.astype(np.float32) if is_narrow else values
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Give an initializer other values, in its layout."""
+        if self._network is None:
+            self._changed[name] = np.array(values, self._original(name).dtype)
+            self._forward = None
+        elif (weight := self._network.weights.get(name)) is not None:
+            import torch
+
+            with torch.no_grad():
+                weight.value.copy_(torch.from_numpy(np.array(values)))
+
+    def groups(self, feeds: Feeds, attention: Attention, group_by: Any = "kv") -> list[PrunableGroup]:
+        return known_groups(self, group_by)
+
+    def attentions(self, feeds: Feeds, attention: Attention) -> list[Site]:
+        return list(self.sites)
+
+    def no_heads_error(self) -> CompressorError:
+        return nothing_to_remove(self)
+
+    def on_accelerator(self, copies: int = 2) -> AbstractContextManager[None]:
+        if self._network is None:  # ONNX Runtime runs the graph on the CPU
+            return nullcontext()
+        return on_accelerator(self._network, copies)
+
+    def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
+        """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
+
+        Without examples that the graph carries, inputs of trials and timing are random.
+
+        Raises:
+            PlanError: the plan has other groups than the graph.
+            OSError: the disk is full or the folder cannot be written; no file remains.
+        """
+        model = self.with_weights()
+        graph_passes.gate_groups(model, plan)
+        if example is not None:
+            record_example_rows(model, example)
+        if plan.model is not None:
+            model.metadata_props[FINGERPRINT] = plan.model
+        graph_passes.save(model, path)
+
+    @contextmanager
+    def reference(self, plan: Plan) -> Iterator[Callable[[Feeds], Outputs]]:
+        """Runs the graph in ONNX Runtime, without its optimizations.
+
+        The weights are those of now, and the gates of the plan are multiplied into them: the reference of a proof
+        shares neither the inserted gates nor the operators in PyTorch with what is proven.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            graph_passes.save(self.with_weights(plan), path)
+            yield unoptimized_runner(path)
+
+    def with_weights(self, gates: Plan | None = None) -> ir.Model:
+        """The normalized graph with the weights that the model has now.
+
+        Args:
+            gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
+                weights stay as they are.
+
+        Raises:
+            InputError: the file has changed since it was read.
+        """
+        if graph_digest(self.file) != self._program.content:
+            text = f"{self.file}: the file has changed since this run read it; run the command again"
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self.file)
+        model = self._program.model.clone()
+        factors = {} if gates is None else self._factors(gates)
+        for name in self._names:
+            value = model.graph.initializers[name]
+            assert value.const_value is not None
+            content = self._values(name)
+            if (factor := factors.get(name)) is not None:
+                content = content * factor
+            content = content.astype(value.const_value.dtype.numpy())
+            if not np.array_equal(content, value.const_value.numpy()):
+                value.const_value = ir.Tensor(np.ascontiguousarray(content), dtype=value.const_value.dtype, name=name)
+        return model
+
+    def _factors(self, plan: Plan) -> dict[str, np.ndarray]:
+        """Initializer of the weight that a group ends in -> the gate of each of its inputs, for changed groups."""
+        factors = {}
+        for group in (group for group in plan.groups if group.gate != (1.0,) * group.units):
+            gate = np.repeat(np.array(group.gate), group.width)
+            for linear in self._program.linears[group.name]:
+                factors[linear.weight.name or ""] = gate[:, None] if linear.is_transposed else gate
+        return factors
+
+
+def _forward_of(network: GraphNetwork, feeds: Feeds) -> Outputs:
+    """Run the network of a graph where it is."""
+    import torch
+
+    with torch.no_grad():
+        inputs = {name: torch.from_numpy(np.asarray(feeds[name])).to(network.device) for name in network.input_specs}
+        return {name: value.cpu().numpy() for name, value in network.compute(inputs).items()}

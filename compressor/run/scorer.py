@@ -1,0 +1,114 @@
+"""Scores of a model with successive weights, and how far it diverges from the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compressor.answers import several_answers
+from compressor.measure.divergence import divergence, variance_of
+from compressor.model_folder.access import Forward, ModelAccess
+from compressor.progress import RunLog
+from compressor.pruning.bisect import ResampledScore
+from compressor.tasks import Task, batches, statistics
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_DRAWS = 500
+_BATCH_SIZE = 16
+"""Rows of a batch, for which the outputs of two models are in memory."""
+Arrays = Mapping[str, np.ndarray]
+
+
+class Scorer:
+    """Scores a model, which has the weights of the whole model now, with later weights on the same draws.
+
+    Attributes:
+        whole_state: the `state` of the whole model, which must not be written to.
+    """
+
+    def __init__(self, model: ModelAccess, task: Task, rows: Dataset, seed: int, log: RunLog) -> None:
+        self._model, self._task, self._rows, self._seed, self._log = model, task, rows, seed, log
+        self.whole_state, self._whole = model.copy_state(), model.snapshot()
+        self._kind, self._variance = several_answers(model.config), None
+        self._small: dict[int, Arrays] = {}  # outputs of the whole model by batch, where they are small
+        first = self._whole_outputs(0, next(self._batches())[2])
+        if variance_of([first], task.loss_outputs, self._kind) is not None:  # a regression
+            outputs = [self._whole_outputs(number, inputs) for number, (*_, inputs) in enumerate(self._batches())]
+            self._variance = variance_of(outputs, task.loss_outputs, self._kind)
+
+    def score_whole(self) -> ResampledScore:
+        """The score of the whole model, whose outputs later weights are compared with."""
+        values, divergence = self._measure(None, "the whole model")
+        constant, order = self._task.constant_score(values), self._task.order_text(values, "evaluation")
+        return replace(self._resampled(values, divergence), constant=constant, order=order)
+
+    def score(self, label: str) -> ResampledScore:
+        """The score of the model as it is."""
+        return self._resampled(*self._measure(self._model.forward(), label))
+
+    def _measure(self, run: Forward | None, label: str) -> tuple[np.ndarray, float]:
+        """The metric sums of a model, `[rows, k]`, and its divergence from the whole model; None: it is that."""
+        task, measured, divergences = self._task, dict[int, np.ndarray](), list[np.ndarray]()
+        has_own_forwards = type(task).measure is not Task.measure  # for its metric
+        with self._log.stage(f"comparing {label} with the whole model on the evaluation rows") as on_progress:
+            for number, (indices, batch, inputs) in enumerate(self._batches()):
+                before = self._whole_outputs(number, inputs)
+                outputs = before if run is None else self._scored(run, inputs)
+                rows = divergence(before, outputs, task.loss_outputs, inputs, self._variance, kind=self._kind)
+                divergences.append(task.example_means(rows, batch))
+                if not has_own_forwards:
+                    parts = task.per_example(task.logits(outputs), batch[task.label_name])
+                    measured.update(zip(indices, parts, strict=True))
+                on_progress(min(_BATCH_SIZE * (number + 1), len(self._rows)), len(self._rows))
+        mean = float(np.concatenate(divergences).mean())
+        if has_own_forwards:
+            return _sums(run or self._whole, task, self._rows, label, self._log), mean
+        return task.summarize(np.stack([measured[row] for row in sorted(measured)])), mean
+
+    def _batches(self) -> Iterator[tuple[list[int], dict[str, np.ndarray], dict[str, np.ndarray]]]:
+        """The numbers of the rows of each batch, the batch, and the inputs of the model in it."""
+        for indices, batch in batches(self._task, self._rows, _BATCH_SIZE):
+            yield indices, batch, self._task.model_inputs(batch)
+
+    def _scored(self, run: Forward, inputs: dict[str, np.ndarray]) -> Arrays:
+        """The outputs that are compared and scored."""
+        task, outputs = self._task, self._task.scored_outputs(run(inputs), inputs)
+        return {name: outputs[name] for name in dict.fromkeys((*task.outputs, *task.loss_outputs)) if name in outputs}
+
+    def _whole_outputs(self, number: int, inputs: dict[str, np.ndarray]) -> Arrays:
+        """Those of the whole model on a batch; small ones are kept, since every score reads the same rows."""
+        if number in self._small:
+            return self._small[number]
+        outputs = self._scored(self._whole, inputs)
+        if all(values.ndim <= 2 for values in outputs.values()):
+            self._small[number] = outputs
+        return outputs
+
+    def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
+        rng, count = np.random.default_rng(self._seed), len(values)
+        draws = [self._task.score(values[rng.integers(0, count, count)]) for _ in range(_DRAWS)]
+        return ResampledScore(self._task.score(values), np.array(draws), divergence)
+
+
+def metric_sums(model: ModelAccess, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
+    """The metric sums of a model on encoded rows, `[rows, k]`; see `Task.measure`."""
+    return _sums(model.forward(), task, rows, label, log)
+
+
+def _sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
+    scored = 0
+    with log.stage(f"scoring {label} on the evaluation rows") as on_progress:
+
+        def progress(count: int) -> None:
+            nonlocal scored
+            on_progress(scored := scored + count, len(rows))
+
+        def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
+            return task.logits(task.scored_outputs(run(batch), batch))
+
+        return statistics(task, rows, forward, progress=progress)
