@@ -19,7 +19,7 @@ from compressor.graph.layers import Division, GraphLinear
 from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
-from graph_passes import GraphGroups, Refusal, RefusalCode
+from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
 from graph_passes.passes import Normalize
 from graph_passes.passes.insert_gates import FINGERPRINT
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from compressor.generation.deliver import open_engines
 from compressor.graph.signature import GeneratingForward
 from compressor.models.beam_search import beam_search
+from compressor.models.forwards import arrays_of, tensors_of
 from compressor.targets import DEFAULT_TARGET, target
 from tests.generation.exported import exported, inputs, model
 
@@ -22,15 +23,16 @@ LONGEST = 12
 def run_of(network: Any) -> Any:
     """A forward of whole texts."""
 
-    def run(batch: dict[str, Tensor]) -> np.ndarray:
+    def run(batch: dict[str, np.ndarray]) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(network(**batch, use_cache=False).logits)
+            return np.asarray(network(**tensors_of(batch), use_cache=False).logits)
 
     return run
 
 
 def ids_of(forward: Any, network: PreTrainedModel, beams: int) -> Tensor:
-    return beam_search(network, forward, inputs("t5"), beams, LONGEST)
+    batch = arrays_of(inputs("t5"))
+    return torch.from_numpy(beam_search(network, forward, batch, beams, LONGEST))
 
 
 def ids_without_cache(network: Any, beams: int) -> Tensor:
