@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from compressor.generation.export import export_generation
 from compressor.units import keep_all
 from compressor.units.find import find_units
-from tests.shared_exports import FOLDER
+from tests.written_once import FOLDER
 
 _SIZES: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 64}
 _LAYERS: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
