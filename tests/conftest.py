@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.written_once import FOLDER, written_once
+
 # Tiny models gain nothing from several threads, and parallel test processes would compete for the cores.
 torch.set_num_threads(1)
 
@@ -36,11 +38,11 @@ def _frozen_modules() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _exports_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The folder of shared exports, one for all processes of this pytest run; see `tests.shared_exports.FOLDER`."""
+    """The folder of shared exports, one for all processes of this pytest run; see `tests.written_once`."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    os.environ["COMPRESSOR_TEST_EXPORTS"] = str(folder / "exports")
+    os.environ[FOLDER] = str(folder / "exports")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,19 +76,19 @@ def shared_exports() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs() -> Path:
     """A tiny model and rows that it can learn; tests must not change them."""
     from tests.run.runs import write_inputs
 
-    return write_inputs(tmp_path_factory.mktemp("inputs"))
+    return written_once("inputs", write_inputs)
 
 
 @pytest.fixture(scope="session")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answered() -> Path:
     """A tiny model and rows that it answers rightly; tests must not change them."""
     from tests.run.runs import write_answered_rows
 
-    return write_answered_rows(tmp_path_factory.mktemp("answered"))
+    return written_once("answered", write_answered_rows)
 
 
 @pytest.fixture

@@ -32,13 +32,12 @@ from compressor.targets.openvino.engine import OpenVinoEngine
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.passes.insert_gates import FINGERPRINT
+from tests.written_once import FOLDER
 
 _WITHOUT_EFFECT = frozenset(
     ("_name_or_path", "architectures", "dtype", "id2label", "initializer_range", "label2id", "problem_type")
 )
 """Entries of a configuration that neither operators nor metadata of a graph depend on."""
-FOLDER = "COMPRESSOR_TEST_EXPORTS"
-"""Environment variable with the folder of the exports, which the processes of one pytest run have in common."""
 
 
 @contextmanager

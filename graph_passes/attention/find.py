@@ -235,7 +235,7 @@ class _Causality:
         self._known: dict[ir.Node, bool] = {}
 
     def is_masked(self, values: Sequence[ir.Value | None]) -> bool:
-        """Whether one of some tensors, scores or masks, is computed from a comparison that tells later keys apart."""
+        """Whether one of some tensors, scores or masks, is computed from a comparison that distinguishes later keys."""
         stack, visited = list(values), set[ir.Value]()
         while stack:
             value = stack.pop()

@@ -353,7 +353,7 @@ def _adds(node: ir.Node, reached: set[ir.Value]) -> bool:
 
 
 def _same_weights(products: Sequence[GraphProduct]) -> dict[GraphProduct, ir.Value]:
-    """Product -> the initializer that stands for its weight.
+    """Product -> the initializer that represents its weight.
 
     An exporter may store the weight of a module once for each call; calls of one module have one path.
     """

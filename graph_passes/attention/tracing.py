@@ -96,7 +96,7 @@ def source_activation(value: ir.Value | None) -> ir.Value | None:
 
 
 def _before_layout(value: ir.Value | None) -> ir.Value | None:
-    """A tensor before reshapes: optimizers put them around a projection."""
+    """The tensor before the reshapes that optimizers insert around a projection."""
     while value is not None and (node := value.producer()) is not None and node.op_type in _RESHAPES:
         value = node.inputs[0]
     return value

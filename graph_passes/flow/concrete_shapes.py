@@ -127,7 +127,8 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
     """Walks with the first sizes that suit a graph. Where none do, shapes are left unknown at what does not fit.
 
     Sizes that some operator merges, e.g. a division of lengths below the divisor, are replaced by larger ones: what it
-    returns would pass for a fixed size. Where all are merged somewhere, those serve that the fewest nodes merge.
+    returns would pass for a fixed size. If some node merges every candidate, the sizes that the fewest nodes merge are
+    taken.
     """
     example = example_sizes(model)
     fallback = placeholder_sizes()
@@ -301,7 +302,7 @@ def _selected_shape(source: ir.Value | None, selected: int, known: Known) -> Sha
 def _keeps_elements(node: ir.Node, shape: Shape | None, shapes: dict[ir.Value, Shape]) -> bool:
     """Whether a node with an output of some shape is no `Reshape` of another number of elements.
 
-    It is one where a `Slice` before it reaches past the end of a table, of which less is left than is asked for.
+    The number differs if a `Slice` before the node reaches past the end of a table and returns fewer elements.
     """
     source = node.inputs[0] if node.op_type == "Reshape" else None
     if shape is None or source is None or source not in shapes:

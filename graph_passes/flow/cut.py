@@ -83,7 +83,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
 
 
 def _excess(need: Need, held: Need, axes: Collection[int]) -> Need:
-    """What is needed of a tensor if some axes stay as they are held."""
+    """The need of a tensor of which some axes are not cut before the node."""
     return tuple(held[axis] if axis in axes else index for axis, index in enumerate(need))
 
 

@@ -62,7 +62,7 @@ class Content(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What is known of an input: its name in the call, and its type, shape and content; None where unknown."""
+    """An input of a call: its name in the call, its type, shape and content; None where they are unknown."""
 
     name: str
     dtype: ir.DataType | None
@@ -96,7 +96,7 @@ class NodeCall:
 
     @property
     def size(self) -> int:
-        """Bytes of attributes and contents; strings count by their number."""
+        """Bytes of attributes and contents; each string counts as one byte."""
         contents = [operand.content for operand in self.inputs if operand is not None and operand.content is not None]
         return sum(map(len, self.attributes)) + sum(len(content.data) for content in contents)
 
@@ -114,7 +114,7 @@ class NodeCall:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of tensors: shapes, types of elements, and the content of small ones."""
+    """Inferred shapes and types of tensors, and the content of small ones."""
 
     shapes: dict[ir.Value, Shape] = field(default_factory=dict)
     types: dict[ir.Value, ir.DataType] = field(default_factory=dict)

@@ -77,8 +77,8 @@ class RuleContext:
     """
 
     counts_positions = False
-    """Whether the number of needed indices is the size of an axis that depends on the graph's inputs. It is for
-    positions; it is not for heads, which may share such an axis with the batch."""
+    """Whether the number of needed indices is the size of an axis that depends on the graph's inputs: true for
+    positions, false for heads, which may share such an axis with the batch."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe

@@ -380,7 +380,7 @@ class _Rewriter:
 
 
 def _spans_of(value: ir.Value | None, probe: Probe) -> tuple[bool, ...] | None:
-    """For each axis of a tensor whether its size is another than one; None where that is unknown.
+    """Whether the size of each axis of a tensor differs from one; None if it is unknown.
 
     A mask in which an input meets computed positions has no known shape if the file gives their lengths two names.
     """

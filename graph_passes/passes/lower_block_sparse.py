@@ -120,7 +120,7 @@ def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_mask
 
 
 def _remove_guards(masked: MaskedAttentionMatch) -> None:
-    """Bypass the nodes that zero queries without a key, and the reshapes around them that change nothing."""
+    """Bypass the nodes that set queries without a key to zero, and the idle reshapes around them."""
     for node, position in (*masked.guards, *((reshape, 0) for reshape in masked.idle)):
         source = node.inputs[position]
         assert source is not None

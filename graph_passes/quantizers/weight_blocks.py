@@ -1,7 +1,7 @@
 """Weights as integers with a scale per block, in the format of ONNX Runtime's `MatMulNBits`.
 
 A matrix `[input, output]` is divided along its inputs into blocks of `BLOCK`; the last one may be shorter, and is
-padded with zeros. An integer `q` of a block with the scale `s` stands for `(q - 2**(bits - 1)) * s`.
+padded with zeros. An integer `q` of a block with the scale `s` represents `(q - 2**(bits - 1)) * s`.
 """
 
 from __future__ import annotations

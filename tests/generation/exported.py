@@ -23,7 +23,7 @@ from compressor.targets.caches import DECODER, ENCODER
 from compressor.units import PrunableGroup, find_groups, keep_all
 from compressor.units.find import find_units
 from graph_passes import Plan
-from tests.shared_exports import FOLDER
+from tests.written_once import FOLDER
 
 _SIZES: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 64}
 _LAYERS: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}

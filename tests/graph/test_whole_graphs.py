@@ -65,6 +65,7 @@ def test_bert_of_the_older_exporter(folder: Path) -> None:
     assert_computes(optimized, case)
 
 
+@pytest.mark.zoo
 def test_llama_of_the_newer_exporter(folder: Path) -> None:
     model, inputs = one_layer("llama")
     graph = export(copy.deepcopy(model), inputs, folder / "graph.onnx", opset=18, attention="sdpa")

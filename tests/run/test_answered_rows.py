@@ -105,7 +105,8 @@ def test_a_report_has_rows(finished: FinishedRun) -> None:
     assert all(text in page for row in answers for text in row.texts)
 
 
-@pytest.mark.parametrize("shown", [pytest.param(0, marks=pytest.mark.zoo), 3])
+@pytest.mark.zoo
+@pytest.mark.parametrize("shown", [0, 3])
 def test_names_of_labels_and_the_tokenizer_go_with_the_engine(shown: int, tmp_path: Path) -> None:
     inputs = write_inputs(tmp_path)
     rows = (inputs / "rows.tsv").read_text().replace("0\t", "refused\t").replace("1\t", "liked\t")

@@ -164,6 +164,7 @@ def test_the_command_prints_what_the_page_has(ladder: tuple[Path, Frontier], cap
     assert result.json["sentence"] == frontier.sentence
 
 
+@pytest.mark.zoo
 def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(ladder: tuple[Path, Frontier]) -> None:
     out, frontier = ladder
     recipes = rungs()

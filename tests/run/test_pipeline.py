@@ -115,6 +115,7 @@ def test_stages_and_notes_are_reported(finished: FinishedRun) -> None:
     assert {NoteCode.ROWS_SET_ASIDE, NoteCode.TRAINED_ALONG} <= set(listener.codes)
 
 
+@pytest.mark.zoo
 def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finished: FinishedRun) -> None:
     out = tmp_path / "out"
     listener = RecordingListener("compressed: exporting", interrupt)

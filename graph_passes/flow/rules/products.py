@@ -73,7 +73,7 @@ def _einsum(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _named_axes(term: str, rank: int) -> str:
-    """A term of an equation with digits for the axes that its ellipsis stands for, the last of which is 0."""
+    """A term of an equation whose ellipsis is replaced by a digit for each axis, counted from the last one, 0."""
     unnamed = rank - len(term.replace("...", ""))
     return term.replace("...", "".join(str(axis) for axis in reversed(range(unnamed))))
 

@@ -1,7 +1,7 @@
 """Reshape and Flatten: axes are merged and split, so the indices of the heads are regrouped.
 
-Where an `Expand` repeats key/value heads for their query heads, the copies are interchangeable: any of them serve, and
-only as many are computed as query heads remain.
+If an `Expand` repeats key/value heads for their query heads, the copies are interchangeable: as many are computed as
+query heads remain, whichever these are.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def _slices(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _points(node: ir.Node, context: RuleContext) -> Labels:
-    """GridSample: rows and channels stay apart, and each point mixes the pixels around it.
+    """GridSample: rows and channels stay separate, and each point mixes the pixels around it.
 
     Deformable attention samples the values `[row * head, width, ...]` at points `[row * head, ..., 2]`.
     """

@@ -19,6 +19,7 @@ from compressor.progress import ProgressCallback
 from tests.benchmarks.studies.requests import AXES, StageRecorder, interrupt, request_of, table
 
 
+@pytest.mark.zoo
 def test_a_grid_resumes_after_an_interruption(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
     methods = ("ste", "taylor")
     request = request_of(inputs, tmp_path / "grid", axes={**AXES["grid"], "methods": methods})

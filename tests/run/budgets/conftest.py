@@ -12,10 +12,12 @@ from compressor.measure.costs import CostTable
 from compressor.pruning import measure
 from compressor.pruning.costs import count_costs
 from compressor.pruning.measure import CostSource
+from compressor.report import load as load_report
 from compressor.results import Report, Size
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from tests.run.budgets.budget_runs import run, seconds_by_macs
+from tests.written_once import written_once
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
 
 
 @pytest.fixture(scope="session")
-def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+def pruned(inputs: Path) -> tuple[Path, Report]:
     """The output folder of a run for 60% of the multiply-accumulates, and its report."""
-    out = tmp_path_factory.mktemp("pruned") / "out"
-    return out, run(inputs, out, macs="60%")
+    out = written_once("pruned", lambda folder: run(inputs, folder / "out", macs="60%")) / "out"
+    return out, load_report(out)

@@ -95,10 +95,8 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
         assert all(attempt.speedup < speed for speed in failed if speed > max(faster, default=0))
 
 
-@pytest.mark.parametrize(
-    ("fields", "stage"),
-    [({}, "training on the outputs"), pytest.param(UNTRAINED, "certificate", marks=pytest.mark.zoo)],
-)
+@pytest.mark.zoo
+@pytest.mark.parametrize(("fields", "stage"), [({}, "training on the outputs"), (UNTRAINED, "certificate")])
 def test_an_interrupted_run_learns_the_same(
     fields: dict[str, Any], stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

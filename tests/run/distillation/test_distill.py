@@ -98,6 +98,7 @@ def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path, field: str) -> 
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= learned.codes
 
 
+@pytest.mark.zoo
 def test_lengths_of_training_rows_follow_all_evaluation_rows(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_minutes_that_suffice_change_nothing(inputs: Path, tmp_path: Path, disti
     assert all(torch.equal(learned.weights[name], whole[name]) for name in whole)
 
 
+@pytest.mark.zoo
 def test_an_interruption_before_the_training_changes_nothing(
     inputs: Path, tmp_path: Path, pruned: tuple[Recipe, Learned], distilled: tuple[Path, Report]
 ) -> None:

@@ -25,8 +25,6 @@ from tests.zoo import VOCABULARY, text
 
 Make = Callable[[PruningInputs], Network]
 FAMILIES = ("bert", "distilbert", "modernbert", "gpt2", "llama", "qwen3")
-QUICK = (("bert", 12, 3), ("llama", 6, 3))
-"""Families, numbers of positions, and numbers of groups that are pruned."""
 
 
 def graph_inputs(path: Path, store: Path, length: int = 6, groups: int | None = None) -> PruningInputs:
@@ -62,7 +60,7 @@ def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("family", "length", "groups"),
     [
-        *QUICK,
+        ("bert", 12, 3),
         *(pytest.param(family, length, None, marks=pytest.mark.zoo) for family in FAMILIES for length in (6, 12)),
     ],
 )
