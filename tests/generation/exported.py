@@ -112,10 +112,11 @@ def exported(name: str) -> Path:
 
 def built(name: str, runtime: str) -> Path:
     """The folder of a model with the engines of a runtime."""
-    folder = Path(os.environ[FOLDER]) / f"generation-{name}-{runtime}"
+    source = exported(name)
+    folder = source.with_name(f"{source.name}-{runtime}")
     with tempfile.TemporaryDirectory(dir=folder.parent) as parent, suppress(OSError):
         if not folder.is_dir():
-            written = shutil.copytree(exported(name), Path(parent) / name)
+            written = shutil.copytree(source, Path(parent) / name)
             target(runtime).build_sessions(written, (ENCODER, DECODER), [(2, 8)], 1)
             written.rename(folder)  # fails if another process has written it
     return folder

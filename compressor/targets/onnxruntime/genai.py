@@ -20,7 +20,7 @@ from compressor.workdir import write_json
 from graph_passes import load
 from graph_passes.flow.caches import read_caches
 
-FILE = "genai_config.json"
+FILE, LOGITS = "genai_config.json", "logits"
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
 _UNBOUNDED = 2**15
 """Length of texts where the model has no maximum."""
@@ -60,13 +60,17 @@ def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: Gene
         keys: number of a layer -> its cache of keys `[text, head, position, width]`.
         model: the model.
     """
-    sizes = next(iter(keys.values())).shape
-    assert sizes is not None
-    heads, width = sizes[1], sizes[3]
+    shape, logits = (
+        next(iter(keys.values())).shape,
+        next(value for value in graph.graph.outputs if value.name == LOGITS),
+    )
+    assert shape is not None
+    assert logits.shape is not None
+    heads, width = shape[1], shape[3]
+    assert isinstance(heads, int)
+    assert isinstance(width, int)
     inputs = {str(value.name) for value in graph.graph.inputs}
     names = {name: name for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
-    logits = next(value for value in graph.graph.outputs if value.name == "logits")
-    assert logits.shape is not None
     tokens = {name: model.token(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if tokens["pad_token_id"] is None:
         ends = tokens["eos_token_id"]
@@ -90,7 +94,7 @@ def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: Gene
                 "past_value_names": "past_key_values.%d.value",
             },
             "outputs": {
-                "logits": "logits",
+                LOGITS: LOGITS,
                 "present_key_names": "present.%d.key",
                 "present_value_names": "present.%d.value",
             },
