@@ -158,6 +158,29 @@ def _cuts(operators: Sequence[Operator], depends: set[ir.Value], last_use: Mappi
     ]
 
 
+def unshare_biases(graph: ir.Graph) -> None:
+    """Give each linear a bias of its own, which a refit changes: exporters store equal ones, such as zeros, once.
+
+    The name of none is a path, as that of the stored one belongs to one of the linears.
+    """
+    readers: dict[ir.Value, dict[ir.Value, list[ir.Node]]] = {}
+    for linear, (reader, *_) in _linears_of(list(graph)):
+        if linear.bias is not None:
+            readers.setdefault(linear.bias, {}).setdefault(linear.weight, []).append(reader)
+    for bias, linears in readers.items():
+        if bias.const_value is None or any(len(list(bias.uses())) == len(nodes) for nodes in linears.values()):
+            continue
+        for number, nodes in enumerate(linears.values()):
+            name = f"{bias.name}.{number}"
+            copy = ir.Tensor(bias.const_value.numpy(), dtype=bias.const_value.dtype, name=name)
+            own = ir.Value(name=name, type=bias.type, shape=bias.shape, const_value=copy)
+            graph.register_initializer(own)
+            for node in nodes:
+                node.replace_input_with(list(node.inputs).index(bias), own)
+        if not list(bias.uses()) and not bias.is_graph_output():
+            graph.initializers.pop(bias.name or "")
+
+
 def _linears_of(nodes: Sequence[ir.Node]) -> Iterator[tuple[GraphLinear, list[ir.Node]]]:
     """The matmuls of an activation with a weight of two axes, and the nodes that each replaces.
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.layers import Division, GraphLinear
+from compressor.graph.layers import Division, GraphLinear, unshare_biases
 from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
@@ -46,7 +46,8 @@ class Program:
     Attributes:
         file: the file of the graph.
         content: hash of the file and its external data when it was read.
-        model: the graph, normalized: local functions are inlined, and constants are initializers.
+        model: the graph, normalized: local functions are inlined, constants are initializers, and each linear has its
+            own bias.
         search: the groups of units of the graph, and what prevents more.
         precision: the precision in which the file stores its matrices.
     """
@@ -73,6 +74,7 @@ class Program:
         _require_readable(model, file)
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         Normalize()(model)
+        unshare_biases(model.graph)
         graph_passes.record_example_sizes(model, sizes or {})
         return cls(file, content, model, graph_passes.find_groups(model), stored_precision(model))
 

@@ -48,10 +48,10 @@ from compressor.model_folder.processor import (
 from compressor.model_folder.sentence_modules import (
     RerankerModules,
     SentenceModules,
-    module_folders,
     read_reranker_modules,
     read_sentence_modules,
 )
+from compressor.model_folder.sentence_texts import module_folders
 from compressor.models.block_sparse import attend_by_masks
 from compressor.models.forward_changes import copy_of
 from compressor.results import Note, NoteCode

@@ -205,7 +205,7 @@ def test_a_tokenizer_without_markers_leaves_those_of_the_configuration(tmp_path:
     ids = example_inputs(folder, 1, 6)["input_ids"][0].tolist()
     assert (ids[0], ids[-1]) == (2, 3)
     assert not {2, 3} & set(ids[1:-1])
-    given = replace(folder, example={"input_ids": torch.tensor([[2, 9, 9, 3], [2, 8, 8, 3]] * 3)})
+    given = replace(folder, example={"input_ids": np.array([[2, 9, 9, 3], [2, 8, 8, 3]] * 3)})
     rows = example_rows(given)
     assert rows.markers == {2, 3}
     assert np.array_equal(rows.inputs["input_ids"], [[2, 9, 9, 3], [2, 8, 8, 3]] * 2)

@@ -96,7 +96,7 @@ def learn(recipe: Recipe, before: str = "compressed: exporting", part: str | Non
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(recipe, listener)
     store = Store(WorkDir(recipe.output.out).learning / (part or steps_of(recipe)[-1].name))
-    model = load(recipe.source.model).model
-    selected = store.load(PLAN, PlanFiles(model))
+    folder = load(recipe.source.model)
+    selected = store.load(PLAN, PlanFiles(folder.access))
     assert selected is not None
-    return Learned(selected, dict(model.named_parameters()), set(listener.codes), listener)
+    return Learned(selected, dict(folder.network.named_parameters()), set(listener.codes), listener)

@@ -267,7 +267,7 @@ def search(recipe: Recipe, store: Path, on_progress: ProgressCallback = ignore_p
     def select(work: Path) -> SelectedPlan:
         return signed(learn(folder.model, loaded.sites, data, heads_of(recipe), work, on_progress), folder)
 
-    return opened.memo(PLAN, {}, select, PlanFiles(folder.model))
+    return opened.memo(PLAN, {}, select, PlanFiles(folder.access))
 
 
 def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.model_folder.access import access_of
 from compressor.pruning.allocate import Allocation, Constraint
 from compressor.results import BudgetRow, CostShare, Latency, NoteCode, Speed
 from compressor.run.plan_source import PlanFiles
@@ -97,7 +98,7 @@ def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     rows = budget_rows([Constraint(TABLE, 5.0)], Allocation(COUNTS, (5.0,), (4.9,)))
     shares: tuple[CostShare, ...] = cost_shares([TABLE], plan())
     selected = SelectedPlan(plan(), trained=True, budget=rows, costs=shares)
-    model = folders.bert()
+    model = access_of(folders.bert())
     store = Store(tmp_path, version=1)
     store.memo(PLAN, {}, lambda _: selected, PlanFiles(model))
     assert store.load(PLAN, PlanFiles(model)) == selected

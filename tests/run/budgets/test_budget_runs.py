@@ -15,6 +15,7 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.errors import BudgetError, CompressorError, ErrorCode, InputError, SiteRefusedError, UsageError
 from compressor.model_folder import example_inputs, load
+from compressor.model_folder.access import access_of
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.pruning import measure
 from compressor.results import NoteCode, Report
@@ -278,7 +279,7 @@ def test_gates_that_cannot_be_folded_are_refused(kept: bool) -> None:
     heads = next(group for group in groups if group.type == "heads")
     plan = keep_all(groups).replace_groups([heads.plan(range(not kept, heads.units))])
     if kept:
-        fold_gates(model, groups, plan)
+        fold_gates(access_of(model), groups, plan)
     else:
         with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, site=heads.name):
-            fold_gates(model, groups, plan)
+            fold_gates(access_of(model), groups, plan)

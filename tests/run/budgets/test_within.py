@@ -23,7 +23,7 @@ from compressor.results import DropStatus, NoteCode
 from compressor.run import pipeline
 from compressor.run.rebuild import load_run
 from compressor.run.run_context import RunContext
-from compressor.run.steps import within
+from compressor.run.steps import distill, within
 from compressor.store import Store
 from graph_passes import Plan
 from tests.command import compress
@@ -298,14 +298,14 @@ def test_minutes_bound_the_training_of_every_attempt(
 ) -> None:
     monkeypatch.setattr(within, "upper_losses", holding(0, 1, 2, 3, 4))
     trained: list[float] = []
-    run = within.distill.FUNCTIONS.run
+    run = distill.FUNCTIONS.run
 
     def train(step: Any, *arguments: Any) -> Any:
         trained.append(step.minutes)
         return run(step, *arguments)
 
-    functions = within.distill.FUNCTIONS
-    monkeypatch.setattr(within.distill, "FUNCTIONS", type(functions)(train, check=functions.check))
+    functions = distill.FUNCTIONS
+    monkeypatch.setattr(distill, "FUNCTIONS", type(functions)(train, check=functions.check))
     learn(recipe_of(answered, tmp_path / "out", minutes=5))
     assert len(trained) > 1
     assert all(minutes * (5 - number) < 5 for number, minutes in enumerate(trained))

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from compressor.config.methods import METHODS
 from compressor.config.values import GroupBy
+from compressor.graph.file import GraphFile
 from compressor.progress import ignore_progress
 from compressor.selection.allocation import Curve
 from compressor.selection.pruners.base import Pruner, PruningInputs
@@ -37,7 +38,7 @@ Result = tuple[dict[str, Curve], dict[str, list[tuple[int, ...]]], PreTrainedMod
 
 
 def pruning_inputs(
-    model: PreTrainedModel,
+    model: PreTrainedModel | GraphFile,
     store: Path,
     batches: Batches | None = None,
     outputs: Sequence[str] = ("logits",),
@@ -45,7 +46,10 @@ def pruning_inputs(
 ) -> PruningInputs:
     """24 rows for statistics and 4 held out: texts, unless there are batches, of which the last one is held out."""
     batches = batches or [text(12, seed=1), text(12, length=6, seed=2), text(4, seed=3)]
-    groups = find_groups(model, batches[-1], group_by=group_by)
+    if isinstance(model, GraphFile):
+        groups = model.groups({}, "eager", group_by)
+    else:
+        groups = find_groups(model, batches[-1], group_by=group_by)
     return PruningInputs(model, groups, batches[:-1], batches[-1:], outputs, 0, store)
 
 

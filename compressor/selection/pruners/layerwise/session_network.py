@@ -302,7 +302,7 @@ class _Recorded:
 def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | None:
     """Sessions of the graph of a file on the CPU; None: modules of PyTorch run it.
 
-    Modules run graphs in half precision, encoder-decoders, graphs in which several matmuls have one weight or bias, and
+    Modules run graphs in half precision, encoder-decoders, graphs in which several matmuls have one weight, and
     encoders of sentences, whose scored output is computed from that of the graph.
 
     Args:
