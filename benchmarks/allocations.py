@@ -58,7 +58,7 @@ def compare(timing: Timing, costs: CostTable, share: float, seconds: float) -> d
     groups, engines = timing.costs.groups, timing.costs.engines
     by_macs = choose_counts(groups, timing.losses, [Constraint(timing.macs, share * timing.macs.whole)])
     by_time = fastest(timing, costs, loss_of(timing, by_macs))
-    built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in (by_macs, by_time)]
+    built = [engines.build(keep_counts(engines.plan, groups, counts)) for counts in (by_macs, by_time)]
     medians = median_times(built, timing.costs.inputs[costs.size], seconds)
     for engine in built:
         engines.discard(engine)

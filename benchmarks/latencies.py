@@ -164,7 +164,7 @@ def deliver(costs: CostSource, counts: Mapping[str, int], cost_table: CostTable)
 
     All three are timed in turn; the table has the times that both ratios are multiplied by.
     """
-    engine = costs.engines.build(keep_counts(costs.engines.reference.plan, costs.groups, counts))
+    engine = costs.engines.build(keep_counts(costs.engines.plan, costs.groups, counts))
     timed = [costs.engines.whole, costs.dense, engine]
     whole, dense, seconds = paired_times(timed, costs.inputs[cost_table.size], SECONDS)
     costs.engines.discard(engine)
