@@ -16,7 +16,7 @@ from compressor.engines.prove import Case, case_name, prove_outputs
 from compressor.engines.prove_export import require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
-from compressor.generation import engine_of
+from compressor.generation import PLAN, engine_of, plan_digest
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
 from compressor.generation.sessions import OrtSessions
@@ -170,7 +170,10 @@ def _shrink(graphs: Mapping[str, ir.Model], plan: Plan) -> dict[str, ir.Model]:
     Raises:
         SiteRefusedError: a graph keeps units that the plan drops.
     """
-    return {name: require_complete(part).model for name, part in shrink_parts(graphs, plan).items()}
+    parts = {name: require_complete(part).model for name, part in shrink_parts(graphs, plan).items()}
+    for model in parts.values():
+        model.metadata_props[PLAN] = plan_digest({group.name: group.kept for group in plan.groups})
+    return parts
 
 
 def _write(graphs: Mapping[str, ir.Model], out: Path) -> None:

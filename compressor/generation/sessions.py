@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from compressor.errors import ErrorCode, InputError
-from compressor.generation import DECODER, ENCODER, WEIGHTS, engine_of
+from compressor.generation import DECODER, ENCODER, PLAN, WEIGHTS, engine_of, plan_digest
 from compressor.targets.base import Feeds, Provider, missing_input
 from compressor.targets.onnxruntime.ort_session import (
     PROVIDERS,
@@ -146,7 +146,7 @@ class OrtSessions(Sessions):
         constants: other values of some constants of the decoder that callers may replace, by name.
 
     Raises:
-        InputError: a graph is missing, records no caches, or cannot be loaded.
+        InputError: a graph is missing, records no caches, belongs to another plan than the others, or cannot be loaded.
         TargetMissingError: the device is missing.
     """
 
@@ -194,6 +194,10 @@ class OrtSessions(Sessions):
                 path=folder / ENCODER,
             )
         self._encoder = open_graph(ENCODER) if has_encoder else None
+        opened = {DECODER: self._decoder} | ({} if self._encoder is None else {ENCODER: self._encoder})
+        require_one_plan(
+            folder, {name: session.get_modelmeta().custom_metadata_map.get(PLAN) for name, session in opened.items()}
+        )
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
         self.constants = dict[str, np.ndarray]()
@@ -270,6 +274,31 @@ class OrtSessions(Sessions):
                 code=ErrorCode.RUNTIME_FAILED,
             ) from error
         return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
+    """Check that the graphs of a folder, and plan.json where there is one, are of one plan.
+
+    Args:
+        folder: the folder.
+        digests: name of a graph -> the plan that it records (`plan_digest`); None: it records none.
+
+    Raises:
+        InputError: they are of several.
+    """
+    known = {name: digest for name, digest in digests.items() if digest is not None}
+    if known and (path := folder / "plan.json").is_file():
+        from graph_passes import Plan  # a served model has neither a plan nor this module
+
+        known[path.name] = plan_digest({group.name: group.kept for group in Plan.load(path).groups})
+    if len(set(known.values())) > 1:
+        first, *_, last = known
+        raise InputError(
+            f"{folder / first}: keeps other units than {last} says; copy the whole folder of one run",
+            code=ErrorCode.FILE_MISMATCH,
+            path=folder / first,
+            files=tuple(known),
+        )
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
