@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.exporters.utils import get_leaf_tensors
 
 from benchmarks.families_tiny import HEAD_DIM, HEADS, VOCABULARY, Form, switch_lengths, task_of, tiny_model
@@ -23,11 +24,17 @@ from compressor.engines.prove import Case, case_name, make_cases, prove_engine, 
 from compressor.engines.prove_export import prove_export
 from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
+from compressor.generation.engine_model import EngineModel
+from compressor.generation.export import export_generation
+from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
+from compressor.generation.sessions import OrtSessions, Sessions
+from compressor.generation.steps import TARGET, run_in_steps
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.input_rules import VIDEOS
 from compressor.model_folder.processor import IMAGES
 from compressor.model_folder.text_limits import token_limit
 from compressor.models.block_sparse import attend_by_masks
+from compressor.results import ProofStage
 from compressor.silence_libraries import one_line
 from compressor.targets import target
 from compressor.targets.base import TOLERANCE
@@ -36,6 +43,7 @@ from compressor.units import PrunableGroup, find_groups, gated, keep_all
 from compressor.units.dependencies import kept_outputs
 from graph_passes import GraphPassError, Plan, load, save, shrink
 from graph_passes.plan import GroupPlan
+from graph_passes.shrink import shrink_parts
 
 SIZES = ((2, 8), (3, 13), (HEADS, HEADS), (HEAD_DIM, HEAD_DIM), (2, 90))
 """Batch sizes and lengths at which the outputs are compared: as many rows and positions as there are heads, and as each
@@ -46,6 +54,15 @@ COMPARED = (
     " on both sides, each on a fresh copy of the model"
 )
 """Inputs on which the outputs are compared."""
+
+COMPARED_IN_STEPS = (
+    "the inputs on which a run proves its graphs, in steps and with padding on the left of a decoder alone; then tokens"
+    " of a greedy search and of two beams"
+)
+"""Inputs on which graphs with caches are compared."""
+
+_NEW_TOKENS = 6
+"""Number of tokens that are generated for each text."""
 
 _TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """Inputs with a number for each token, which padding on the left moves."""
@@ -140,7 +157,8 @@ def sweep_family(family: str, on_stage: Callable[[Row], None], seed: int = 0, fo
     files = ""
     try:
         with tempfile.TemporaryDirectory() as files:
-            _check(row, Path(files), seed, on_stage)
+            check = _check_caches if form is Form.GENERATES else _check
+            check(row, Path(files), seed, on_stage)
     except _EndError as end:
         row.outcome, row.reason = end.outcome, end.reason
         if end.__cause__ is not None:
@@ -188,6 +206,72 @@ def _check(row: Row, files: Path, seed: int, on_stage: Callable[[Row], None]) ->
     begin(Outcome.FAILED, "shrinking")
     _shrink(row, reference, plan, cases, files / "shrunk.onnx")
     row.openvino = _on_openvino(files / "shrunk.onnx", cases)
+
+
+def _check_caches(row: Row, files: Path, seed: int, on_stage: Callable[[Row], None]) -> None:
+    """Fill in the row of a family that generates: graphs with caches, in steps, and the tokens that they generate."""
+
+    def begin(outcome: Outcome, stage: str) -> None:
+        on_stage(dataclasses.replace(row, outcome=outcome, reason=stage))
+
+    row.compared = COMPARED_IN_STEPS
+    begin(Outcome.NOT_BUILT, "building the model")
+    fresh, folder, inputs = _build(row)
+    model = fresh()
+    attend_by_masks(model)
+    if not model.can_generate():
+        raise _EndError(Outcome.REFUSED, f"{row.model} generates no text")
+    begin(Outcome.FAILED, "finding units")
+    groups = _find_groups(model, inputs[0])
+    row.heads = sum(group.type == "heads" for group in groups)
+    row.neurons = len(groups) - row.heads
+    plan = random_plan(groups, np.random.default_rng(seed))
+    cases = generation_cases(_cases_of_a_run(folder))
+    begin(Outcome.NOT_EXPORTABLE, "exporting with caches")
+    exported, cut = files / "exported", files / "cut"
+    exported.mkdir()
+    cut.mkdir()
+    names = export_generation(model, plan, exported)
+    sessions = OrtSessions(exported, optimized=False)
+    with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graphs: "):
+        expected = whole_outputs(fresh(), plan, cases, "eager")
+        prove_steps(ProofStage.CACHED_EXPORT, "compressed", cases, expected, sessions)
+    begin(Outcome.FAILED, "shrinking")
+    parts = shrink_parts({name: load(exported / name) for name in names}, plan)
+    for name, part in parts.items():
+        if part.model.graph.outputs:
+            save(part.model, cut / name)
+    row.cut = len({removed.group for part in parts.values() for removed in part.removed})
+    row.parameters = tuple(sum(part.parameters[side] for part in parts.values()) for side in (0, 1))  # type: ignore[assignment]
+    obstacles = [part.obstacle for part in parts.values() if part.obstacle]
+    if not row.cut:
+        raise _EndError(Outcome.REFUSED, "; ".join(obstacles))
+    expected = [run_in_steps(sessions, case.feeds) for case in cases]
+    sessions = OrtSessions(cut, optimized=False)
+    with _ends_as(Outcome.FAILED, "the shrunk graphs: "):
+        row.error = prove_steps(ProofStage.CACHED_SHRINK, "compressed", cases, expected, sessions).error
+    begin(Outcome.FAILED, "generating")
+    _compare_tokens(fresh(), plan, sessions, cases[1])
+    row.outcome, row.reason = Outcome.IN_PART if obstacles else Outcome.HOLDS, "; ".join(obstacles)
+
+
+def _compare_tokens(model: PreTrainedModel, plan: Plan, sessions: Sessions, case: Case) -> None:
+    """The end of a family whose graphs generate other tokens than the gated model.
+
+    Raises:
+        _EndError: they do, or the model generates none.
+    """
+    engine: Any = EngineModel.of(type(model), model.config, sessions)
+    inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items() if name != TARGET}
+    start = 0 if model.config.is_encoder_decoder else None
+    for beams in (1, 2):
+        settings = GenerationConfig(
+            num_beams=beams, do_sample=False, max_new_tokens=_NEW_TOKENS, pad_token_id=0, decoder_start_token_id=start
+        )
+        with _ends_as(Outcome.NOT_BUILT, "generate: "), gated(model, plan, attention="eager") as generator:
+            expected = generator.generate(**inputs, generation_config=settings)  # type: ignore[operator]
+        if not torch.equal(engine.generate(**inputs, generation_config=settings), expected):
+            raise _EndError(Outcome.FAILED, f"other tokens with {beams} beams than those of the gated model")
 
 
 def _cases_of_a_run(folder: ModelFolder) -> tuple[Case, ...]:

@@ -275,6 +275,8 @@ class Form(StrEnum):
     """A classifier of texts, images or sounds: a head on one position, or on a mean of them."""
     TOKENS = "tokens"
     """A head for each position."""
+    GENERATES = "generates"
+    """With a head that generates text, and with key/value caches."""
 
 
 _HEADS_OF: dict[Form, dict[str, str]] = {
@@ -289,6 +291,11 @@ _HEADS_OF: dict[Form, dict[str, str]] = {
         "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": "question-answering",
         "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES": "",
     },
+    Form.GENERATES: {
+        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "",
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "",
+        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "",
+    },
 }
 """Form -> transformers' lists of the classes that have it, the first to be taken first, and the task of each list."""
 
@@ -300,12 +307,15 @@ def _mapped(names: str, model_type: str) -> tuple[str, ...]:
 
 
 def forms_of(model_type: str) -> list[Form]:
-    """The forms in which a family has a class of its own; the bare model is left out where it is the usual one."""
+    """The forms in which a family has a class of its own; the bare model is left out where it is the usual one.
+
+    A class that generates may be the usual one: with caches it is another graph.
+    """
     usual = next((name for names in _usual_lists() for name in _mapped(names, model_type)), None)
     forms = [Form.USUAL]
     for form, lists in _HEADS_OF.items():
         named = next((name for names in lists for name in _mapped(names, model_type)), None)
-        if named not in (None, usual):
+        if named is not None and (named != usual or form is Form.GENERATES):
             forms.append(form)
     return forms
 

@@ -25,7 +25,7 @@ from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
 from compressor.targets import Provider, Target
 from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.caches import DECODER
+from compressor.targets.caches import DECODER, PLAN, plan_digest
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from compressor.units.hook import Attention, family
@@ -176,7 +176,10 @@ def _shrink(graphs: Mapping[str, ir.Model], plan: Plan) -> dict[str, ir.Model]:
     Raises:
         SiteRefusedError: a graph keeps units that the plan drops.
     """
-    return {name: require_complete(part).model for name, part in shrink_parts(graphs, plan).items()}
+    parts = {name: require_complete(part).model for name, part in shrink_parts(graphs, plan).items()}
+    for model in parts.values():
+        model.metadata_props[PLAN] = plan_digest({group.name: group.kept for group in plan.groups})
+    return parts
 
 
 def _write(graphs: Mapping[str, ir.Model], out: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -151,8 +152,13 @@ class EngineModel(PreTrainedModel):
         def forward(self: EngineModel, **inputs: Any) -> CausalLMOutputWithPast:
             return cls._decode(self, **inputs)
 
+        @functools.wraps(model.generate)  # type: ignore[arg-type]
+        def generate(self: EngineModel, *inputs: Any, **options: Any) -> Any:
+            with _one_thread():
+                return model.generate(self, *inputs, **options)  # type: ignore[operator]
+
         with torch.device("meta"):
-            engine: EngineModel = type(model.__name__, (cls, model), {"forward": forward})(config)
+            engine: EngineModel = type(model.__name__, (cls, model), {"forward": forward, "generate": generate})(config)
         engine.sessions = sessions
         return engine.eval()
 
@@ -220,6 +226,17 @@ class EngineModel(PreTrainedModel):
             kept = {name: value for name, value in seek_outputs.items() if name != "past_key_values"}
             seek_outputs = type(seek_outputs)(**kept)
         return super()._postprocess_outputs(seek_outputs=seek_outputs, **options)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside, PyTorch computes in one thread: further ones and those of the runtime wait actively for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def refuse(options: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import ErrorCode, InputError
 from compressor.export import deployment_mode, drop_exporter_metadata, trace_gated
+from compressor.silence_libraries import one_line
 from compressor.targets.caches import DECODER, ENCODER
 from compressor.units.hook import Attention, family, unwrap
 from graph_passes import Plan, save
@@ -141,8 +142,7 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
     """The graph of a decoder-only model."""
     original = type(model).forward
     ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
-    with torch.no_grad():
-        past = _earlier(original(model, ids[:, : _SIZES[PAST]], use_cache=True).past_key_values, model)
+    past = _earlier(_after_forward(model, input_ids=ids[:, : _SIZES[PAST]])[1], model)
 
     def forward(**inputs: Any) -> list[Tensor]:
         result = original(model, **{**inputs, "past_key_values": _cache(inputs["past_key_values"])}, use_cache=True)
@@ -177,6 +177,7 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
             model,
             encoder_outputs=BaseModelOutput(encoded),
             decoder_input_ids=start[:1, :1].expand(encoded.shape[0], 1),  # any token: what it gives is not returned
+            past_key_values=_empty_caches(),
             use_cache=True,
             **masks,
         )
@@ -188,10 +189,10 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
     else:
         encoder_sample = {source: _ids(model, _SIZES[SOURCE]), "attention_mask": mask}
         encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
-    with torch.no_grad():
-        result = original(model, **encoder_sample, decoder_input_ids=start[:, : _SIZES[PAST]], use_cache=True)
-        past = _earlier(result.past_key_values.self_attention_cache, model)
-        cross = _layers(result.past_key_values.cross_attention_cache, model)
+    read = {**encoder_sample, "decoder_input_ids": start[:, : _SIZES[PAST]], "past_key_values": _empty_caches()}
+    result, kept = _after_forward(model, **read)
+    past = _earlier(getattr(kept, "self_attention_cache", None), model)
+    cross = _layers(getattr(kept, "cross_attention_cache", None), model)
     width, positions = result.encoder_last_hidden_state.shape[-1], cross[0].shape[2]
 
     def decode(
@@ -238,6 +239,30 @@ def _forward_of(model: PreTrainedModel, forward: Callable[..., list[Tensor]]) ->
         del model.forward
 
 
+def _after_forward(model: PreTrainedModel, **inputs: Any) -> tuple[Any, Any]:
+    """The result of a forward with a cache, and the cache.
+
+    Raises:
+        InputError: the forward of the model takes no cache.
+    """
+    try:
+        with torch.no_grad():
+            result = type(model).forward(model, **inputs, use_cache=True)
+    except Exception as error:  # model code can raise any type
+        raise InputError(
+            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so that"
+            " only its graph that reads a whole text at once can be exported",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            family=family(model),
+        ) from error
+    return result, getattr(result, "past_key_values", None)
+
+
+def _empty_caches() -> EncoderDecoderCache:
+    """The caches before the first token. Those that transformers makes have as many layers as the encoder has."""
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
 def _ids(model: PreTrainedModel, length: int) -> Tensor:
     """Token ids `[batch, length]` that are no special tokens of most tokenizers."""
     size = _vocabulary(model)
@@ -258,23 +283,25 @@ def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
     return int(model.config.num_mel_bins), int(frames)
 
 
-def _layers(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
+def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Tensor]:
     """Keys and values of each layer, one after the other.
 
     Raises:
         InputError: a layer keeps something else.
     """
-    for index, layer in enumerate(cache.layers):
+    for index, layer in enumerate(getattr(cache, "layers", None) or [cache]):
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.dim() != 4:
+            kept = "nothing" if layer is None else type(layer).__name__
             text = (
-                f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
-                " graphs with caches hold"
+                f"{family(model)}: layer {index} keeps {kept}, and not keys and values alone, which graphs with caches"
+                " hold"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
+    assert cache is not None
     return _tensors(cache)
 
 
-def _earlier(cache: TransformersCache, model: PreTrainedModel) -> list[Tensor]:
+def _earlier(cache: TransformersCache | None, model: PreTrainedModel) -> list[Tensor]:
     """Empty keys and values of each layer for all earlier positions, of which a layer with a window keeps the last."""
     return [tensor.new_zeros(*tensor.shape[:2], _SIZES[PAST], tensor.shape[3]) for tensor in _layers(cache, model)]
 

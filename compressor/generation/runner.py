@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,12 @@ class Runner:
         Raises:
             InputError: an option needs more than an engine has: its keys and values only grow, and it returns neither
                 attention weights nor hidden states.
+            UsageError: there are more beams than tokens.
             ValueError: transformers refuses an option.
         """
         for source in (options, vars(options.get("generation_config") or GenerationConfig())):
             refuse({name: source.get(name) for name in _REFUSED})
+        self._beams(options)
         if options.get("stop_strings") is not None:
             options.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         return self.model.generate(*inputs, **options)
@@ -108,16 +110,7 @@ class Runner:
         options["max_new_tokens"] = self.new_tokens(ids, options.get("max_new_tokens"))
         draws = any(name in options for name in SAMPLING)
         options = {"do_sample": draws, **({"num_beams": 1} if draws else {}), **options}
-        beams, size = options.get("num_beams") or self.model.generation_config.num_beams or 1, self.sessions.vocabulary
-        if beams > size:
-            raise UsageError(
-                f"{beams} beams: the vocabulary has {size} tokens; use fewer beams",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="beams",
-                value=beams,
-                maximum=size,
-            )
-        start = 0 if self.model.config.is_encoder_decoder else max(map(len, ids))
+        beams, start = self._beams(options), 0 if self.model.config.is_encoder_decoder else max(map(len, ids))
         if stop:
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), _Stop(self.processor, stop, start)]
         text = _Text(self.processor, stop, write)
@@ -186,6 +179,24 @@ class Runner:
                 maximum=limit,
             )
         return max(min(new, limit - earlier), 1)
+
+    def _beams(self, options: Mapping[str, Any]) -> int:
+        """Number of beams that options of `generate` ask for.
+
+        Raises:
+            UsageError: the vocabulary has fewer tokens.
+        """
+        settings = options.get("generation_config") or self.model.generation_config
+        beams, size = options.get("num_beams") or settings.num_beams or 1, self.sessions.vocabulary
+        if beams > size:
+            raise UsageError(
+                f"{beams} beams: the vocabulary has {size} tokens; use fewer beams",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="beams",
+                value=beams,
+                maximum=size,
+            )
+        return int(beams)
 
     def _message(self, prompt: str) -> str:
         """A prompt as the message of a user, in the format of the chats that the model was trained on."""

@@ -7,8 +7,10 @@ that builds and opens them (`Target.caches`).
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +21,8 @@ from compressor.errors import ErrorCode, InputError
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 """The graphs of a folder that generates; only an encoder-decoder has an encoder."""
+PLAN = "compressor.plan"
+"""Entry of the metadata of a graph without what a plan drops, and of its engine: the digest of the plan."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
 
@@ -157,3 +161,38 @@ def missing_encoder(path: Path, decoder: str) -> InputError:
         code=ErrorCode.FILE_MISSING,
         path=path,
     )
+
+
+def plan_digest(kept: Mapping[str, Iterable[int]]) -> str:
+    """A digest of a plan.
+
+    Args:
+        kept: name of a group -> the units that are kept.
+    """
+    content = json.dumps(sorted((name, sorted(units)) for name, units in kept.items()))
+    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
+    """Check that the graphs of a folder, and plan.json where there is one, are of one plan.
+
+    Args:
+        folder: the folder.
+        digests: name of a graph -> the plan that it records (`plan_digest`); None: it records none.
+
+    Raises:
+        InputError: they are of several.
+    """
+    known = {name: digest for name, digest in digests.items() if digest is not None}
+    if known and (path := folder / "plan.json").is_file():
+        from graph_passes import Plan  # a served model has neither a plan nor this module
+
+        known[path.name] = plan_digest({group.name: group.kept for group in Plan.load(path).groups})
+    if len(set(known.values())) > 1:
+        first, *_, last = known
+        raise InputError(
+            f"{folder / first}: keeps other units than {last} says; copy the whole folder of one run",
+            code=ErrorCode.FILE_MISMATCH,
+            path=folder / first,
+            files=tuple(known),
+        )

@@ -59,7 +59,8 @@ def test_layers_of_a_hybrid_model_keep_an_attention() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "llama", "vit", "wav2vec2", "bart"])
 def test_each_form_of_a_family_has_a_class_of_its_own(family: str) -> None:
-    forms = forms_of(family)
+    # A class that generates may be the usual one.
+    forms = [form for form in forms_of(family) if form is not Form.GENERATES]
     classes = [model_class(family, CONFIG_MAPPING[family], form) for form in forms]
     assert forms[0] is Form.USUAL
     assert None not in classes
@@ -168,6 +169,16 @@ def test_a_family_that_once_failed_holds(family: str) -> None:
 
 
 @pytest.mark.zoo
+@pytest.mark.parametrize(
+    ("family", "outcome"),
+    [("gpt2", Outcome.HOLDS), ("t5", Outcome.HOLDS), ("gptj", Outcome.IN_PART), ("jamba", Outcome.REFUSED)],
+)
+def test_a_family_that_generates_has_an_outcome(family: str, outcome: Outcome) -> None:
+    row = sweep_family(family, lambda row: None, form=Form.GENERATES)
+    assert row.outcome is outcome, row.reason
+
+
+@pytest.mark.zoo
 def test_a_process_without_a_result_is_an_outcome() -> None:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([sweep_family.__module__])
@@ -186,7 +197,7 @@ def test_the_page_counts_outcomes_and_names_what_is_missing() -> None:
         Row("resnet", Outcome.NO_ATTENTION, swept="2026-11-26"),
         Row("resnet", Outcome.NO_ATTENTION, form=Form.POOLED, swept="2026-11-29", compared="all lengths"),
     ]
-    lines = page_of(rows, {Form.USUAL: 3, Form.BARE: 2, Form.POOLED: 1, Form.TOKENS: 0}).splitlines()
+    lines = page_of(rows, {**dict.fromkeys(Form, 0), Form.USUAL: 3, Form.BARE: 2, Form.POOLED: 1}).splitlines()
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
     counts = {cells[0]: cells[1] for cells in table if len(cells) == 3}
     assert (counts["holds"], counts["refused"], counts["FAILED"]) == ("1", "1", "0")

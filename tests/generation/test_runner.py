@@ -256,6 +256,12 @@ def test_bad_input_has_a_code(counting: Runner, answering: Runner, tmp_path: Pat
     check(InputError, ErrorCode.FILE_UNREADABLE, broken, "one", chat=True)
 
 
+def test_more_beams_than_tokens_are_refused_by_generate_too(counting: Runner) -> None:
+    with pytest.raises(UsageError) as error:
+        counting.generate(IDS, max_new_tokens=2, num_beams=SIZE + 1)
+    assert (error.value.code, error.value.details["maximum"]) == (ErrorCode.OUT_OF_RANGE, SIZE)
+
+
 def test_a_folder_that_does_not_generate_is_refused(tmp_path: Path) -> None:
     from tests import folders
 

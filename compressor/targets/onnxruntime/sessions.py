@@ -13,7 +13,17 @@ import onnxruntime as ort
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import BuildOptions, Feeds, Provider, missing_input, span
-from compressor.targets.caches import DECODER, ENCODER, MASKS, Caches, Sessions, missing_encoder, require_decoder
+from compressor.targets.caches import (
+    DECODER,
+    ENCODER,
+    MASKS,
+    PLAN,
+    Caches,
+    Sessions,
+    missing_encoder,
+    require_decoder,
+    require_one_plan,
+)
 from compressor.targets.onnxruntime.ort_session import (
     PROVIDERS,
     choose_provider,
@@ -102,7 +112,7 @@ class OrtSessions(Sessions):
         constants: other values of some constants of the decoder that callers may replace, by name.
 
     Raises:
-        InputError: a graph is missing, records no caches, or cannot be loaded.
+        InputError: a graph is missing, records no caches, belongs to another plan than the others, or cannot be loaded.
         TargetMissingError: the device is missing.
     """
 
@@ -145,6 +155,10 @@ class OrtSessions(Sessions):
         if self._encoded and not has_encoder:
             raise missing_encoder(folder / ENCODER, DECODER)
         self._encoder = open_session(file_of(ENCODER), settings) if has_encoder else None
+        opened = {DECODER: self._decoder} | ({} if self._encoder is None else {ENCODER: self._encoder})
+        require_one_plan(
+            folder, {name: session.get_modelmeta().custom_metadata_map.get(PLAN) for name, session in opened.items()}
+        )
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
         self.precision = self._decoder.get_modelmeta().custom_metadata_map.get(WEIGHTS, "fp32")

@@ -9,11 +9,13 @@ import onnxruntime as ort
 import pytest
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.caches import DECODER, ENCODER, PLAN, plan_digest
 from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions
 from graph_passes import load, save
 from graph_passes.flow.caches import CACHES
+from tests.faults import fails_with
 from tests.generation.counting import SIZE, write_decoder_only, write_encoder_decoder
+from tests.graph_passes.graphs import plan, site
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 
@@ -109,3 +111,20 @@ def test_a_graph_without_caches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         OrtSessions(tmp_path, provider="cpu", threads=1)
     assert error.value.code == ErrorCode.FILE_MISMATCH
+
+
+@pytest.mark.parametrize("name", [DECODER, ENCODER, "plan.json"])
+def test_a_file_of_another_plan_is_refused(name: str, tmp_path: Path) -> None:
+    write_encoder_decoder(tmp_path)
+    plans = [plan(site(kept, heads=2)) for kept in ((0, 1), (0,))]
+    digests = [plan_digest({group.name: group.kept for group in plan.groups}) for plan in plans]
+    for file in (DECODER, ENCODER):
+        graph = load(tmp_path / file)
+        graph.metadata_props[PLAN] = digests[file == name]
+        save(graph, tmp_path / file)
+    plans[name == "plan.json"].save(tmp_path / "plan.json")
+    with fails_with(ErrorCode.FILE_MISMATCH):
+        OrtSessions(tmp_path, provider="cpu", threads=1)
+    (tmp_path / "plan.json").unlink()
+    if name == "plan.json":
+        OrtSessions(tmp_path, provider="cpu", threads=1)
