@@ -27,7 +27,6 @@ from tests.light_environment import ROOT, extra, hidden_packages
 from tests.run.runs import learning_recipe
 
 TIMING = ("--seconds", "0.01", "--batch", "1", "--seq", "8", "--threads", "1")
-TEXTS = ("--max-slowdown", "100000%", "--seconds", "0.2")
 CHECK = ("--max-slowdown", "100000%", "--seconds", "0.2", "--seq", "8")
 TEST = """
 def test_the_model_is_as_fast(latency_gate):
@@ -88,7 +87,7 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
             "costs": ["costs", model],
             "generate": ["generate", model, "--prompt", "one"],
             "train": ["train", folder / "trained", "--data", rows],
-            "check texts": ["check", small, "--baseline", dense, *TEXTS, "--inputs", rows, "--tokenizer", out],
+            "check texts": ["check", small, "--baseline", dense, *CHECK, "--inputs", rows, "--tokenizer", out],
         }
         commands = {name: command for name, command in commands.items() if is_run(name)}
         file = folder / "commands.json"
