@@ -65,7 +65,7 @@ def test_a_file_in_half_precision_is_computed_in_float32(bert: tuple[Path, Input
     assert half.network is not None
     for name, values in half.run(arrays).items():  # by the network
         assert sessions[name].dtype == np.float32
-        assert error(torch.from_numpy(sessions[name]), values) <= TOLERANCE
+        assert error(torch.from_numpy(sessions[name]), values) <= 1e-4  # the network has no constants of a GELU
         assert error(torch.from_numpy(values), whole(arrays)[name]) <= 1e-2
 
 
