@@ -56,6 +56,7 @@ class GraphFile(ModelAccess):
         output_specs: type and axes of each output by name.
     """
 
+    file: Path
     exporter: ClassVar[str] = "compressor.engines.export_file"
     changes_with_length: ClassVar[bool] = False
 

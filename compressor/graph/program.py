@@ -189,16 +189,13 @@ def widen(model: ir.Model) -> None:
         if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
             wide = value.as_tensor().numpy().astype(np.float32)
             node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
-    for value in model.graph.initializers.values():
-        if value.const_value is not None and value.const_value.dtype in _HALVES:
-            value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float32), name=value.name)
-    values = (
-        *model.graph.inputs,
-        *model.graph.initializers.values(),
-        *(each for node in model.graph for each in node.outputs),
-    )
-    for value in (value for value in values if value.dtype in _HALVES):
-        value.type = ir.TensorType(ir.DataType.FLOAT)
+    for weight in model.graph.initializers.values():
+        if weight.const_value is not None and weight.const_value.dtype in _HALVES:
+            weight.const_value = ir.Tensor(weight.const_value.numpy().astype(np.float32), name=weight.name)
+    computed = (output for node in model.graph for output in node.outputs)
+    for each in (*model.graph.inputs, *model.graph.initializers.values(), *computed):
+        if each.dtype in _HALVES:
+            each.type = ir.TensorType(ir.DataType.FLOAT)
 
 
 def _no_linear(group: FoundGroup) -> Refusal:
