@@ -183,7 +183,7 @@ def main() -> None:
         train(args, size, out)
     folder, data = open_model(model, size)
     if torch.cuda.is_available():
-        folder.model.to("cuda")  # type: ignore[arg-type]
+        folder.model.to("cuda")
     for note in data.notes:
         print(note)
     score(folder, data)

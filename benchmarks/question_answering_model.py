@@ -124,7 +124,7 @@ def train(args: argparse.Namespace, size: Size, out: Path) -> None:
     learn(folder, data, size, partial / "checkpoints")
     print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - start_time:.0f} s", flush=True)
     with quiet_transformers():
-        folder.model.to("cpu").save_pretrained(partial / "model")  # type: ignore[arg-type]
+        folder.model.to("cpu").save_pretrained(partial / "model")
     (partial / "rows.jsonl").replace(out / "rows.jsonl")
     (partial / "model").rename(out / "model")
     shutil.rmtree(partial)

@@ -274,7 +274,7 @@ def main() -> None:
         return
     folder, data = open_model(model, args.data)
     if torch.cuda.is_available():
-        folder.model.to("cuda")  # type: ignore[arg-type]
+        folder.model.to("cuda")
     for note in data.notes:
         print(note)
     score(folder, data, size)

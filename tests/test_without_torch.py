@@ -204,7 +204,10 @@ def test_a_run_on_a_file_comes_to_the_same_as_with_pytorch(
     weights = [{name: value.const_value for name, value in graph.initializers.items()} for graph in graphs]
     assert weights[0].keys() == weights[1].keys()
     for name, value in weights[0].items():
-        np.testing.assert_array_equal(value.numpy(), weights[1][name].numpy(), name)
+        other = weights[1][name]
+        assert value is not None
+        assert other is not None
+        np.testing.assert_array_equal(value.numpy(), other.numpy(), name)
 
 
 def test_the_packages_of_pytorch_and_of_rows_are_those_of_their_extras() -> None:

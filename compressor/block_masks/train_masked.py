@@ -132,7 +132,7 @@ def _maps(
         if source is not None:
             return source
         if torch.cuda.is_available():
-            model.to(training_device())
+            torch.nn.Module.to(model, training_device())
         options = dict[str, Any](batch_size=step.batch_size, rows=step.map_rows, seed=step.seed)
         with _entmax_weights(model, data, step, plan, work, on_progress) if step.entmax else nullcontext():
             return collect_attention_maps(model, sites, data, plan, length=length, on_progress=on_progress, **options)

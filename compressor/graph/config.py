@@ -20,6 +20,8 @@ class GraphConfig:
         entries: entries of a configuration of transformers, e.g. `vocab_size`.
     """
 
+    max_position_embeddings: int
+
     def __init__(self, graph: str = "", **entries: Any) -> None:
         self.graph = graph
         self.model_type, self.pad_token_id = "onnx", 0

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import graph_passes
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.graph.config import GraphConfig
-from compressor.graph.program import Program
+from compressor.graph.program import Program, widen
 from compressor.model_folder.access import ModelAccess
 from compressor.model_folder.feeds import Draw, cannot_make, text_feeds
 from compressor.model_folder.folder import ModelFolder
@@ -56,6 +56,7 @@ class GraphFile(ModelAccess):
         output_specs: type and axes of each output by name.
     """
 
+    file: Path
     exporter: ClassVar[str] = "compressor.engines.export_file"
     changes_with_length: ClassVar[bool] = False
 
@@ -135,14 +136,9 @@ class GraphFile(ModelAccess):
             return partial(_forward_of, self._network)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            graph_passes.save(self.with_weights(), path)
+            graph_passes.save(self.wide(), path)
             run = runner(path, session_settings("cpu", None))
-
-        def forward(feeds: Feeds) -> Outputs:
-            types = {name: spec.dtype for name, spec in self.input_specs.items()}
-            return run({name: np.asarray(feeds[name], types[name]) for name in types if name in feeds})
-
-        return forward
+        return lambda feeds: run(self.wide_feeds(feeds))
 
     def snapshot(self) -> Callable[[Feeds], Outputs]:
         if self._network is not None and self._network.device.type != "cpu":
@@ -274,6 +270,22 @@ class GraphFile(ModelAccess):
             if not np.array_equal(content, value.const_value.numpy()):
                 value.const_value = ir.Tensor(np.ascontiguousarray(content), dtype=value.const_value.dtype, name=name)
         return model
+
+    def wide(self) -> ir.Model:
+        """The graph with its present weights, in float32 where it computes in halves of floats."""
+        model = self.with_weights()
+        if self.precision != "fp32":
+            widen(model)
+        return model
+
+    def wide_feeds(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """The inputs of the graph that `wide` returns."""
+        types = {name: spec.dtype for name, spec in self.input_specs.items()}
+        halves = self.precision != "fp32"
+        wide = {
+            name: np.dtype(np.float32) if halves and dtype == np.float16 else dtype for name, dtype in types.items()
+        }
+        return {name: np.asarray(feeds[name], dtype) for name, dtype in wide.items() if name in feeds}
 
     def _factors(self, plan: Plan) -> dict[str, np.ndarray]:
         """Initializer of the weight that a group ends in -> the gate of each of its inputs, for changed groups."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -30,11 +29,10 @@ from compressor.graph.config import GraphConfig
 from compressor.graph.fusions import fuse
 from compressor.graph.layers import Division, GraphLinear, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
-from compressor.graph.program import Program
+from compressor.graph.program import Program, widen
 from compressor.silence_libraries import one_line
 from graph_passes.errors import listed
 
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Outputs = tuple[Tensor | None, ...]
 Execute = Callable[[Sequence[Tensor | None]], Outputs]
 _LOGITS = "logits"
@@ -258,7 +256,7 @@ class _Builder:
         self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
         self.paths: dict[str, nn.Linear] = {}
         self._model = fuse(program.model)
-        _widen(self._model)
+        widen(self._model)
         graph = self._model.graph
         division = Division(graph)
         self._parameters, self._used = division.parameters, division.uses
@@ -385,24 +383,10 @@ def network_of(
     return network.eval()
 
 
-def _widen(model: ir.Model) -> None:
-    """Compute in float32 where a graph computes in halves of floats, whose rounding would hide small differences."""
-    for node in model.graph:
-        to = node.attributes.get("to")
-        if node.op_type == "Cast" and to is not None and to.as_int() in _HALVES:
-            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
-        value = node.attributes.get("value")
-        if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
-            wide = value.as_tensor().numpy().astype(np.float32)
-            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
-
-
 def _content(value: ir.Value) -> Tensor:
-    """The values of an initializer; floating-point numbers of less than 32 bits as float32."""
+    """The values of an initializer."""
     assert value.const_value is not None
-    tensor = tensor_of(value.const_value)
-    is_narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.float() if is_narrow and tensor.dtype != torch.float32 else tensor.clone()  # the graph keeps its own
+    return tensor_of(value.const_value).clone()  # the graph keeps its own
 
 
 def _run_linear(module: nn.Linear, operands: Sequence[Tensor | None]) -> Outputs:

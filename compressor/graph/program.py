@@ -37,6 +37,7 @@ _FUSED_TABLES = {"EmbedLayerNormalization": ((0, 2), (1, 4))}
 """Operator that looks up several tables -> positions of ids and of their table among its inputs."""
 _KEEP_IDS = ("Cast", "Identity")
 """Operators whose outputs are ids if their inputs are."""
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,25 @@ class Program:
         if axes is not None and isinstance(axes[-1], int):
             settings["num_labels"] = axes[-1]
         return settings
+
+
+def widen(model: ir.Model) -> None:
+    """Compute in float32 where a graph computes in halves of floats, whose rounding would hide small differences."""
+    for node in model.graph:
+        to = node.attributes.get("to")
+        if node.op_type == "Cast" and to is not None and to.as_int() in _HALVES:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+        value = node.attributes.get("value")
+        if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in _HALVES:
+            wide = value.as_tensor().numpy().astype(np.float32)
+            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(wide))
+    for weight in model.graph.initializers.values():
+        if weight.const_value is not None and weight.const_value.dtype in _HALVES:
+            weight.const_value = ir.Tensor(weight.const_value.numpy().astype(np.float32), name=weight.name)
+    computed = (output for node in model.graph for output in node.outputs)
+    for each in (*model.graph.inputs, *model.graph.initializers.values(), *computed):
+        if each.dtype in _HALVES:
+            each.type = ir.TensorType(ir.DataType.FLOAT)
 
 
 def _no_linear(group: GraphGroup) -> Refusal:

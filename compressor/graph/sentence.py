@@ -78,7 +78,8 @@ class SentenceFile(GraphFile):
         return partial(_forward_of, copy.deepcopy(self.encoder).eval())
 
     def state(self) -> dict[str, np.ndarray]:
-        layers = self.network.dense.state_dict()
+        network: Any = self.network
+        layers = network.dense.state_dict()
         return {**super().state(), **{_LAYERS + name: value.detach().cpu().numpy() for name, value in layers.items()}}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -86,7 +87,8 @@ class SentenceFile(GraphFile):
         super().load_state({name: values for name, values in state.items() if name not in layers})
         if layers:
             tensors = {name.removeprefix(_LAYERS): torch.from_numpy(values) for name, values in layers.items()}
-            self.network.dense.load_state_dict(tensors)
+            network: Any = self.network
+            network.dense.load_state_dict(tensors)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(super().fingerprint().encode())

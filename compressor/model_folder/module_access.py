@@ -41,7 +41,7 @@ class ModuleAccess(ModelAccess):
         self._model = unwrap(model)
 
     @property
-    def config(self) -> Any:  # type: ignore[override]
+    def config(self) -> Any:
         return self._model.config
 
     @property

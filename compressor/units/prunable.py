@@ -182,12 +182,18 @@ class KnowsGroups(Protocol):
         file: the file that holds them.
     """
 
-    sites: Sequence[Site]
-    feed_forwards: Mapping[str, int]
-    group_names: Sequence[str]
-    obstacles: Sequence[Refusal]
-    search_outcome: str
-    file: Path
+    @property
+    def sites(self) -> Sequence[Site]: ...
+    @property
+    def feed_forwards(self) -> Mapping[str, int]: ...
+    @property
+    def group_names(self) -> Sequence[str]: ...
+    @property
+    def obstacles(self) -> Sequence[Refusal]: ...
+    @property
+    def search_outcome(self) -> str: ...
+    @property
+    def file(self) -> Path: ...
 
 
 def known_groups(model: KnowsGroups, group_by: GroupBy) -> list[PrunableGroup]:

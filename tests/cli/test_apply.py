@@ -41,7 +41,7 @@ def refitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.nn.init.normal_(parameter, std=0.3)
     folder = load(folders.save(model, root / "model"))
     network, inputs = folder.model, example_inputs(folder, 2, 8)
-    groups, original = find_groups(network, inputs), weight_fingerprints(network)
+    groups, original = find_groups(network, inputs), weight_fingerprints(folder.access)
     trace(network, inputs, root / "original.onnx", opset=17, attention="eager")
     with torch.no_grad():
         for group in groups:
@@ -55,7 +55,7 @@ def refitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for planned in plan.groups:
         kept = tuple(range(0, planned.units, 2))
         halves.append(replace(planned, kept=kept, scale=tuple(0.8 + 0.05 * unit for unit in kept)))
-    record_weights(plan.replace_groups(halves), original, network).save(root / "out" / "plan.json")
+    record_weights(plan.replace_groups(halves), original, folder.access).save(root / "out" / "plan.json")
     return root
 
 

@@ -83,10 +83,14 @@ def write_graph(
     return path
 
 
-def classifier(path: Path, **names: Sequence[str]) -> Path:
-    """The graph of a BERT of one layer that classifies."""
+def classifier(path: Path, *, has_biases: bool = False, **names: Sequence[str]) -> Path:
+    """The graph of a BERT of one layer that classifies; its biases are zero, which the exporter stores once, or not."""
     torch.manual_seed(0)
-    return write_graph(folders.bert(), path, **names)
+    model = folders.bert()
+    for name, bias in model.named_parameters() if has_biases else ():
+        if name.endswith("bias"):
+            nn.init.normal_(bias, std=0.02)
+    return write_graph(model, path, **names)
 
 
 def image_classifier(folder: Path, *, has_processor: bool = True) -> Path:

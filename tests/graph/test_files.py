@@ -48,7 +48,7 @@ def both_outputs(path: Path, task: Task, batch: Batch) -> tuple[np.ndarray, np.n
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph in half precision whose output is `scores`, rows of text, and the folder of another model's tokenizer."""
     path = tmp_path_factory.mktemp("files")
-    halve(classifier(path / "whole" / "model.onnx", names=("scores",)), path / "graph" / "model.onnx")
+    halve(classifier(path / "whole" / "model.onnx", has_biases=True, names=("scores",)), path / "graph" / "model.onnx")
     folders.save(folders.bert(), path / "model")
     texts(path / "rows.tsv")
     return path

@@ -23,7 +23,7 @@ from compressor.units.prunable import LinearWeights
 from graph_passes import Plan
 from tests import folders
 from tests.exported_graphs import Inputs, Session
-from tests.graph.files import classifier
+from tests.graph.files import classifier, halve
 from tests.graph_passes.exporters import export, trace
 from tests.zoo import FAMILIES, VOCABULARY, text
 
@@ -55,6 +55,18 @@ def error(actual: torch.Tensor, expected: np.ndarray) -> float:
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Inputs]:
     return legacy("bert", tmp_path_factory.mktemp("bert"))
+
+
+def test_a_file_in_half_precision_is_computed_in_float32(bert: tuple[Path, Inputs], tmp_path: Path) -> None:
+    path, inputs = bert
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    whole, half = load_file(path).forward(), load_file(halve(path, tmp_path / "half.onnx"))
+    sessions = half.forward()(arrays)
+    assert half.network is not None
+    for name, values in half.run(arrays).items():  # by the network
+        assert sessions[name].dtype == np.float32
+        assert error(torch.from_numpy(sessions[name]), values) <= 1e-4  # the network has no constants of a GELU
+        assert error(torch.from_numpy(values), whole(arrays)[name]) <= 1e-2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.model_folder.access import access_of
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.units import find_groups, gated
 from graph_passes import Plan, shrink
@@ -40,7 +41,7 @@ class Source:
             if parameter.dim() == 1 and not name.endswith("bias"):  # norms of a new model are equal
                 torch.nn.init.normal_(parameter, 1.0, 0.1)
         self.groups = find_groups(self.model, self.inputs)
-        self.weights = weight_fingerprints(self.model)
+        self.weights = weight_fingerprints(access_of(self.model))
 
     def graph(self, exporter: Callable[..., ir.Model], path: Path, opset: int, attention: Attention) -> ir.Model:
         return exporter(copy.deepcopy(self.model), self.inputs, path, opset=opset, attention=attention)
@@ -79,7 +80,7 @@ def assert_shrinks(graph: ir.Model, source: Source, seeds: Sequence[int] = (0, 1
     for seed in seeds:
         plan = random_groups(source.groups, np.random.default_rng(seed))
         if by_value:
-            plan = record_weights(plan, source.weights, source.model)
+            plan = record_weights(plan, source.weights, access_of(source.model))
         weights = {name: tensor.numpy() for name, tensor in source.model.state_dict().items()} if by_value else None
         shrunk = shrink(graph.clone(), plan, weights=weights)
         assert set(shrunk.transferred) == {name for name, record in plan.weights.items() if record.is_changed}

@@ -35,7 +35,7 @@ def byte_pairs(special: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-def bpe_files(special: Sequence[str]) -> Any:
+def bpe_files(special: Sequence[str]) -> tuple[Any, Any]:
     """The vocabulary and the merges of `byte_pairs`."""
     model = json.loads(byte_pairs(special).to_str())["model"]
     return model["vocab"], [tuple(pair) for pair in model["merges"]]

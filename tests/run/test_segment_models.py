@@ -161,7 +161,7 @@ def test_a_run_proves_a_model_with_memory_at_every_stage(tmp_path: Path) -> None
     assert all("memory 0" in cases[0] and "memory 1" in cases[-1] for cases in of_all_sizes)
     assert NoteCode.SEGMENT_MEMORY in [note.code for note in report.notes]
     assert report.compressed.parameters < report.dense.parameters
-    smaller: Any = pruned(load(tmp_path / "model").model, plan)  # type: ignore[type-var]
+    smaller: Any = pruned(load(tmp_path / "model").model, plan)
     weights = sum(weight.numel() for weight in smaller.parameters())
     graph = tmp_path / "out" / "model.onnx"
     assert weight_bytes(graph) == 4 * (weights + FREQUENCIES)

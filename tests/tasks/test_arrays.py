@@ -359,7 +359,7 @@ def test_what_answers_mean_does_not_change_the_fingerprint() -> None:
 def test_a_vector_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     folder = graph("embedding")
     with torch.no_grad():
-        next(folder.model.heads.parameters()).fill_(np.nan)  # type: ignore[union-attr]
+        next(folder.model.heads.parameters()).fill_(np.nan)
     with fails_with(ErrorCode.NOT_FINITE):
         opened(folder, npz(tmp_path / "rows.npz", text_rows()))
 

@@ -140,7 +140,8 @@ def _train(
     path = run.recipe.source.model if step.teacher is None else step.teacher
     distillation = _loss(step, load_folder(run.recipe, path), whole.task)
     with compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)):
-        for member in (network, distillation.teacher):  # what comes before the first step is computed there too
+        members: tuple[nn.Module, ...] = (network, distillation.teacher)
+        for member in members:  # what comes before the first step is computed there too
             member.to(training_device())
         compared = sample_of(whole.task, whole.eval, _COMPARED_ROWS, step.seed)
         distillation = distillation.with_variance_of(whole.task, compared)

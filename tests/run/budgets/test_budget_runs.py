@@ -71,7 +71,7 @@ def test_the_folder_holds_the_refitted_weights(inputs: Path, pruned: tuple[Path,
     folder, plan = load(out), Plan.load(out / "plan.json")
     batch = example_inputs(folder, 2, 8)
     assert plan.model == folder.fingerprint
-    original, fitted = (weight_fingerprints(source.model) for source in (load(inputs / "model"), folder))
+    original, fitted = (weight_fingerprints(source.access) for source in (load(inputs / "model"), folder))
     changed = {name for name, record in plan.weights.items() if record.is_changed}
     assert changed == {name for name, values in fitted.items() if values != original[name]}
     assert {weight_name(group) for group in plan.feed_forwards} <= changed

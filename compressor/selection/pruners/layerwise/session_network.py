@@ -19,7 +19,7 @@ from compressor.graph.file import GraphFile
 from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.pruners.base import Batch, PruningInputs
+from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 from compressor.units.prunable import LinearWeights
@@ -302,8 +302,8 @@ class _Recorded:
 def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | None:
     """Sessions of the graph of a file on the CPU; None: modules of PyTorch run it.
 
-    Modules run graphs in half precision, encoder-decoders, graphs in which several matmuls have one weight, and
-    encoders of sentences, whose scored output is computed from that of the graph.
+    Modules run encoder-decoders, graphs in which several matmuls have one weight, and encoders of sentences, whose
+    scored output is computed from that of the graph.
 
     Args:
         inputs: the model of the file, and its rows.
@@ -313,12 +313,11 @@ def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | N
     if (
         not isinstance(file, GraphFile)
         or (gradients and has_gpu())
-        or file.precision != "fp32"
         or file.config.is_encoder_decoder
         or not set(inputs.outputs) <= file.output_specs.keys()
     ):
         return None
-    model = file.with_weights()
+    model = file.wide()
     stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
     ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
     graph = LayeredGraph(model)
@@ -334,14 +333,11 @@ def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | N
         metrics = modules.weigh(linears, on_progress)
         return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
 
-    def arrays(batch: Batch) -> dict[str, np.ndarray]:
-        return {name: np.asarray(batch[name], spec.dtype) for name, spec in file.input_specs.items()}
-
     return SessionNetwork(
         graph,
         {path: weights[0] for path, weights in ends.items()},
-        [arrays(batch) for batch in inputs.statistics],
-        [arrays(batch) for batch in inputs.held_out],
+        [file.wide_feeds(batch) for batch in inputs.statistics],
+        [file.wide_feeds(batch) for batch in inputs.held_out],
         partial(_comparing, inputs),
         weigh=weigh if gradients else None,
         write=file.write,
