@@ -31,6 +31,7 @@ from tests.light_environment import ROOT, extra, hidden_packages
 from tests.run.runs import learning_recipe
 
 TIMING = ("--seconds", "0.01", "--batch", "1", "--seq", "8", "--threads", "1")
+TEXTS = ("--max-slowdown", "100000%", "--seconds", "0.2")
 CHECK = ("--max-slowdown", "100000%", "--seconds", "0.2", "--seq", "8")
 TEST = """
 def test_the_model_is_as_fast(latency_gate):
