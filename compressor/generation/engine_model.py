@@ -152,10 +152,12 @@ class EngineModel(PreTrainedModel):
         def forward(self: EngineModel, **inputs: Any) -> CausalLMOutputWithPast:
             return cls._decode(self, **inputs)
 
-        @functools.wraps(model.generate)  # type: ignore[arg-type]
+        generation: Any = model
+
+        @functools.wraps(generation.generate)
         def generate(self: EngineModel, *inputs: Any, **options: Any) -> Any:
             with _one_thread():
-                return model.generate(self, *inputs, **options)  # type: ignore[operator]
+                return generation.generate(self, *inputs, **options)
 
         with torch.device("meta"):
             engine: EngineModel = type(model.__name__, (cls, model), {"forward": forward, "generate": generate})(config)
