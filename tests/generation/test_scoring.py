@@ -75,10 +75,6 @@ def test_a_decoder_may_have_more_layers_than_the_encoder() -> None:
         "vocab_size": 99,
         "decoder_start_token_id": 0,
     }
-<<<<<<< HEAD
-=======
-    sizes |= {"vocab_size": 99, "decoder_start_token_id": 0}
->>>>>>> score
     network = T5ForConditionalGeneration(T5Config(**sizes)).eval()
     run = run_of(network)
     assert torch.equal(ids_of(GeneratingForward(run, lambda _: network), network, 2), ids_of(run, network, 2))
