@@ -11,7 +11,6 @@ from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BUDGETS, BlocksConfig, BudgetConfig
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Blocks, Heads, Units, Within, parts_of
-from compressor.environment import has_pytorch
 from compressor.results import Note, NoteCode
 from compressor.targets import unused_options
 
@@ -94,9 +93,6 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
         if isinstance(step, Within) and step.minutes is not None:
             text = f"the run takes about {step.minutes:g} minutes (--minutes)"
             yield Note(code=NoteCode.TIME_LIMITED, text=text)
-    if recipe.allows_a_point and not has_pytorch() and any(isinstance(step, Within) for step in steps):
-        text = "what is left of the model is not trained, since PyTorch (the extra cpu) is not installed"
-        yield Note(code=NoteCode.NOT_DISTILLED, text=text)
 
 
 def nothing_learned_note(recipe: Recipe, *, has_heads: bool) -> Note:

@@ -15,6 +15,7 @@ from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Step, parts_of
 from compressor.config.values import GroupBy
+from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_feeds
 from compressor.model_folder.feeds import rows_layout
@@ -221,7 +222,7 @@ def _open_rows(recipe: Recipe, steps: Sequence[Step], folder: ModelFolder) -> Da
 
 
 def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, tuple[Note, ...]]:
-    """The recipe with a point of the task's metric as the loss that is allowed, if it allows one; and a note on it."""
+    """The recipe with a point of the task's metric as the loss that is allowed, if it allows one; and notes on it."""
     if not recipe.allows_a_point:
         return recipe, ()
     task, rows = (data.eval_task, data.eval) if len(data.eval) else (data.task, data.test)
@@ -233,7 +234,11 @@ def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, 
     # An interrupted run has to allow the same loss, of which few digits are certain.
     point = float(f"{task.point_of(whole):.2g}")
     text = f"the {task.metric} may change for the worse by {point:g}, about a point; --max-drop sets another loss"
-    return recipe.updated(max_drop=point), (Note(code=NoteCode.LOSS_ALLOWED, text=text),)
+    notes = [Note(code=NoteCode.LOSS_ALLOWED, text=text)]
+    if not has_pytorch():
+        text = "what is left of the model is not trained, since PyTorch (the extra cpu) is not installed"
+        notes.append(Note(code=NoteCode.NOT_DISTILLED, text=text))
+    return recipe.updated(max_drop=point), tuple(notes)
 
 
 def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
