@@ -27,7 +27,6 @@ from compressor.export import export_reference
 from compressor.generation.engine_model import EngineModel
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
-from compressor.generation.sessions import OrtSessions, Sessions
 from compressor.generation.steps import TARGET, run_in_steps
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.input_rules import VIDEOS
@@ -38,6 +37,8 @@ from compressor.results import ProofStage
 from compressor.silence_libraries import one_line
 from compressor.targets import target
 from compressor.targets.base import TOLERANCE
+from compressor.targets.caches import Sessions
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import ReferenceOutputs
 from compressor.units import PrunableGroup, find_groups, gated, keep_all
 from compressor.units.dependencies import kept_outputs

@@ -137,8 +137,22 @@ class GraphFile(ModelAccess):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             graph_passes.save(self.wide(), path)
-            run = runner(path, session_settings("cpu", None))
-        return lambda feeds: run(self.wide_feeds(feeds))
+            session = runner(path, session_settings("cpu", None))
+
+        def run(feeds: Feeds) -> Outputs:
+            try:
+                return session(self.wide_feeds(feeds))
+            except InputError as error:
+                if error.code is not ErrorCode.RUNTIME_FAILED:
+                    raise
+                shapes = {name: list(array.shape) for name, array in feeds.items()}
+                text = (
+                    f"{self.file}: the graph does not run on inputs of these sizes: {shapes} ({error}); give rows of"
+                    " sizes that the graph takes, e.g. shorter ones, or export it again if it runs on none"
+                )
+                raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, path=self.file, shapes=shapes) from error
+
+        return run
 
     def snapshot(self) -> Callable[[Feeds], Outputs]:
         if self._network is not None and self._network.device.type != "cpu":

@@ -64,13 +64,13 @@ class GeneratingForward:
             that of the model or the engine; None: it has no cache.
     """
 
-    run: Callable[[dict[str, np.ndarray]], np.ndarray]
+    run: Callable[[Any], Any]
     generator: Callable[[Any], Any]
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> np.ndarray:
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> Any:
         return self.run(batch)
 
 
-def generator_of(forward: Callable[[dict[str, np.ndarray]], np.ndarray], model: Any) -> Any:
+def generator_of(forward: Callable[[Any], Any], model: Any) -> Any:
     """What generates with a cache what `forward` computes; see `GeneratingForward`."""
     return getattr(forward, "generator", lambda _: None)(model)

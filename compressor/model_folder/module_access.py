@@ -17,6 +17,7 @@ from transformers.exporters.utils import get_leaf_tensors
 
 from compressor.config.values import GroupBy
 from compressor.errors import CompressorError
+from compressor.graph.signature import GeneratingForward
 from compressor.model_folder.access import Forward, ModelAccess, Outputs
 from compressor.model_folder.examples import make_module_inputs
 from compressor.model_folder.fingerprints import fingerprint
@@ -119,7 +120,7 @@ class ModuleAccess(ModelAccess):
             return {name: value.cpu().numpy() for name, value in get_leaf_tensors(outputs).items()}
 
         self._model.eval()
-        return run
+        return GeneratingForward(run, lambda _: self._model)
 
     def snapshot(self) -> Forward:
         return ModuleAccess(copy_of(self._model, with_weights=True)).forward()

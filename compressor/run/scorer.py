@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.answers import several_answers
+from compressor.graph.signature import GeneratingForward, generator_of
 from compressor.measure.divergence import divergence, variance_of
 from compressor.model_folder.access import Forward, ModelAccess
 from compressor.progress import RunLog
@@ -55,7 +56,8 @@ class Scorer:
         """The metric sums of a model, `[rows, k]`, and its divergence from the whole model; None: it is that."""
         task, measured, divergences = self._task, dict[int, np.ndarray](), list[np.ndarray]()
         has_own_forwards = type(task).measure is not Task.measure  # for its metric
-        with self._log.stage(f"comparing {label} with the whole model on the evaluation rows") as on_progress:
+        stage = f"comparing {label} with the whole model" if has_own_forwards else f"scoring {label}"
+        with self._log.stage(f"{stage} on the evaluation rows") as on_progress:
             for number, (indices, batch, inputs) in enumerate(self._batches()):
                 before = self._whole_outputs(number, inputs)
                 outputs = before if run is None else self._scored(run, inputs)
@@ -111,4 +113,5 @@ def _sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> n
         def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
             return task.logits(task.scored_outputs(run(batch), batch))
 
-        return statistics(task, rows, forward, progress=progress)
+        generating = GeneratingForward(forward, lambda model: generator_of(run, model))
+        return statistics(task, rows, generating, progress=progress)

@@ -184,9 +184,9 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         lambda i: edited(i, with_last(helper.make_node("Own", ["before"], ["logits"], "own", domain="com.example"))),
         *(3, ErrorCode.RUNTIME_FAILED, {}),
     ),
-    "operator that no runtime has": (
+    "operator that does not run": (
         lambda i: edited(i, with_last(helper.make_node("Det", ["before"], ["logits"], "det"))),
-        *(3, ErrorCode.RUNTIME_FAILED, {}),
+        *(3, ErrorCode.TENSOR_MISMATCH, {}),
     ),
     "weights in int8": (lambda i: edited(i, quantized_weight), 3, UNSUPPORTED, {"node": "restore"}),
     "dynamic int8": (lambda i: edited(i, dynamic_product), 3, UNSUPPORTED, {"node": "quantize"}),

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from compressor.results import Note, NoteCode
 from compressor.targets import BuildOptions, target
 from graph_passes import save
 from tests.advice.world import World, advice
@@ -511,3 +512,16 @@ def _(w: World) -> None:
     assert part in _reason(site, (9, 0), "fp32")[1]
     assert part not in _reason(site, (9, 0), "fp16")[1]
     w.provoked += 1
+
+
+@advice("targets.openvino.genai write_tokenizer text", unfollowed="installs a package")
+def _(w: World) -> None:
+    from compressor.targets.caches import GeneratingModel
+    from compressor.targets.openvino.genai import write_tokenizer
+    from compressor.targets.openvino.stateful import ALONE
+
+    w.patch.setitem(sys.modules, "openvino_tokenizers", None)
+    w.file(ALONE).touch()
+    model = GeneratingModel({}, {}, None, object())
+    text = write_tokenizer(w.file(ALONE).parent, model)
+    w.notes(lambda: [Note(code=NoteCode.LIBRARY_LIMITED, text=str(text))])

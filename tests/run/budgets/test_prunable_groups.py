@@ -14,6 +14,7 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
 from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.model_folder.access import access_of
 from compressor.results import NoteCode
 from compressor.run.model_units import prunable_groups
 from compressor.units import PrunableGroup, Site
@@ -23,7 +24,7 @@ from tests.faults import fails_with
 
 HEADS = [PrunableGroup(f"heads.{layer}", "heads", 4, 8, 1, f"heads.{layer}.out") for layer in range(2)]
 NEURONS = [PrunableGroup(f"neurons.{layer}", "neurons", 32, 1, 8, f"neurons.{layer}.out") for layer in range(2)]
-FOLDER = SimpleNamespace(family="bert", model=folders.bert())
+FOLDER = SimpleNamespace(family="bert", access=access_of(folders.bert()))
 MODEL: Any = SimpleNamespace(sites=(), groups=(*HEADS, *NEURONS), folder=FOLDER)
 
 
@@ -74,7 +75,9 @@ def test_experts_are_noted_where_neurons_may_be_removed() -> None:
     network, experts = folders.bert(), nn.Module()
     experts.weight = nn.Parameter(torch.zeros(2, 8, 16))
     network.add_module("experts", experts)
-    model: Any = SimpleNamespace(**{**vars(MODEL), "folder": SimpleNamespace(family="mixtral", model=network)})
+    model: Any = SimpleNamespace(
+        **{**vars(MODEL), "folder": SimpleNamespace(family="mixtral", access=access_of(network))}
+    )
     for types, codes in (("all", [NoteCode.EXPERTS_KEPT]), ("heads", [])):
         _, notes = prunable_groups(units(prune_units=types), model, ())
         assert [note.code for note in notes] == codes
