@@ -72,9 +72,18 @@ def _returned_caches(model: ir.Model) -> dict[str, str]:
             continue
         for source, result in rule.continued(node):
             earlier = node.inputs[source] if source < len(node.inputs) else None
-            if earlier in inputs and node.outputs[result : result + 1] == (value,):
+            if earlier in inputs and _extends(earlier, output) and node.outputs[result : result + 1] == (value,):
                 caches.setdefault(earlier.name or "", output.name or "")
     return caches
+
+
+def _extends(earlier: ir.Value, output: ir.Value) -> bool:
+    """Whether an output may hold further positions than an input: it has as many heads, and their width."""
+    if earlier.shape is None or output.shape is None or len(earlier.shape) != len(output.shape):
+        return False
+    heads, width = earlier.shape[-3], earlier.shape[-1]
+    is_named = isinstance(width, int) or width.value is not None  # sizes without a name may differ
+    return isinstance(heads, int) and is_named and (heads, width) == (output.shape[-3], output.shape[-1])
 
 
 def read_caches(model: ir.Model) -> dict[ir.Value, ir.Value | None]:

@@ -51,13 +51,13 @@ def keeping_half(group: GraphGroup) -> list[int]:
     return list(range((group.units + 1) // 2, group.units))
 
 
-def assert_found(found: GraphGroups) -> None:
+def assert_found(groups: GraphGroups) -> None:
     """Names are unique, and no product belongs to two groups."""
-    names = [group.name for group in found.groups]
+    names = [group.name for group in groups.groups]
     assert len(set(names)) == len(names)
-    linears = [group.linear for group in found.groups]
+    linears = [group.linear for group in groups.groups]
     assert len(set(linears)) == len(linears)
-    products = [node for group in found.groups for node in group.products]
+    products = [node for group in groups.groups for node in group.products]
     assert len(set(products)) == len(products)
 
 

@@ -105,6 +105,16 @@ def test_a_graph_that_records_no_caches_returns_every_head() -> None:
     assert not shrunk.caches
 
 
+def test_an_output_with_further_heads_or_features_is_no_cache() -> None:
+    for axis, size in ((1, "7, P, 3"), (3, "4, P, 6")):
+        model = graph(
+            f"y = Concat <axis = {axis}> (x, z)",
+            inputs=f"float[B, 4, P, 3] x, float[B, {3 if axis == 1 else 4}, P, 3] z",
+            outputs=f"float[B, {size}] y",
+        )
+        assert not cache_names(model)
+
+
 ATTENTIONS = {
     "GroupQueryAttention": (
         "com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (q, k, v, past_k, past_v, last, total)",
