@@ -22,7 +22,7 @@ from compressor.targets import Engine, target
 from compressor.tasks import Task
 from graph_passes import GraphPassError
 
-_TIMED_SECONDS = 3.0
+_TIMED_SECONDS = 1.0
 """Maximum time spent on timing one candidate at one size."""
 _MAX_TIMES_SLOWER = 2.0
 """Ratio of times up to which an engine of the whole model may overtake the fastest when units are removed."""
@@ -103,14 +103,14 @@ def choose_engine(
     built, quantized = _candidates(trials, every, otherwise, has_equal_answers=not is_bounded)
     if allowed is None or sum(trial.candidate.holds for trial in built) > 1:
         built = time_whole(trials, built)
-    if allowed is None:
+    if allowed is None and not trials.is_late:
         built = trials.measure_memory(built)
     best, *near = [
         next((trial for trial in built if trial.choice.label == label and trial.variant is not None), None)
         for label in decided or ("",)
     ]
     is_new = best is None
-    if is_new and pruning is not None:
+    if is_new and pruning is not None and not trials.is_late:
         share = pruning.share_left([trial.candidate for trial in built])
         built = time_pruned(trials, built, share, pruning.build)
     chosen, best, built = _deliver(trials, built, best, quantized)
@@ -199,7 +199,7 @@ def _built(
             continue
         built.append(trials.score(trials.build(choice, quantized.get(choice.quantized_graph))))
         options = built[-1].options
-        if choice.mixes and options is not None and options.float_widths:
+        if choice.mixes and options is not None and options.float_widths and not trials.is_late:
             whole = replace(choice, mixes=False)
             built.append(trials.score(trials.build(whole, quantized.get(choice.quantized_graph))))
     return built + [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -39,6 +40,13 @@ _RESAMPLES_OF_TURNS = 500
 
 Clock = Callable[[], float]
 """Returns the current time in seconds."""
+
+
+class Timed(Protocol):
+    """What can be timed: an engine, or any model that is called with arrays."""
+
+    def call(self, feeds: Feeds) -> Callable[[], object]:
+        """A function that computes one batch."""
 
 
 def wait_until_idle() -> None:
@@ -283,7 +291,7 @@ def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
 
 
 def median_times(
-    engines: Sequence[Engine],
+    engines: Sequence[Timed],
     feeds: Feeds,
     seconds: float,
     *,
@@ -304,7 +312,7 @@ def median_times(
 
 
 def paired_times(
-    engines: Sequence[Engine],
+    engines: Sequence[Timed],
     feeds: Feeds,
     seconds: float,
     *,
@@ -331,7 +339,7 @@ def paired_times(
 
 
 def paired_ratios(
-    engines: Sequence[Engine],
+    engines: Sequence[Timed],
     feeds: Feeds,
     seconds: float,
     *,
@@ -357,7 +365,7 @@ def paired_ratios(
 
 
 def _medians(
-    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
+    engines: Sequence[Timed], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
 ) -> np.ndarray:
     """Median seconds of a call of each engine in each turn, `[turns, engines]`."""
     turns = _turns(engines, feeds, seconds, wait, clock)
@@ -365,7 +373,7 @@ def _medians(
 
 
 def _turns(
-    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
+    engines: Sequence[Timed], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
 ) -> Iterator[list[list[float]]]:
     """Seconds of every timed call of each engine in each turn."""
     clock = clock or time.perf_counter

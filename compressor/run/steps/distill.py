@@ -324,7 +324,7 @@ def _step_seconds(step: Distill, data: Data, distillation: Distillation, network
 
 
 def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
-    """Mean seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
+    """Median seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
     rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0)
@@ -341,7 +341,7 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
         optimizer.zero_grad()
         loss.item()  # a GPU computes on after the call
         times.append(time.perf_counter() - start)
-    return float(np.mean(times[1:] or times))
+    return float(np.median(times[1:] or times))
 
 
 def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
