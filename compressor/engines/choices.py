@@ -57,7 +57,6 @@ def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
     """Every engine that a configuration allows, in the order in which they are tried.
 
     Args:
-        config: target and precision, which may be left to the choice.
         has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
     """
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)

@@ -87,7 +87,6 @@ def choose_engine(
     removed afterwards, engines are compared with about as many units as the budget leaves.
 
     Args:
-        trials: what candidates are built, scored and timed with.
         allowed: the engines to try, which are timed only to choose between several; None: all that the settings allow.
         pruning: what units are removed for the chosen engine afterwards; None: none are.
         decided: labels of the engine that was chosen before, which is chosen again if it can be built, and of its
@@ -127,10 +126,7 @@ def _deliver(
     """Build an engine in the output folder: the best one, or the next where that fails.
 
     Args:
-        trials: what candidates are built with.
-        built: the candidates.
         best: the best of them; None: the fastest that keeps the metric.
-        quantized: the quantized graphs.
 
     Returns:
         The engine, its candidate, and all candidates, with those that failed.
@@ -171,8 +167,6 @@ def _candidates(
     """The candidates, built and scored, and the quantized graphs that they are built from.
 
     Args:
-        trials: what candidates are built and scored with.
-        every: the engines to try.
         otherwise: the engines to try where none of these can be built.
         has_equal_answers: whether engines in bf16 hold by their answers.
     """
@@ -277,12 +271,7 @@ def _speed(trial: Trial) -> float:
 
 
 def time_whole(trials: EngineTrials, built: Sequence[Trial]) -> list[Trial]:
-    """The candidates with their times by size, and their speed: the time of the dense engine over theirs.
-
-    Args:
-        trials: the dense engine, the sizes and the inputs.
-        built: the candidates, those that could not be built included.
-    """
+    """The candidates with their times by size, and their speed: the time of the dense engine over theirs."""
     engines = [trial.variant.engine for trial in built if trial.variant is not None]
     reference, *rows = _times(trials, engines, "timing all engines")
     remaining = iter(rows)
@@ -298,12 +287,6 @@ def time_pruned(
     more than `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. One
     that cannot be built becomes a row with the reason; where none can, all candidates are returned as they are, with a
     note.
-
-    Args:
-        trials: the dense engine, the sizes and the inputs.
-        built: the candidates with their speeds.
-        share: the share of the units.
-        build: builds the engine of a candidate with a share of the units.
     """
     speeds = {index: trial.candidate.speed or 0.0 for index, trial in enumerate(built) if trial.candidate.holds}
     least = max(speeds.values(), default=0.0) / _MAX_TIMES_SLOWER
@@ -332,13 +315,7 @@ def time_pruned(
 
 
 def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> int:
-    """The index of the fastest of some engines, by the geometric mean over sizes.
-
-    Args:
-        trials: the sizes and the inputs.
-        engines: the engines.
-        stage: what their timing is called.
-    """
+    """The index of the fastest of some engines, by the geometric mean over sizes."""
     reference, *rows = _times(trials, engines, stage)
     return int(np.argmax([_speed_over(row, reference) for row in rows]))
 

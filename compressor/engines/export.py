@@ -54,12 +54,6 @@ def export_graph(
     """Write the graph of the gated model, with every unit still in it, and prove it against the model.
 
     Args:
-        name: name of the variant.
-        folder: the model.
-        plan: the plan, with one entry for each site.
-        config: operator set and form of attention of the graph.
-        cases: inputs of the proof.
-        out: file to write.
         template: a graph of the same model in the same form, to reuse; None: export the model.
 
     Raises:

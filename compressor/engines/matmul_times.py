@@ -58,9 +58,7 @@ class MatmulTimes:
         """The settings of an int8 engine whose products are in floats where that is faster.
 
         Args:
-            choice: target and form of the engine.
             graph: the graph that it is built from: quantized, or in floats where the target quantizes it.
-            options: the options of the build otherwise.
             exact: whether products are timed at their own widths; False: at near ones, which many plans share.
 
         Returns:
@@ -88,12 +86,7 @@ class MatmulTimes:
         return config, replace(options, float_widths=slower)
 
     def _rows(self, model: ir.Model, by_widths: Mapping[Widths, Sequence[ir.Node]]) -> dict[Widths, tuple[int, ...]]:
-        """The number of activation vectors that the products of each width multiply, at every size.
-
-        Args:
-            model: the graph, whose outputs become these activations.
-            by_widths: its products.
-        """
+        """The number of activation vectors that the products of each width multiply, at every size."""
         values = {widths: [node.inputs[0] for node in nodes] for widths, nodes in by_widths.items()}
         factors = {value.name: value for group in values.values() for value in group if value is not None}
         model.graph.outputs[:] = list(factors.values())
@@ -154,8 +147,6 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
     """The graph of one product of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
 
     Args:
-        widths: numbers of inputs and outputs.
-        rng: draws the weights.
         is_quantized: whether both factors are quantized to 8 bits: activations per tensor, weights per output.
     """
     inputs, outputs = widths

@@ -65,10 +65,7 @@ def metric_sums_of(
     """The metric sums of an engine, `[examples, k]`; see `Task.measure`.
 
     Args:
-        variant: the variant whose engine runs.
-        data: the test rows and the task.
         batch_size: number of parallel streams, for a task that reads texts in order.
-        on_progress: called with (rows scored, rows).
         rows: the rows to score; None: the test rows.
         on_logits: called with the logits of each batch; not called by a task that reads texts in order.
     """
@@ -91,15 +88,7 @@ def metric_sums_of(
 def answer(
     variant: Variant, task: Task, rows: Dataset, on_progress: ProgressCallback, on_logits: LogitsObserver
 ) -> None:
-    """Run an engine on rows whose labels are not read.
-
-    Args:
-        variant: the variant whose engine runs.
-        task: what the rows are for.
-        rows: encoded rows.
-        on_progress: called with (rows answered, rows).
-        on_logits: called with the logits of each batch.
-    """
+    """Run an engine on rows whose labels are not read."""
     forward, answered = forward_of(variant, task, on_logits), 0
     for indices, batch in batches(task, rows):
         task.pop_labels(batch, len(indices))
@@ -115,10 +104,6 @@ def score(
     Args:
         dense: metric sums of the dense variant, `[examples, k]`.
         compressed: those of the compressed variant for the same examples, `[examples, k]`.
-        task: the task that measured them.
-        split: the split of the rows.
-        rows: number of rows.
-        seed: seed of the bootstrap.
 
     Raises:
         DivergedError: the metric of a variant is not finite.
@@ -151,7 +136,6 @@ def score_notes(
     """What a metric of both engines cannot show.
 
     Args:
-        score: the metric of both engines.
         dense: metric sums of the dense engine's answers, `[examples, k]`.
         compressed: those of the compressed engine for the same examples.
         constant: the score of an answer that is the same for every row; None: there is none.
@@ -208,10 +192,6 @@ class EvaluationScorer:
         """The answers of an engine to the rows by which engines are compared.
 
         None where these have no labels and answers are not compared one by one.
-
-        Args:
-            variant: its variant.
-            label: what its stage calls it.
         """
         return None if self._rows is None else self._measure(variant, label, self._rows)
 
@@ -238,7 +218,6 @@ class EvaluationScorer:
         Its interval decides, so that more rows are scored than where engines are compared.
 
         Args:
-            variant: the variant of the engine.
             scored: its answers to the rows by which engines are compared, if they are known.
 
         Raises:

@@ -153,7 +153,6 @@ class EngineTrials:
         Products that fail their proof return to floats, and the candidate is built again.
 
         Args:
-            choice: its settings, with no product in floats yet.
             quantized: the quantized graph of its form; None: there is none.
         """
         reason = target(choice.config.target).missing()
@@ -285,7 +284,6 @@ def smallest_that_holds(maximum: int, attempt: Callable[[int], T], holds: Callab
 
     Args:
         maximum: largest number to attempt; the smallest is 1.
-        attempt: makes the attempt of a number.
         holds: whether an attempt holds; with a larger number it is assumed to hold too.
     """
     best, low, high = None, 1, maximum + 1

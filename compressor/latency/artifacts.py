@@ -104,10 +104,6 @@ def junit_of_error(title: str, error: BaseException) -> str:
     """The JUnit report of a check that ended without a verdict.
 
     Wrong outputs are a failure of the model; anything else is an error.
-
-    Args:
-        title: the compared models.
-        error: the error that ended the check.
     """
     failed = isinstance(error, MismatchError)
     suite = ElementTree.Element(
@@ -173,8 +169,6 @@ def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
     """Plot the median times and the slowdowns of the checks that are comparable with `last`.
 
     Args:
-        checks: a history.
-        last: the latest check.
         path: `.svg` or `.png` file to write.
     """
     from matplotlib.figure import Figure  # matplotlib takes long to import

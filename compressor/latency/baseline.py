@@ -117,13 +117,6 @@ class Baseline(pydantic.BaseModel):
 def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], host: str, *, force: bool) -> None:
     """Make sure that new times may be compared with those of a saved baseline.
 
-    Args:
-        baseline: the baseline.
-        path: its file.
-        batches: the batches of this check.
-        host: where the model of this check runs.
-        force: whether to accept another machine or host.
-
     Raises:
         InputError: the baseline was measured on another machine or on other inputs, or lacks outputs of a batch.
     """

@@ -38,10 +38,7 @@ class LocalEngine:
     """An engine that is loaded in this process; see `compressor.latency.endpoints.Endpoint`.
 
     Args:
-        path: the file.
-        engine: the loaded engine.
         graph: ONNX file of the function that it computes.
-        runtime: its target.
         precision: numeric precision of its outputs; None: that of the engine.
 
     Attributes:
@@ -207,7 +204,6 @@ def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
 
     Args:
         engine: an engine, which has proofs if it is in the folder of the run that built it.
-        listener: receives a note with the differences.
 
     Returns:
         The proofs, which hold; empty where nothing differs, and for engines in fp32 or fp16.
@@ -237,7 +233,6 @@ def changes_since(report: Report, present: Mapping[str, str], session: Mapping[s
     """The differences between the machine of a report and the present machine, in a few words each.
 
     Args:
-        report: the report of the run that proved the engine.
         present: facts about this machine, as in `Report.machine`.
         session: runtime and options of the engine on this machine.
     """

@@ -133,9 +133,6 @@ def expected_outputs(
     """The outputs that a model must compute for every batch.
 
     Args:
-        endpoint: the model.
-        batches: the inputs of every batch.
-        baseline: the baseline's outputs of every batch.
         expect: `baseline`; `any`: the shapes and types of the baseline; an `.npz` of outputs `[row, ...]` by name; an
             ONNX file, or a folder with a `model.onnx`, to run here; for a model that generates, a folder with
             `decoder.onnx`. None: a graph on this machine is compared with its outputs without optimization, a server's

@@ -38,12 +38,7 @@ class RoundTimes:
         (self.baseline if self.interleaved else self.model).append(pair[1])
 
     def slowdown(self, limit: float, seed: int) -> Slowdown | None:
-        """The slowdown over all rounds; None before the first.
-
-        Args:
-            limit: maximum slowdown.
-            seed: seed of the bootstrap.
-        """
+        """The slowdown over all rounds; None before the first."""
         if not self.model:
             return None
         model, baseline = np.stack(self.model), np.stack(self.baseline)
@@ -85,10 +80,6 @@ def _unpaired_interval(model: np.ndarray, baseline: np.ndarray, seed: int) -> tu
 
 class StreamTimes:
     """Times of the streams of two sources, in pairs of rounds.
-
-    Args:
-        sources: the model and the baseline.
-        clock: returns seconds.
 
     Attributes:
         first: milliseconds to the first token.

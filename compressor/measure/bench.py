@@ -135,13 +135,6 @@ def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -
 def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
     """Inputs of a requested size, from the example rows of the graph where it has any, else random.
 
-    Args:
-        model: the graph.
-        path: its file, for the error message.
-        batch: number of rows.
-        seq: their length in tokens.
-        seed: seed of the random numbers.
-
     Raises:
         InputError: the graph fixes another size.
     """
@@ -172,13 +165,6 @@ def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
 
 def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
     """Check that an engine can run on inputs of a size.
-
-    Args:
-        engine: the engine.
-        path: its graph, for the error message.
-        feeds: inputs of that size.
-        batch: their number of rows.
-        seq: their length in tokens.
 
     Raises:
         InputError: the engine cannot run on them.

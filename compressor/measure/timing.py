@@ -120,9 +120,7 @@ def speed_of(
 
     Args:
         pairs: seconds of the timed calls of each pair of rounds, see `alternate_calls`.
-        batch: number of rows of a call.
         seq: their length in tokens; None for a model of images or sound.
-        seed: seed of the bootstrap.
         device_seconds: seconds of every call of each engine by the device's clock; empty: it has none.
     """
     times = 1e3 * np.stack(list(pairs), axis=1)
@@ -154,8 +152,6 @@ def alternate_calls(
     """Time two callables in pairs of rounds whose order alternates.
 
     Args:
-        first: calls the first engine once.
-        second: calls the second engine once.
         seconds: approximate duration, exceeded at most `OVERTIME` times; at least ten pairs are timed.
         wait: returns when no thread of earlier calls computes.
         needs_more: called once, when all planned pairs are timed; if it returns True, as many pairs are timed again, if
@@ -194,7 +190,6 @@ def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]
 
     Args:
         call: calls the engine once; its attribute `prepare`, if any, is called before it, and is not timed.
-        calls: number of timed calls.
         wait: called first; returns when no thread of earlier calls computes.
         clock: returns seconds.
     """
@@ -240,7 +235,6 @@ def ratio_interval(times: np.ndarray, seed: int) -> tuple[float, float]:
 
     Args:
         times: `[2, rounds, calls]`.
-        seed: seed of the draws.
     """
     rng = np.random.default_rng(seed)
     rounds = times.shape[1]
@@ -293,7 +287,6 @@ def median_times(
     """Median seconds of a call of each engine, timed in turns; every second turn is in reverse order.
 
     Args:
-        engines: the engines.
         feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
         wait: returns when no thread of earlier calls computes.

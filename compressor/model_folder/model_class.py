@@ -40,8 +40,6 @@ def model_class(
 
     Args:
         folder: the model folder, for error messages.
-        config: its configuration.
-        task: the requested task, or None.
         remote: whether the code of the folder may run.
         adapter_task: optimum's name of the task of an adapter, or None.
         head: for a classifier whose head is added to a model of another task, the name of that task, and the number of

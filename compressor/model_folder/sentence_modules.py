@@ -330,9 +330,7 @@ def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: st
     """The layer of a module.
 
     Args:
-        folder: the folder of the module.
         width: the width of the embeddings that the layer reads.
-        allow_pickle: whether pickled weights may be read.
         writes: the library's name of what the layer writes.
 
     Raises:

@@ -19,10 +19,6 @@ HTML_NAME = "report.html"
 def write(report: Report, folder: str | os.PathLike[str]) -> Path:
     """Write `report.json` and `report.html`; the same report always gives the same bytes.
 
-    Args:
-        report: the report.
-        folder: the folder to write into.
-
     Returns:
         Path of `report.html`.
 

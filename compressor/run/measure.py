@@ -80,7 +80,6 @@ class Results:
         """The fields of a report that state what was measured on this machine, and the verdict.
 
         Args:
-            compressed: the compressed variant.
             max_drop: the loss of the metric that the run allows; None: any.
             decided: further fields that the verdict depends on, such as `plan` and `proofs`.
         """

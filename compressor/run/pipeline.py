@@ -101,7 +101,6 @@ def run_rungs(rungs: Sequence[Recipe], listener: Listener, shared: Path | None =
 
     Args:
         rungs: their recipes, which differ in their steps and output folders alone; one for a run without a ladder.
-        listener: receives stages, progress and notes.
         shared: a folder for the graph of the whole model, which is removed; None: it is that of the only rung.
 
     Yields:

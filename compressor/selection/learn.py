@@ -55,7 +55,6 @@ def learn(
     and so does a run that was interrupted and started again with the same `checkpoint_dir`.
 
     Args:
-        model: a float32 model.
         data: encoded rows; heads are selected by `Task.chooser`.
         checkpoint_dir: where checkpoints are written; those of another run are discarded.
 

@@ -36,8 +36,6 @@ def service(repository: Path, models: Sequence[Path], storage_uri: str | None, r
     Source: KServe's `ClusterServingRuntime` `kserve-tritonserver`, whose format `triton` is a whole repository.
 
     Args:
-        repository: the folder of the repository.
-        models: folders of all models.
         storage_uri: URI of the repository for the cluster; None: as in the existing YAML, else a placeholder.
         runtime_version: tag of Triton's image; None: as in the existing YAML, else the runtime's default.
 

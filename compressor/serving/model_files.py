@@ -419,8 +419,6 @@ def choose_placement(request: ServeRequest, report: Report, device: Device, *, s
 
     Args:
         request: the request, whose numbers of instances and threads have priority.
-        report: the report of the run.
-        device: device of the instances.
         serves_measured: whether the server runs the engine that the run measured.
     """
     rows = report.throughputs if serves_measured and device == "cpu" else ()

@@ -52,7 +52,6 @@ def export(request: ServeRequest, service: Callable[..., str] = kserve.service) 
     """Write a model into a repository, and the KServe service of all its models.
 
     Args:
-        request: the folder to serve, and how to serve it.
         service: returns the YAML of the service, from the arguments of `kserve.service`.
 
     Raises:

@@ -139,7 +139,6 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
 
     Args:
         out: folder of a run, which has the graph.
-        paths: the engines.
 
     Raises:
         InputError: there is no engine, or one has no metadata, is damaged, or was built from another graph.

@@ -78,7 +78,6 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     Args:
         request: name, batching and GPUs.
         files: files, inputs, outputs and instances.
-        warmups: requests that the server runs before it is ready.
     """
     config = pb.ModelConfig(name=request.model, backend=files.backend, max_batch_size=files.max_batch)
     if files.backend == "tensorrt":

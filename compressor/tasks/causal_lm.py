@@ -272,8 +272,6 @@ def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
     """Numbers of segments `[segments, streams]`; the segments of each stream are a consecutive part of the text.
 
     Args:
-        rows: number of segments of the text.
-        streams: number of parallel streams.
         whole: cover the whole text, and pad streams that end early with `FILLER`; otherwise drop the last segments,
             which do not fill all streams.
 
@@ -301,11 +299,9 @@ def read(
     """Statistics of every segment, `[examples, 2]`; the text is read in order, with a memory of earlier segments.
 
     Args:
-        task: a task that reads streams, which collates segments.
         examples: segments in the order of the text.
         forward: runs the model on a segment of every stream; its memory is empty at the start.
         streams: number of parallel streams; more are faster, but each starts without memory.
-        progress: called after each batch with its number of segments.
     """
     losses = np.zeros((len(examples), 2))
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):

@@ -35,8 +35,6 @@ class TextTokenizer:
     """The tokenizer of a folder: it truncates texts to a maximum length, and pads batches as the model reads them.
 
     Args:
-        folder: its tokenizer and model.
-        request: the maximum length.
         texts: number of texts of an example, one or two.
         least: number of tokens, except special tokens, that must fit in an example; None: a token of each text.
 

@@ -269,7 +269,6 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     Args:
         source: a folder of images, a file of rows, or the name of a data set.
         folder: the folder of a model with an image processor.
-        maximum: maximum number of images.
         requested: the column of images in files of rows; None: the usual names.
 
     Raises:

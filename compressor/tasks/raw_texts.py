@@ -29,7 +29,6 @@ def read_texts(
     Args:
         source: a file of rows, or the name of a Hugging Face data set.
         columns: the columns of text; empty: those with usual names.
-        maximum: maximum number of rows.
         sentence: how the texts of a sentence encoder are prepared; None for other models. It changes the usual names.
 
     Raises:

@@ -176,10 +176,7 @@ class _Attempts:
     """The attempts of a step. Every process carries them out; in the main process `_Search` decides on them.
 
     Args:
-        step: the loss allowed, the number of attempts and their time.
         base: the state before the first attempt, with the engine that units are removed for.
-        context: the run.
-        store: holds the attempts.
     """
 
     def __init__(self, step: Within, base: State, context: StepContext, store: Store) -> None:

@@ -56,7 +56,6 @@ def network_of(inputs: PruningInputs, *, gradients: bool = True) -> Network:
     """The network that forwards run on: sessions of ONNX Runtime for a file on the CPU, else modules of PyTorch.
 
     Args:
-        inputs: the model and its rows.
         gradients: whether tokens and errors of outputs are weighed by gradients; modules always weigh them.
     """
     if (sessions := sessions_of(inputs, gradients=gradients)) is not None:
