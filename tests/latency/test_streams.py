@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, ServerError
 from compressor.latency import CheckPhase, Outcome, check
+from compressor.latency.check import StreamTimes
 from compressor.latency.local_generator import LocalGenerator
-from compressor.latency.rounds import StreamTimes
 from compressor.latency.streams import Part, TokenSource, read_stream
 from compressor.targets.base import Feeds
 from tests.command import compress
