@@ -69,20 +69,15 @@ def metric_sums_of(
         rows: the rows to score; None: the test rows.
         on_logits: called with the logits of each batch; not called by a task that reads texts in order.
     """
-    rows, scored = data.test if rows is None else rows, 0
-
-    def progress(count: int) -> None:
-        nonlocal scored
-        on_progress(scored := scored + count, len(rows))
-
+    rows = data.test if rows is None else rows
     if reads_in_order(variant, data.task):
         stream = Stream(variant.engine, variant.graph.path)
 
         def segment(ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
             return summed_losses(stream.read(ids), targets)
 
-        return read(data.task, rows, segment, batch_size, progress)
-    return statistics(data.task, rows, forward_of(variant, data.task, on_logits), progress=progress)
+        return read(data.task, rows, segment, batch_size, on_progress)
+    return statistics(data.task, rows, forward_of(variant, data.task, on_logits), on_progress=on_progress)
 
 
 def answer(

@@ -103,15 +103,9 @@ def metric_sums(model: ModelAccess, task: Task, rows: Dataset, label: str, log: 
 
 
 def _sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
-    scored = 0
+    def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
+        return task.logits(task.scored_outputs(run(batch), batch))
+
+    generating = GeneratingForward(forward, lambda model: generator_of(run, model))
     with log.stage(f"scoring {label} on the evaluation rows") as on_progress:
-
-        def progress(count: int) -> None:
-            nonlocal scored
-            on_progress(scored := scored + count, len(rows))
-
-        def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
-            return task.logits(task.scored_outputs(run(batch), batch))
-
-        generating = GeneratingForward(forward, lambda model: generator_of(run, model))
-        return statistics(task, rows, generating, progress=progress)
+        return statistics(task, rows, generating, on_progress=on_progress)

@@ -16,6 +16,7 @@ from compressor.config.sections import RowsConfig
 from compressor.config.values import PLAIN_TEXT
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.text_limits import token_limit
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Batch, Task
@@ -294,7 +295,7 @@ def read(
     examples: Dataset,
     forward: SegmentForward,
     streams: int = 32,
-    progress: Callable[[int], None] | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> np.ndarray:
     """Statistics of every segment, `[examples, 2]`; the text is read in order, with a memory of earlier segments.
 
@@ -303,11 +304,10 @@ def read(
         forward: runs the model on a segment of every stream; its memory is empty at the start.
         streams: number of parallel streams; more are faster, but each starts without memory.
     """
-    losses = np.zeros((len(examples), 2))
+    losses, done = np.zeros((len(examples), 2)), 0
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
         present = rows != FILLER
         batch = task.collate([examples[int(row)] if row != FILLER else {} for row in rows])
         losses[rows[present]] = forward(batch["input_ids"], batch["shift_labels"])[present]
-        if progress is not None:
-            progress(int(present.sum()))
+        on_progress(done := done + int(present.sum()), len(examples))
     return losses
