@@ -21,12 +21,12 @@ import graph_passes
 from compressor.config.sections import EngineConfig
 from compressor.engines.build import build_engine
 from compressor.engines.choices import DYNAMIC, Choice
+from compressor.engines.prove import unoptimized
 from compressor.measure import median_times
 from compressor.progress import RunLog
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import matmuls_by_widths, quantized_matmuls
-from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 _SECONDS = 0.2
 """Approximate time spent on timing one product at one size, in int8 and in floats."""
@@ -93,7 +93,7 @@ class MatmulTimes:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "factors.onnx"
             graph_passes.save(model, path)
-            run = unoptimized_runner(path)
+            run = unoptimized(path)
             sizes = [{name: array.size for name, array in run(feeds).items()} for feeds in self.inputs]
         return {
             widths: tuple(max(size[str(value.name)] for value in group if value) // widths[0] for size in sizes)
@@ -134,16 +134,19 @@ def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: Bu
             engines.append(build_engine(folder / "product.onnx", folder, config, plain))
         ratios = []
         for count in sorted(set(rows)):
-            feeds = {_INPUT: rng.standard_normal((count, widths[0]), dtype=np.float32)}
+            feeds = {ACTIVATIONS: rng.standard_normal((count, widths[0]), dtype=np.float32)}
             in_int8, floats = median_times(engines, feeds, _SECONDS)
             ratios.append(in_int8 / floats)
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-_INPUT, _OUTPUT = "activations", "output"
+ACTIVATIONS, _OUTPUT = "activations", "output"
+"""Names of input and output of the graph of one product."""
 
 
-def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool) -> onnx.ModelProto:
+def matmul_graph(
+    widths: Widths, rng: np.random.Generator, *, is_quantized: bool, rows: int | str = "rows"
+) -> onnx.ModelProto:
     """The graph of one product of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
 
     Args:
@@ -154,7 +157,7 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
     outputs = min(outputs, max(1, _MOST_WEIGHTS // inputs))
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     if not is_quantized:
-        nodes = [helper.make_node("MatMul", [_INPUT, "weights"], [_OUTPUT], name="product")]
+        nodes = [helper.make_node("MatMul", [ACTIVATIONS, "weights"], [_OUTPUT], name="product")]
         constants: dict[str, np.ndarray] = {"weights": weights}
     else:
         scales = np.abs(weights).max(axis=0) / 63  # 7 bits, which no processor saturates
@@ -166,7 +169,7 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
             "zeros": np.zeros(outputs, np.int8),
         }
         nodes = [
-            helper.make_node("QuantizeLinear", [_INPUT, "scale", "zero"], ["quantized"]),
+            helper.make_node("QuantizeLinear", [ACTIVATIONS, "scale", "zero"], ["quantized"]),
             helper.make_node("DequantizeLinear", ["quantized", "scale", "zero"], ["left"]),
             helper.make_node("DequantizeLinear", ["weights", "scales", "zeros"], ["right"], axis=1),
             helper.make_node("MatMul", ["left", "right"], [_OUTPUT], name="product"),
@@ -174,8 +177,8 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
     graph = helper.make_graph(
         nodes,
         "product",
-        [helper.make_tensor_value_info(_INPUT, TensorProto.FLOAT, ["rows", inputs])],
-        [helper.make_tensor_value_info(_OUTPUT, TensorProto.FLOAT, ["rows", outputs])],
+        [helper.make_tensor_value_info(ACTIVATIONS, TensorProto.FLOAT, [rows, inputs])],
+        [helper.make_tensor_value_info(_OUTPUT, TensorProto.FLOAT, [rows, outputs])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
