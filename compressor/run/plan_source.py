@@ -16,7 +16,8 @@ from compressor.model_folder.access import ModelAccess
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
-from compressor.run.run_context import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Json
 from compressor.tasks import Data
 from compressor.units import PrunableGroup, check_plan, keep_all

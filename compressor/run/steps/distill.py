@@ -32,10 +32,10 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, with_plan
 from compressor.selection.options import ScheduleOptions
-from compressor.selection.plan_and_curves import joined_curves, training_curves
+from compressor.selection.plan_and_curves import SelectedPlan, joined_curves, training_curves
 from compressor.store import Json, Store, versioned
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented

@@ -36,7 +36,7 @@ from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import fold_gates
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunInputs
 from compressor.run.scorer import Scorer, metric_sums
 from compressor.run.steps import units
 from compressor.run.steps.base import (
@@ -50,6 +50,7 @@ from compressor.run.steps.base import (
     stored_state,
 )
 from compressor.selection.certify import certify, record_certificate, split_rows
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json

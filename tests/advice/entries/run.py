@@ -423,7 +423,7 @@ def _(w: World) -> None:
 @advice("run.plan_source selection_notes text")
 def _(w: World) -> None:
     from compressor.run.plan_source import selection_notes
-    from compressor.run.run_context import SelectedPlan
+    from compressor.selection.plan_and_curves import SelectedPlan
     from graph_passes import Plan
 
     folder: Any = SimpleNamespace(config=None, task="text-classification")
