@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from datasets import Dataset
 
 from compressor.answers import several_answers
 from compressor.graph.signature import GeneratingForward, generator_of
@@ -15,9 +15,6 @@ from compressor.model_folder.access import Forward, ModelAccess
 from compressor.progress import RunLog
 from compressor.pruning.bisect import ResampledScore
 from compressor.tasks import Task, batches, statistics
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 _DRAWS = 500
 _BATCH_SIZE = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from compressor.answers import IGNORED
 from compressor.config.sections import RowsConfig
 from compressor.config.values import PLAIN_TEXT
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
 from compressor.model_folder.text_limits import token_limit
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
@@ -23,9 +24,6 @@ from compressor.tasks.base import Batch, Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import pad
 from compressor.tasks.metrics import Metric, bits_per_token, perplexity, summed_losses
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 _TEXTS_PER_CALL = 64  # number of texts per call of the tokenizer
 
