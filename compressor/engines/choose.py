@@ -16,6 +16,7 @@ from compressor.engines.trials import EngineTrials, Trial, no_time
 from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.measure import median_times
+from compressor.progress import tracked
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of, size_label
 from compressor.targets import Engine, target
@@ -296,12 +297,11 @@ def time_pruned(
     pruned: dict[int, Engine] = {}
     failures: dict[int, Exception] = {}
     with trials.log.stage(f"building engines with {100 * share:.2g}% of the units") as on_progress:
-        for number, index in enumerate(near, start=1):
+        for index in tracked(near, on_progress):
             try:
                 pruned[index] = build(built[index], share)
             except (CompressorError, GraphPassError) as error:
                 failures[index] = error
-            on_progress(number, len(near))
     if not pruned:
         text = f"engines are compared by the whole model, since none has {100 * share:.2g}% of the units"
         trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=f"{text} ({failures[near[0]]})")])

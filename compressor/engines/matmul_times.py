@@ -23,7 +23,7 @@ from compressor.engines.build import build_engine
 from compressor.engines.choices import DYNAMIC, Choice
 from compressor.engines.prove import unoptimized
 from compressor.measure import median_times
-from compressor.progress import RunLog
+from compressor.progress import RunLog, tracked
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import matmuls_by_widths, quantized_matmuls
@@ -77,10 +77,9 @@ class MatmulTimes:
         if unknown:
             rows = self._rows(model, {widths: by_widths[widths] for widths in unknown.values()})
             with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
-                for number, (near, widths) in enumerate(unknown.items(), start=1):
+                for near, widths in tracked(unknown.items(), on_progress):
                     ratio = (self.time_ratio or _time_ratio)(choice, near, rows[widths], options)
                     self._ratios[self._key(choice, near)] = ratio
-                    on_progress(number, len(unknown))
         slower = frozenset(widths for widths, near in timed.items() if self._ratios[self._key(choice, near)] >= 1)
         config = in_floats if len(slower) == len(by_widths) else choice.config
         return config, replace(options, float_widths=slower)

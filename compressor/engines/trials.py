@@ -22,7 +22,7 @@ from compressor.engines.quantize import quantize_as, quantize_portable, remove_g
 from compressor.engines.score import EvaluationScorer, ScoredAnswers
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
 from compressor.measure import file_bytes
-from compressor.progress import RunLog
+from compressor.progress import RunLog, tracked
 from compressor.quantization import QuantizedGraph, rank_matmuls
 from compressor.quantization.matmuls import matmul_names
 from compressor.results import Candidate, ProofStage, Size
@@ -264,13 +264,12 @@ class EngineTrials:
         feeds = next(iter(self.inputs.values()))
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []
-            for trial in trials:
+            for trial in tracked(trials, on_progress):
                 if trial.variant is not None and trial.candidate.holds:
                     peak = trial.variant.engine.memory(feeds)
                     update = {"peak_memory_bytes": peak}
                     trial = dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=update))
                 measured.append(trial)
-                on_progress(len(measured), len(trials))
         return measured
 
 
