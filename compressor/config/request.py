@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from compressor.config.fields import Config, InvalidValueError, Rule, config_field, flag_of, one_of, usage_error
-from compressor.config.sections import ENGINE, MEASURING, OUTPUT
-from compressor.config.values import Count, Natural, Positive, as_list
+from compressor.config.fields import (
+    Config,
+    FieldConflictError,
+    InvalidValueError,
+    Rule,
+    config_field,
+    flag_of,
+    one_of,
+    usage_error,
+)
+from compressor.config.sections import DATA, ENGINE, MEASURING, MODEL, OUTPUT, RowsConfig
+from compressor.config.values import Count, Names, Natural, NonNegative, Positive, as_list
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, TARGETS, Provider
 
@@ -130,3 +140,209 @@ class GenerateRequest(Request):
             needs=("temperature", "top_p", "top_k"),
         ),
     )
+
+
+Backend = Literal["onnxruntime", "tensorrt", "python"]
+Device = Literal["cpu", "gpu"]
+BATCHES, PLACEMENT, KSERVE = "Batches and warm-up", "Placement", "KServe"
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def _as_gpu_ids(value: Any) -> tuple[int, ...]:
+    """Ids of GPUs without repeats."""
+    ids = [str(gpu) for gpu in as_list(value)]
+    if not all(gpu.isdecimal() for gpu in ids):
+        raise InvalidValueError("not a list of GPUs; give their ids separated by commas, e.g. 0,1")
+    if len({int(gpu) for gpu in ids}) < len(ids):
+        raise InvalidValueError("a GPU is repeated; give each id once, e.g. 0,1", ErrorCode.CONTRADICTION)
+    return tuple(int(gpu) for gpu in ids)
+
+
+GpuIds = Annotated[tuple[int, ...], BeforeValidator(_as_gpu_ids)]
+
+
+class ServeRequest(Request):
+    """One model of a Triton repository.
+
+    Raises:
+        UsageError: a value is invalid, or two fields contradict each other.
+    """
+
+    out: Path = config_field(MODEL, "folder of a finished run", required=True)
+    repository: Path = config_field(MODEL, "folder of the model repository, created if missing", required=True)
+    name: str | None = config_field(MODEL, "name of the model on the server; default: the name of OUT")
+    backend: Backend | None = config_field(
+        MODEL,
+        "backend that runs the model; default: python for a model that generates and for an engine of OpenVINO,"
+        " tensorrt where there is an engine, else onnxruntime",
+    )
+    engine: tuple[Path, ...] = config_field(MODEL, "TensorRT engine built for another GPU; may be repeated", ())
+    plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)
+    force: bool = config_field(MODEL, "replace a model of this name in the repository", False)
+
+    max_batch: Count | None = config_field(BATCHES, "maximum examples per batch; default: the largest measured batch")
+    queue_delay: Natural = config_field(
+        BATCHES, "maximum microseconds that a request waits to form a batch with further requests", 100
+    )
+    data: str | None = config_field(
+        BATCHES,
+        "examples for the warm-up: a file, a folder of images or a data set of Hugging Face; default: one sentence",
+    )
+    text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
+    image_column: str | None = config_field(
+        BATCHES, "column of images, or of paths of image files; default: recognized by name"
+    )
+
+    instances: Count | None = config_field(
+        PLACEMENT,
+        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT"
+        " had a higher throughput with that many callers, else 1",
+    )
+    device: Device | None = config_field(PLACEMENT, "device of the instances; default: where OUT was measured")
+    gpus: GpuIds = config_field(PLACEMENT, "ids of the GPUs, separated by commas; default: every GPU of the server", ())
+    threads: Count | None = config_field(
+        PLACEMENT, "threads per call on the CPU; default: as the server's runtime decides"
+    )
+
+    storage_uri: str | None = config_field(KSERVE, "URI under which the cluster finds the repository")
+    runtime_version: str | None = config_field(KSERVE, "tag of the Triton image that KServe starts, e.g. 25.06-py3")
+
+    rules = (
+        Rule(
+            "engine",
+            "this backend does not run TensorRT engines; omit one of them",
+            excludes=("backend=onnxruntime", "backend=python"),
+        ),
+        *(
+            Rule(name, "there are no rows; add <data>, or omit it", needs=("data",))
+            for name in ("text_columns", "image_column")
+        ),
+        Rule("gpus", "the model is placed on the CPU; omit one of them", excludes=("device=cpu",)),
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if not _MODEL_NAME.fullmatch(self.model):
+            raise FieldConflictError(
+                ErrorCode.INVALID_VALUE,
+                f"<name> {self.model!r}: not a model name; use letters, digits, dashes, dots and underscores",
+                "name",
+            )
+        return self
+
+    @property
+    def model(self) -> str:
+        """The model's name on the server."""
+        return self.name if self.name is not None else Path(os.path.abspath(self.out)).name  # noqa: PTH100
+
+    @property
+    def model_dir(self) -> Path:
+        """The model's folder in the repository."""
+        return self.repository / self.model
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+TRAINING = "Training"
+
+
+class Training(Request):
+    """The configuration of a training from scratch.
+
+    The defaults for words are those of Shim et al. 2021 ("Layer-wise Pruning of Transformer Attention Heads for
+    Efficient Language Modeling").
+
+    Raises:
+        UsageError: a field is missing or out of its range, or two fields contradict each other.
+    """
+
+    out: Path = config_field(OUTPUT, "the model folder to write", required=True)
+    force: bool = config_field(OUTPUT, "replace the folder, and checkpoints of another training", False, is_basic=True)
+
+    data: str = config_field(
+        DATA,
+        "training text: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz",
+        required=True,
+        is_basic=True,
+    )
+    eval_data: str | None = config_field(
+        DATA, "text that selects the best checkpoint; default: the end of the training text", is_basic=True
+    )
+    test_data: str | None = config_field(DATA, "text that is reported on; default: that of --eval-data", is_basic=True)
+    text_columns: Names = config_field(DATA, "column of the text; default: recognized by name", ())
+    level: Literal["word", "character"] = config_field(
+        DATA, "unit of a token; characters are a to z and the space", "word", is_basic=True
+    )
+    vocabulary: Count | None = config_field(
+        DATA, "maximum number of words, the most frequent first; default: all", is_basic=True
+    )
+
+    architecture: Literal["all-attention", "transformer-xl"] = config_field(
+        MODEL, "architecture of the model", "all-attention", is_basic=True
+    )
+    layers: Count = config_field(MODEL, "layers", 16, is_basic=True)
+    hidden: Count = config_field(MODEL, "width of the model", 512, is_basic=True)
+    heads: Count = config_field(MODEL, "heads per layer", 8, is_basic=True)
+    persistent: Natural = config_field(
+        MODEL,
+        "persistent vectors per head; for transformer-xl the inner width of the feed-forward layer",
+        2048,
+        is_basic=True,
+    )
+    memory: Natural = config_field(MODEL, "tokens of earlier segments that a layer remembers", 192, is_basic=True)
+    attention_dropout: Fraction = config_field(MODEL, "dropout of attention maps", 0.2)
+    embedding_dropout: Fraction = config_field(MODEL, "dropout of embeddings", 0.1)
+    hidden_dropout: Fraction = config_field(MODEL, "dropout of the output of each sublayer", 0.1)
+
+    steps: Count = config_field(TRAINING, "training steps", 160_000, is_basic=True)
+    batch_size: Count = config_field(TRAINING, "parallel streams of text per process", 96, is_basic=True)
+    segment: Count = config_field(TRAINING, "tokens per stream and training step", 192, is_basic=True)
+    optimizer: Literal["lamb", "adamw"] = config_field(TRAINING, "optimizer", "lamb")
+    learning_rate: Positive = config_field(TRAINING, "peak learning rate", 1e-2, is_basic=True)
+    final_learning_rate: NonNegative = config_field(TRAINING, "learning rate at the end of the cosine schedule", 1e-4)
+    warmup: Fraction = config_field(TRAINING, "share of the training steps in which the learning rate rises", 0.025)
+    weight_decay: NonNegative = config_field(TRAINING, "weight decay of matrices", 0.0)
+    max_grad_norm: Positive = config_field(TRAINING, "maximum norm of the gradient", 1.0)
+    mixed_precision: Literal["auto", "no", "bf16"] = config_field(
+        TRAINING,
+        "precision of matmuls; auto: bf16 on a GPU that computes it natively, else float32",
+        "auto",
+        is_basic=True,
+    )
+    evaluations: Count = config_field(
+        TRAINING, "evenly spaced evaluations; each writes a checkpoint", 20, is_basic=True
+    )
+    seed: Natural = config_field(TRAINING, "seed of every random draw", 0, is_basic=True)
+
+    rules = (
+        Rule("vocabulary", "the characters are always a to z and the space; omit it", excludes=("level=character",)),
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.hidden % self.heads or self.hidden % 2:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<hidden> {self.hidden}: must be even and divisible by <heads> {self.heads}; choose another width",
+                *("hidden", "heads"),
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<final_learning_rate> {self.final_learning_rate:g}: above the peak of the schedule, <learning_rate>"
+                f" {self.learning_rate:g}; choose a smaller one",
+                *("final_learning_rate", "learning_rate"),
+            )
+        return self
+
+    @property
+    def rows(self) -> RowsConfig:
+        """The texts as rows of a language model: a row is a segment."""
+        return RowsConfig(
+            data=self.data,
+            eval_data=self.eval_data,
+            test_data=self.test_data,
+            text_columns=self.text_columns,
+            max_length=self.segment,
+            stride=0,
+        )

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import graph_passes
 from compressor import report as reports
 from compressor.config.fields import flag_of
+from compressor.config.request import Backend, Device, ServeRequest
 from compressor.config.run import definite_fields
-from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines

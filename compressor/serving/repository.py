@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor.config.serve import Backend, Device, ServeRequest
+from compressor.config.request import Backend, Device, ServeRequest
 from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode

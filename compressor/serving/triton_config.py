@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.serving.model_files import ModelFiles
 from compressor.targets import Feeds
