@@ -200,7 +200,8 @@ def _built(
     return built + [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built
-        if replace(trial.choice, in_float=()) in every and _loses_too_much(trial)
+        if replace(trial.choice, in_float=()) in every
+        if trial.variant is not None and trial.source is not None and not trial.candidate.holds
     ]
 
 
@@ -230,10 +231,6 @@ def _written_source(trial: Trial, quantized: Mapping[str | None, QuantizedGraph]
     if trial.source != source:
         graph_passes.save(graph_passes.load(trial.source), source)
     return source
-
-
-def _loses_too_much(trial: Trial) -> bool:
-    return trial.variant is not None and trial.source is not None and not trial.candidate.holds
 
 
 def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:

@@ -21,7 +21,6 @@ from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
-    LossEstimate,
     ResampledScore,
     estimate_losses,
     mean_table,
@@ -403,7 +402,7 @@ class _Search(_Attempts):
 
     def _note(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Note:
         """How fast the fastest attempt is that holds and what it is expected to lose, or which came closest."""
-        losses, task = self._losses(attempts), self.task
+        losses, task = self._estimated(attempts, estimate_losses), self.task
         count = sum(not attempt.failure for attempt in attempts)
         points = " points" if task.metric_unit is MetricUnit.POINTS else ""
 
@@ -455,10 +454,6 @@ class _Search(_Attempts):
         types = " and ".join(sorted({group.type for group in self.groups}))
         run.log.add_notes([certificate.note(kept, scope, types)])
         return certificate.result(kept, scope, types), holding[: certificate.certified - 1]
-
-    def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
-        """Number of each attempt that has a score -> its expected loss."""
-        return self._estimated(attempts, estimate_losses)
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
