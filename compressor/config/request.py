@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,7 +21,7 @@ from compressor.config.fields import (
     one_of,
     usage_error,
 )
-from compressor.config.sections import DATA, ENGINE, MEASURING, MODEL, OUTPUT, RowsConfig
+from compressor.config.sections import RowsConfig, data_field, engine_field, measuring_field, model_field, output_field
 from compressor.config.values import Count, Names, Natural, NonNegative, Positive, as_list
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, TARGETS, Provider
@@ -58,8 +59,8 @@ OutputFile = Annotated[Path, AfterValidator(_check_writable)]
 class CostsOutput(Config):
     """The page or picture that `compress costs` writes."""
 
-    out: Path | None = config_field(OUTPUT, "page (.html) or picture (.png) to write", is_path=True)
-    force: bool = config_field(OUTPUT, "replace the file if it exists", False)
+    out: Path | None = output_field("page (.html) or picture (.png) to write", is_path=True)
+    force: bool = output_field("replace the file if it exists", False)
 
 
 class SitesOptions(Request):
@@ -69,12 +70,9 @@ class SitesOptions(Request):
         UsageError: the length is no positive number.
     """
 
-    count: bool = config_field(
-        MEASURING, "count parameters and multiply-accumulates, for which the model is exported", True
-    )
-    seq: Count | None = config_field(
-        MEASURING,
-        "length in tokens at which multiply-accumulates are counted; default: 128, at most the model's maximum",
+    count: bool = measuring_field("count parameters and multiply-accumulates, for which the model is exported", True)
+    seq: Count | None = measuring_field(
+        "length in tokens at which multiply-accumulates are counted; default: 128, at most the model's maximum"
     )
 
 
@@ -84,18 +82,17 @@ _Target = Annotated[str, AfterValidator(one_of(tuple(TARGETS)))]
 class BenchConfig(Config):
     """Which runtimes `compress bench` compares, and by how many callers."""
 
-    target: Annotated[tuple[_Target, ...], Field(min_length=1), BeforeValidator(as_list)] = config_field(
-        ENGINE,
+    target: Annotated[tuple[_Target, ...], Field(min_length=1), BeforeValidator(as_list)] = engine_field(
         "runtime of the engines; for the folder of a run several, separated by commas, by default its own",
         (DEFAULT_TARGET,),
     )
-    callers: Count = config_field(
-        MEASURING, "callers at once, with one thread each, whose throughput is measured too (folder of a run)", 1
+    callers: Count = measuring_field(
+        "callers at once, with one thread each, whose throughput is measured too (folder of a run)", 1
     )
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-PROMPTS, TEXT = "Prompts", "Text"
+prompts_field, text_field = (partial(config_field, heading) for heading in ("Prompts", "Text"))
 
 
 class GenerateRequest(Request):
@@ -105,27 +102,27 @@ class GenerateRequest(Request):
         UsageError: a value is out of range, or two options contradict each other.
     """
 
-    prompt: str | None = config_field(PROMPTS, "the prompt; default: the text on stdin")
-    batch_file: Path | None = config_field(
-        PROMPTS, "file of prompts, one a line; a line of JSON is printed for each", is_path=True
+    prompt: str | None = prompts_field("the prompt; default: the text on stdin")
+    batch_file: Path | None = prompts_field(
+        "file of prompts, one a line; a line of JSON is printed for each", is_path=True
     )
-    batch_size: Count = config_field(PROMPTS, "prompts of the file that are completed at once", 8)
-    chat: bool = config_field(PROMPTS, "format each prompt as a message by the chat template of the tokenizer", False)
+    batch_size: Count = prompts_field("prompts of the file that are completed at once", 8)
+    chat: bool = prompts_field("format each prompt as a message by the chat template of the tokenizer", False)
 
-    max_new_tokens: Count | None = config_field(
-        TEXT, "maximum number of new tokens; default: that of generation_config.json, else 64"
+    max_new_tokens: Count | None = text_field(
+        "maximum number of new tokens; default: that of generation_config.json, else 64"
     )
-    stop: tuple[NonEmpty, ...] = config_field(TEXT, "text at which generation stops; may be repeated", ())
-    beams: Count | None = config_field(TEXT, "beams of a beam search; default: that of generation_config.json, else 1")
-    temperature: Positive | None = config_field(TEXT, "draw tokens, from probabilities at this temperature")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = config_field(
-        TEXT, "draw tokens, from the most probable ones that have this probability together"
+    stop: tuple[NonEmpty, ...] = text_field("text at which generation stops; may be repeated", ())
+    beams: Count | None = text_field("beams of a beam search; default: that of generation_config.json, else 1")
+    temperature: Positive | None = text_field("draw tokens, from probabilities at this temperature")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = text_field(
+        "draw tokens, from the most probable ones that have this probability together"
     )
-    top_k: Count | None = config_field(TEXT, "draw tokens, from this many of the most probable ones")
-    seed: Natural | None = config_field(TEXT, "seed of the draws; default: another one each time")
+    top_k: Count | None = text_field("draw tokens, from this many of the most probable ones")
+    seed: Natural | None = text_field("seed of the draws; default: another one each time")
 
-    provider: Provider | None = config_field(ENGINE, "device of the engine; default: CUDA where available")
-    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core")
+    provider: Provider | None = engine_field("device of the engine; default: CUDA where available")
+    threads: Count | None = engine_field("threads of the engine; default: one per core")
 
     rules = (
         Rule("prompt", "the prompts are in the file; omit one of them", excludes=("batch_file",)),
@@ -144,7 +141,9 @@ class GenerateRequest(Request):
 
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 Device = Literal["cpu", "gpu"]
-BATCHES, PLACEMENT, KSERVE = "Batches and warm-up", "Placement", "KServe"
+batches_field, placement_field, kserve_field = (
+    partial(config_field, heading) for heading in ("Batches and warm-up", "Placement", "KServe")
+)
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -169,44 +168,39 @@ class ServeRequest(Request):
         UsageError: a value is invalid, or two fields contradict each other.
     """
 
-    out: Path = config_field(MODEL, "folder of a finished run", required=True)
-    repository: Path = config_field(MODEL, "folder of the model repository, created if missing", required=True)
-    name: str | None = config_field(MODEL, "name of the model on the server; default: the name of OUT")
-    backend: Backend | None = config_field(
-        MODEL,
+    out: Path = model_field("folder of a finished run", required=True)
+    repository: Path = model_field("folder of the model repository, created if missing", required=True)
+    name: str | None = model_field("name of the model on the server; default: the name of OUT")
+    backend: Backend | None = model_field(
         "backend that runs the model; default: python for a model that generates and for an engine of OpenVINO,"
-        " tensorrt where there is an engine, else onnxruntime",
+        " tensorrt where there is an engine, else onnxruntime"
     )
-    engine: tuple[Path, ...] = config_field(MODEL, "TensorRT engine built for another GPU; may be repeated", ())
-    plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)
-    force: bool = config_field(MODEL, "replace a model of this name in the repository", False)
+    engine: tuple[Path, ...] = model_field("TensorRT engine built for another GPU; may be repeated", ())
+    plain: bool = model_field("serve model.onnx instead of the measured engine.onnx", False)
+    force: bool = model_field("replace a model of this name in the repository", False)
 
-    max_batch: Count | None = config_field(BATCHES, "maximum examples per batch; default: the largest measured batch")
-    queue_delay: Natural = config_field(
-        BATCHES, "maximum microseconds that a request waits to form a batch with further requests", 100
+    max_batch: Count | None = batches_field("maximum examples per batch; default: the largest measured batch")
+    queue_delay: Natural = batches_field(
+        "maximum microseconds that a request waits to form a batch with further requests", 100
     )
-    data: str | None = config_field(
-        BATCHES,
-        "examples for the warm-up: a file, a folder of images or a data set of Hugging Face; default: one sentence",
+    data: str | None = batches_field(
+        "examples for the warm-up: a file, a folder of images or a data set of Hugging Face; default: one sentence"
     )
-    text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
-    image_column: str | None = config_field(
-        BATCHES, "column of images, or of paths of image files; default: recognized by name"
-    )
-
-    instances: Count | None = config_field(
-        PLACEMENT,
-        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT"
-        " had a higher throughput with that many callers, else 1",
-    )
-    device: Device | None = config_field(PLACEMENT, "device of the instances; default: where OUT was measured")
-    gpus: GpuIds = config_field(PLACEMENT, "ids of the GPUs, separated by commas; default: every GPU of the server", ())
-    threads: Count | None = config_field(
-        PLACEMENT, "threads per call on the CPU; default: as the server's runtime decides"
+    text_columns: Names = batches_field("columns of the text; default: recognized by name", ())
+    image_column: str | None = batches_field(
+        "column of images, or of paths of image files; default: recognized by name"
     )
 
-    storage_uri: str | None = config_field(KSERVE, "URI under which the cluster finds the repository")
-    runtime_version: str | None = config_field(KSERVE, "tag of the Triton image that KServe starts, e.g. 25.06-py3")
+    instances: Count | None = placement_field(
+        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT had"
+        " a higher throughput with that many callers, else 1"
+    )
+    device: Device | None = placement_field("device of the instances; default: where OUT was measured")
+    gpus: GpuIds = placement_field("ids of the GPUs, separated by commas; default: every GPU of the server", ())
+    threads: Count | None = placement_field("threads per call on the CPU; default: as the server's runtime decides")
+
+    storage_uri: str | None = kserve_field("URI under which the cluster finds the repository")
+    runtime_version: str | None = kserve_field("tag of the Triton image that KServe starts, e.g. 25.06-py3")
 
     rules = (
         Rule(
@@ -243,7 +237,7 @@ class ServeRequest(Request):
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-TRAINING = "Training"
+training_field = partial(config_field, "Training")
 
 
 class Training(Request):
@@ -256,63 +250,52 @@ class Training(Request):
         UsageError: a field is missing or out of its range, or two fields contradict each other.
     """
 
-    out: Path = config_field(OUTPUT, "the model folder to write", required=True)
-    force: bool = config_field(OUTPUT, "replace the folder, and checkpoints of another training", False, is_basic=True)
+    out: Path = output_field("the model folder to write", required=True)
+    force: bool = output_field("replace the folder, and checkpoints of another training", False, is_basic=True)
 
-    data: str = config_field(
-        DATA,
-        "training text: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz",
-        required=True,
-        is_basic=True,
+    data: str = data_field(
+        "training text: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz", required=True, is_basic=True
     )
-    eval_data: str | None = config_field(
-        DATA, "text that selects the best checkpoint; default: the end of the training text", is_basic=True
+    eval_data: str | None = data_field(
+        "text that selects the best checkpoint; default: the end of the training text", is_basic=True
     )
-    test_data: str | None = config_field(DATA, "text that is reported on; default: that of --eval-data", is_basic=True)
-    text_columns: Names = config_field(DATA, "column of the text; default: recognized by name", ())
-    level: Literal["word", "character"] = config_field(
-        DATA, "unit of a token; characters are a to z and the space", "word", is_basic=True
+    test_data: str | None = data_field("text that is reported on; default: that of --eval-data", is_basic=True)
+    text_columns: Names = data_field("column of the text; default: recognized by name", ())
+    level: Literal["word", "character"] = data_field(
+        "unit of a token; characters are a to z and the space", "word", is_basic=True
     )
-    vocabulary: Count | None = config_field(
-        DATA, "maximum number of words, the most frequent first; default: all", is_basic=True
+    vocabulary: Count | None = data_field(
+        "maximum number of words, the most frequent first; default: all", is_basic=True
     )
 
-    architecture: Literal["all-attention", "transformer-xl"] = config_field(
-        MODEL, "architecture of the model", "all-attention", is_basic=True
+    architecture: Literal["all-attention", "transformer-xl"] = model_field(
+        "architecture of the model", "all-attention", is_basic=True
     )
-    layers: Count = config_field(MODEL, "layers", 16, is_basic=True)
-    hidden: Count = config_field(MODEL, "width of the model", 512, is_basic=True)
-    heads: Count = config_field(MODEL, "heads per layer", 8, is_basic=True)
-    persistent: Natural = config_field(
-        MODEL,
-        "persistent vectors per head; for transformer-xl the inner width of the feed-forward layer",
-        2048,
-        is_basic=True,
+    layers: Count = model_field("layers", 16, is_basic=True)
+    hidden: Count = model_field("width of the model", 512, is_basic=True)
+    heads: Count = model_field("heads per layer", 8, is_basic=True)
+    persistent: Natural = model_field(
+        "persistent vectors per head; for transformer-xl the inner width of the feed-forward layer", 2048, is_basic=True
     )
-    memory: Natural = config_field(MODEL, "tokens of earlier segments that a layer remembers", 192, is_basic=True)
-    attention_dropout: Fraction = config_field(MODEL, "dropout of attention maps", 0.2)
-    embedding_dropout: Fraction = config_field(MODEL, "dropout of embeddings", 0.1)
-    hidden_dropout: Fraction = config_field(MODEL, "dropout of the output of each sublayer", 0.1)
+    memory: Natural = model_field("tokens of earlier segments that a layer remembers", 192, is_basic=True)
+    attention_dropout: Fraction = model_field("dropout of attention maps", 0.2)
+    embedding_dropout: Fraction = model_field("dropout of embeddings", 0.1)
+    hidden_dropout: Fraction = model_field("dropout of the output of each sublayer", 0.1)
 
-    steps: Count = config_field(TRAINING, "training steps", 160_000, is_basic=True)
-    batch_size: Count = config_field(TRAINING, "parallel streams of text per process", 96, is_basic=True)
-    segment: Count = config_field(TRAINING, "tokens per stream and training step", 192, is_basic=True)
-    optimizer: Literal["lamb", "adamw"] = config_field(TRAINING, "optimizer", "lamb")
-    learning_rate: Positive = config_field(TRAINING, "peak learning rate", 1e-2, is_basic=True)
-    final_learning_rate: NonNegative = config_field(TRAINING, "learning rate at the end of the cosine schedule", 1e-4)
-    warmup: Fraction = config_field(TRAINING, "share of the training steps in which the learning rate rises", 0.025)
-    weight_decay: NonNegative = config_field(TRAINING, "weight decay of matrices", 0.0)
-    max_grad_norm: Positive = config_field(TRAINING, "maximum norm of the gradient", 1.0)
-    mixed_precision: Literal["auto", "no", "bf16"] = config_field(
-        TRAINING,
-        "precision of matmuls; auto: bf16 on a GPU that computes it natively, else float32",
-        "auto",
-        is_basic=True,
+    steps: Count = training_field("training steps", 160_000, is_basic=True)
+    batch_size: Count = training_field("parallel streams of text per process", 96, is_basic=True)
+    segment: Count = training_field("tokens per stream and training step", 192, is_basic=True)
+    optimizer: Literal["lamb", "adamw"] = training_field("optimizer", "lamb")
+    learning_rate: Positive = training_field("peak learning rate", 1e-2, is_basic=True)
+    final_learning_rate: NonNegative = training_field("learning rate at the end of the cosine schedule", 1e-4)
+    warmup: Fraction = training_field("share of the training steps in which the learning rate rises", 0.025)
+    weight_decay: NonNegative = training_field("weight decay of matrices", 0.0)
+    max_grad_norm: Positive = training_field("maximum norm of the gradient", 1.0)
+    mixed_precision: Literal["auto", "no", "bf16"] = training_field(
+        "precision of matmuls; auto: bf16 on a GPU that computes it natively, else float32", "auto", is_basic=True
     )
-    evaluations: Count = config_field(
-        TRAINING, "evenly spaced evaluations; each writes a checkpoint", 20, is_basic=True
-    )
-    seed: Natural = config_field(TRAINING, "seed of every random draw", 0, is_basic=True)
+    evaluations: Count = training_field("evenly spaced evaluations; each writes a checkpoint", 20, is_basic=True)
+    seed: Natural = training_field("seed of every random draw", 0, is_basic=True)
 
     rules = (
         Rule("vocabulary", "the characters are always a to z and the space; omit it", excludes=("level=character",)),
