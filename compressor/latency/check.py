@@ -23,7 +23,7 @@ from compressor.latency.output_check import ANY, Outputs, check_finite, expected
 from compressor.latency.request_batches import Batches, load_batches
 from compressor.latency.streams import PROMPTS, Stream, TokenSource, read_stream
 from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Verdict
-from compressor.measure.timing import CONFIDENCE, Clock, alternate_calls, ratio_interval
+from compressor.measure.timing import CONFIDENCE, alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note, NoteCode
 
@@ -323,9 +323,9 @@ class StreamTimes:
         token: milliseconds per further token.
     """
 
-    def __init__(self, sources: Sequence[TokenSource], clock: Clock = time.perf_counter) -> None:
+    def __init__(self, sources: Sequence[TokenSource]) -> None:
         self.first, self.token = RoundTimes(), RoundTimes()
-        self._sources, self._clock = sources, clock
+        self._sources = sources
         self._streams: tuple[list[Stream], list[Stream]] = ([], [])
         self._gaps: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
 
@@ -335,7 +335,7 @@ class StreamTimes:
         def caller(source: TokenSource, streams: list[Stream]) -> Callable[[], object]:
             # Servers keep what they have computed for a prompt, so each one is new.
             numbers = itertools.count(PROMPTS)
-            return lambda: streams.append(read_stream(source, source.prompt(next(numbers)), self._clock))
+            return lambda: streams.append(read_stream(source, source.prompt(next(numbers))))
 
         first, second = zip(self._sources, self._streams, strict=True)
         return caller(*first), caller(*second)
