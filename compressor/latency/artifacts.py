@@ -142,21 +142,15 @@ def read_history(path: Path) -> list[Verdict]:
     try:
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
-        raise InputError(
-            f"{path}: the history cannot be read ({one_line(error)}); give another --history",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"the history cannot be read ({one_line(error)}); give another --history"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
     verdicts = []
     for line in lines:
         with contextlib.suppress(pydantic.ValidationError):
             verdicts.append(Verdict.model_validate_json(line))
     if lines and not verdicts:
-        raise InputError(
-            f"{path}: the file contains no check records; give another --history",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        )
+        text = "the file contains no check records; give another --history"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE)
     return verdicts
 
 

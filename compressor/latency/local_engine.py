@@ -135,11 +135,8 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
         path = path / (reports.load(path).compressed.file or "model.onnx")
     if not path.is_file():
         problem = "is a folder without a report" if path.is_dir() else "no such file"
-        raise InputError(
-            f"{path}: {problem}; give an ONNX file or an engine, or the name of a model with --server",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-        )
+        text = f"{problem}; give an ONNX file or an engine, or the name of a model with --server"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING)
     with library_errors(path):
         runtime = target_of(path)
         if runtime.metadata_file is not None:
@@ -192,11 +189,8 @@ def library_errors(path: Path) -> Iterator[None]:
     except (CompressorError, GraphPassError, MemoryError):
         raise
     except Exception as error:
-        raise InputError(
-            f"{path}: the file cannot be used ({type(error).__name__}: {one_line(error)}); export or copy it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"the file cannot be used ({type(error).__name__}: {one_line(error)}); export or copy it again"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:

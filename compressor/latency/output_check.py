@@ -238,12 +238,8 @@ def _run_graph(path: Path) -> _Source:
         sessions = reference_sessions(path)
         return lambda number, feeds: run_in_steps(sessions, feeds)
     if not path.is_file():
-        raise InputError(
-            f"{path}: the graph of the engine is not beside it; name one with --expect, or give baseline or any",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-            field="expect",
-        )
+        text = "the graph of the engine is not beside it; name one with --expect, or give baseline or any"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="expect")
     with library_errors(path):
         run = unoptimized_runner(path)
         inputs = specs_of(load(path).graph.inputs, path)

@@ -421,7 +421,7 @@ def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
 
 def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
     """The error of a value that the library writes, and that cannot be used here; the problem says what to use."""
-    return InputError.of_file(file, f"{problem}", ErrorCode.UNSUPPORTED_MODEL, field=name, value=value)
+    return InputError.of_file(file, problem, ErrorCode.UNSUPPORTED_MODEL, field=name, value=value)
 
 
 def _mismatch(folder: Path, tensors: Mapping[str, Tensor], expected: str) -> InputError:

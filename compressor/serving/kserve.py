@@ -91,11 +91,8 @@ def _read_or_create(repository: Path) -> dict[str, Any]:
             "spec": {"predictor": {"model": predictor}},
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        raise InputError(
-            f"{path}: not a readable InferenceService ({one_line(error)}); correct it or move it away",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"not a readable InferenceService ({one_line(error)}); correct it or move it away"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def _resources(models: Sequence[Path]) -> dict[str, str]:

@@ -116,11 +116,8 @@ def find_files(request: ServeRequest) -> ModelFiles:
         UsageError: the request contradicts what the files permit: batch, device, or the backend's options.
     """
     if not request.out.is_dir():
-        raise InputError(
-            f"{request.out}: no such folder; give the folder of a finished run",
-            code=ErrorCode.FILE_MISSING,
-            path=request.out,
-        )
+        text = "no such folder; give the folder of a finished run"
+        raise InputError.of_file(request.out, text, ErrorCode.FILE_MISSING)
     report = reports.load(request.out)
     if request.backend in (None, "python") and not request.engine and (request.out / DECODER).is_file():
         return _generating_files(request, report)
@@ -143,11 +140,8 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
     """
     engine = request.out / "engine.onnx"
     if report.target == DEFAULT_TARGET and not request.plain and not engine.is_file():
-        raise InputError(
-            f"{engine}: missing, as after an interrupted build; build it again: compress build {request.out}",
-            code=ErrorCode.FILE_MISSING,
-            path=engine,
-        )
+        text = f"missing, as after an interrupted build; build it again: compress build {request.out}"
+        raise InputError.of_file(engine, text, ErrorCode.FILE_MISSING)
     path = engine if engine.is_file() and not request.plain else request.out / GRAPH
     graph = graph_passes.load(path)
     device = _device(request, report)
@@ -189,13 +183,11 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     runner.tokenize([SENTENCE])
     network = type(runner.model).__name__
     if not hasattr(transformers, network):
-        raise InputError(
-            f"{request.out}: transformers has no {network}, which the server's Python would need; use a model of a"
-            " class of transformers",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=request.out,
-            model_class=network,
+        problem = (
+            f"transformers has no {network}, which the server's Python would need; use a model of a class of"
+            " transformers"
         )
+        raise InputError.of_file(request.out, problem, ErrorCode.UNSUPPORTED_MODEL, model_class=network)
     files = {"model.py": _BACKEND / "generating_model.py"}
     for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
         engine = engine_of(graph)

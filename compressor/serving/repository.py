@@ -145,26 +145,17 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
 def _check_output(request: ServeRequest) -> None:
     """Make sure that the model's folder may be written."""
     if request.repository.exists() and not request.repository.is_dir():
-        raise InputError(
-            f"{request.repository}: not a folder; name another repository (-o)",
-            code=ErrorCode.FILE_UNWRITABLE,
-            path=request.repository,
-        )
+        text = "not a folder; name another repository (-o)"
+        raise InputError.of_file(request.repository, text, ErrorCode.FILE_UNWRITABLE)
     folder = request.model_dir
     if not folder.exists():
         return
     if not request.force:
-        raise UsageError(
-            f"{folder}: the model exists; add --force to replace it, or give another --name",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=folder,
-        )
+        text = "the model exists; add --force to replace it, or give another --name"
+        raise UsageError.of_file(folder, text, ErrorCode.OUTPUT_EXISTS)
     if not (folder / triton_config.FILE_NAME).is_file():
-        raise UsageError(
-            f"{folder}: not a model of a Triton repository, so --force does not replace it; give another --name",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=folder,
-        )
+        text = "not a model of a Triton repository, so --force does not replace it; give another --name"
+        raise UsageError.of_file(folder, text, ErrorCode.OUTPUT_EXISTS)
 
 
 @contextmanager

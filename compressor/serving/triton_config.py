@@ -136,11 +136,8 @@ def load(path: Path) -> Any:
     try:
         return from_text(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise InputError(
-            f"{path}: not a readable configuration of a Triton model; export the model again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = "not a readable configuration of a Triton model; export the model again"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def _data_type(tensor: TensorSpec) -> int:

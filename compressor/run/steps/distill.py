@@ -348,14 +348,8 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
     """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
 
     def refuse(difference: str, code: ErrorCode = ErrorCode.FILE_MISMATCH, **details: Any) -> InputError:
-        return InputError(
-            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
-            " itself",
-            code=code,
-            field="teacher",
-            path=teacher.path,
-            **details,
-        )
+        text = f"{difference}; choose another teacher (--teacher), or omit it to learn from the model itself"
+        return InputError.of_file(teacher.path, text, code, field="teacher", **details)
 
     def differs(read: Callable[[ModelFolder], object]) -> bool:
         return read(teacher) != read(student)
