@@ -60,7 +60,6 @@ def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
     The time to try them may be limited, so that one in 8 bits of each runtime comes first, and floats come last.
 
     Args:
-        config: target and precision, which may be left to the choice.
         has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
     """
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)

@@ -32,10 +32,10 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, with_plan
 from compressor.selection.options import ScheduleOptions
-from compressor.selection.plan_and_curves import joined_curves, training_curves
+from compressor.selection.plan_and_curves import SelectedPlan, joined_curves, training_curves
 from compressor.store import Json, Store, versioned
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
@@ -348,14 +348,8 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
     """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
 
     def refuse(difference: str, code: ErrorCode = ErrorCode.FILE_MISMATCH, **details: Any) -> InputError:
-        return InputError(
-            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
-            " itself",
-            code=code,
-            field="teacher",
-            path=teacher.path,
-            **details,
-        )
+        text = f"{difference}; choose another teacher (--teacher), or omit it to learn from the model itself"
+        return InputError.of_file(teacher.path, text, code, field="teacher", **details)
 
     def differs(read: Callable[[ModelFolder], object]) -> bool:
         return read(teacher) != read(student)

@@ -40,7 +40,7 @@ from compressor.run.prune_units import (
     share_left,
     timed_sizes,
 )
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunInputs
 from compressor.run.steps.base import (
     DELIVERED,
     LABEL,
@@ -54,6 +54,7 @@ from compressor.run.steps.base import (
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.options import heads_to_keep
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens

@@ -21,7 +21,6 @@ from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
-    LossEstimate,
     ResampledScore,
     estimate_losses,
     mean_table,
@@ -36,7 +35,7 @@ from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import fold_gates
-from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs
 from compressor.run.scorer import Scorer, metric_sums
 from compressor.run.steps import units
 from compressor.run.steps.base import (
@@ -50,6 +49,7 @@ from compressor.run.steps.base import (
     stored_state,
 )
 from compressor.selection.certify import certify, record_certificate, split_rows
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
@@ -205,10 +205,7 @@ class _Attempts:
     """The attempts of a step. Every process carries them out; in the main process `_Search` decides on them.
 
     Args:
-        step: the loss allowed, the number of attempts and their time.
         base: the state before the first attempt, with the engine that units are removed for.
-        context: the run.
-        store: holds the attempts.
         deadline: when the last attempt has to end, by `time.perf_counter`; infinite without a limit.
     """
 
@@ -435,7 +432,7 @@ class _Search(_Attempts):
 
     def _note(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Note:
         """How fast the fastest attempt is that holds and what it is expected to lose, or which came closest."""
-        losses, task = self._losses(attempts), self.task
+        losses, task = self._estimated(attempts, estimate_losses), self.task
         count = sum(not attempt.failure for attempt in attempts)
         points = " points" if task.metric_unit is MetricUnit.POINTS else ""
 
@@ -487,10 +484,6 @@ class _Search(_Attempts):
         types = " and ".join(sorted({group.type for group in self.groups}))
         run.log.add_notes([certificate.note(kept, scope, types)])
         return certificate.result(kept, scope, types), holding[: certificate.certified - 1]
-
-    def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
-        """Number of each attempt that has a score -> its expected loss."""
-        return self._estimated(attempts, estimate_losses)
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
