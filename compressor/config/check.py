@@ -95,7 +95,7 @@ Name = Annotated[str, BeforeValidator(_as_text)]
 Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
 Milliseconds = Annotated[float, BeforeValidator(_as_milliseconds)]
 BaselineFile = Annotated[OutputFile, AfterValidator(_with_suffix(".json"))]
-PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg", ".png"))]
+PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg"))]
 Scenarios = Annotated[tuple[Scenario, ...], BeforeValidator(_as_scenarios)]
 
 
@@ -346,6 +346,6 @@ class CheckArtifacts(Request):
     history: OutputFile | None = config_field(
         FILES, "JSONL file to which every timed check appends a line", is_basic=True
     )
-    plot: PictureFile | None = config_field(FILES, "picture of the history, .svg or .png")
+    plot: PictureFile | None = config_field(FILES, "picture of the history, .svg")
 
     rules = (Rule("plot", "the picture shows a history; give <history>", needs=("history",)),)

@@ -48,7 +48,7 @@ OutputFile = Annotated[Path, AfterValidator(_check_writable)]
 class CostsOutput(Config):
     """The page or picture that `compress costs` writes."""
 
-    out: Path | None = config_field(OUTPUT, "page (.html) or picture (.png) to write", is_path=True)
+    out: Path | None = config_field(OUTPUT, "page (.html) or picture (.svg) to write", is_path=True)
     force: bool = config_field(OUTPUT, "replace the file if it exists", False)
 
 
