@@ -46,6 +46,7 @@ demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
 
 zoo: .venv/dev
+	@sh scripts/exporters.sh $(BIN)/python .venv/exporters || echo "no exporters could be installed: their cells are skipped"
 	$(BIN)/python -m pytest -n $(JOBS) -m zoo
 
 # Every model type of the installed transformers, in about an hour on two cores; goes on where it was interrupted.
