@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("huggingface_hub", "matplotlib", "networkx", "pandas", "sklearn", "sympy")
-"""Libraries that `compress` or its dependencies need, in the versions of constraints.txt."""
+"""Libraries of the demo's environment, in the versions of constraints.txt."""
 MAX_DOCSTRINGS = 375
 """Maximum number of docstrings of one package, so that no package outweighs the others."""
 MAX_WORDS = 32

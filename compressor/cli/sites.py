@@ -41,7 +41,7 @@ _COST_NAMES = (
     *(name for name in MeasureConfig.model_fields if name != "seconds"),
 )
 _COST_FIELDS = {**{name: FIELDS[name] for name in _COST_NAMES}, **CostsOutput.model_fields}
-_SUFFIXES = (".html", ".png")
+_SUFFIXES = (".html", ".svg")
 
 
 @click.command(cls=FieldsCommand, short_help="What can be pruned in a model folder or an ONNX graph.")
@@ -300,11 +300,9 @@ def _data(measured: ModelCosts) -> dict[str, Any]:
 
 def _write(measured: ModelCosts, path: Path) -> None:
     from compressor.report.cost_page import picture, render
-    from graph_passes.files import atomic_replace
+    from graph_passes.files import write_text
 
-    if path.suffix == ".png":
-        content = picture(measured.tables)
+    if path.suffix == ".svg":
+        write_text(path, picture(measured.tables))
     else:
-        content = render(measured.model, measured.engine, measured.tables).encode()
-    with atomic_replace(path) as temporary:
-        temporary.write_bytes(content)
+        write_text(path, render(measured.model, measured.engine, measured.tables))

@@ -98,7 +98,7 @@ Name = Annotated[str, BeforeValidator(_as_text)]
 Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
 Milliseconds = Annotated[float, BeforeValidator(_as_milliseconds)]
 BaselineFile = Annotated[OutputFile, AfterValidator(_with_suffix(".json"))]
-PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg", ".png"))]
+PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg"))]
 Scenarios = Annotated[tuple[Scenario, ...], BeforeValidator(_as_scenarios)]
 
 
@@ -335,6 +335,6 @@ class CheckArtifacts(Request):
 
     junit: OutputFile | None = files_field("JUnit XML file for this check", is_basic=True)
     history: OutputFile | None = files_field("JSONL file to which every timed check appends a line", is_basic=True)
-    plot: PictureFile | None = files_field("picture of the history, .svg or .png")
+    plot: PictureFile | None = files_field("picture of the history, .svg")
 
     rules = (Rule("plot", "the picture shows a history; give <history>", needs=("history",)),)

@@ -59,7 +59,7 @@ OutputFile = Annotated[Path, AfterValidator(_check_writable)]
 class CostsOutput(Config):
     """The page or picture that `compress costs` writes."""
 
-    out: Path | None = output_field("page (.html) or picture (.png) to write", is_path=True)
+    out: Path | None = output_field("page (.html) or picture (.svg) to write", is_path=True)
     force: bool = output_field("replace the file if it exists", False)
 
 

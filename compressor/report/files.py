@@ -9,6 +9,7 @@ from pathlib import Path
 import pydantic
 
 from compressor.errors import ErrorCode, InputError
+from compressor.report.html import render
 from compressor.results import Report
 from graph_passes.files import atomic_replace, write_text
 
@@ -26,8 +27,6 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
         pydantic.ValidationError: the report violates its schema (copying a model does not validate it).
         OSError: the folder cannot be written; existing files are left unchanged.
     """
-    from compressor.report.html import render  # matplotlib takes long to import
-
     report = Report.model_validate(report.model_dump(warnings=False))
     folder = Path(folder)
     texts = {folder / HTML_NAME: render(report), folder / JSON_NAME: to_json(report)}
@@ -39,8 +38,6 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
 
 def write_page(report: Report, path: Path) -> Path:
     """Write the page of a report to a file, and return its path."""
-    from compressor.report.html import render  # matplotlib takes long to import
-
     write_text(path, render(report))
     return path
 

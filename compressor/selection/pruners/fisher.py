@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
-from scipy.sparse.linalg import lsmr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
@@ -166,7 +165,7 @@ def tuned_scales(
     contributions = np.add.reduceat((weight.T @ weight) * sums.gram.matrix, starts, 1)
     normal = np.add.reduceat(contributions, starts, 0)
     right = np.add.reduceat((weight.T * sums.cross).sum(1), starts) - normal.sum(1)
-    shifts = lsmr(normal, right, damp=DAMP)[0]
+    shifts = np.linalg.solve(normal.T @ normal + DAMP**2 * np.eye(len(normal)), normal.T @ right)
     falls = shifts @ normal @ shifts < 2 * shifts @ right
     if not falls or np.abs(1 + shifts).max() > LARGEST:
         shifts = np.zeros(len(starts))
