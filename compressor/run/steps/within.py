@@ -57,12 +57,12 @@ from compressor.workdir import ATTEMPTS, write_json
 T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
 """Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
-_FIRST_STEP, _LATER_STEP = 2.0, 1.4
+_FIRST_STEP, _LATER_STEP = 1.6, 1.4
 """Largest ratio of the speed of the first attempt that is trained to that of the whole model, and of a later one to the
 fastest that holds. A training that goes on from weights that hold is not lost, and that of too fast a plan is."""
 _TRAINING_RATIO = 3.0
 """Least ratio of the time of a training to that of the pruning before it, by which there are fewer attempts."""
-_PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.06, 0.5
+_PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.12, 0.5
 """Share of the time that is left which choosing and refitting the units of an attempt may take, by fewer rows."""
 _FORWARDS_OF_ROW = 30.0
 """Forwards that choosing and refitting units takes for each row: 28 for MiniLM on SST-2."""
