@@ -182,8 +182,6 @@ def _shares(load: Callable[[], ir.Model], groups: GraphGroups, lengths: Sequence
     Groups whose names differ in numbers alone are those of similar layers, of which the first and the last are counted.
 
     Args:
-        load: returns the graph.
-        groups: its groups.
         lengths: sizes of the free axes other than the batch, of which the first is used that the graph runs with.
     """
     import graph_passes

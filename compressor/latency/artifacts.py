@@ -102,10 +102,6 @@ def junit_of_error(title: str, error: BaseException) -> str:
     """The JUnit report of a check that ended without a verdict.
 
     Wrong outputs are a failure of the model; anything else is an error.
-
-    Args:
-        title: the compared models.
-        error: the error that ended the check.
     """
     failed = isinstance(error, MismatchError)
     suite = ElementTree.Element(
@@ -144,21 +140,15 @@ def read_history(path: Path) -> list[Verdict]:
     try:
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
-        raise InputError(
-            f"{path}: the history cannot be read ({one_line(error)}); give another --history",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"the history cannot be read ({one_line(error)}); give another --history"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
     verdicts = []
     for line in lines:
         with contextlib.suppress(pydantic.ValidationError):
             verdicts.append(Verdict.model_validate_json(line))
     if lines and not verdicts:
-        raise InputError(
-            f"{path}: the file contains no check records; give another --history",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        )
+        text = "the file contains no check records; give another --history"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE)
     return verdicts
 
 
@@ -171,8 +161,6 @@ def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
     """Plot the median times and the slowdowns of the checks that are comparable with `last`.
 
     Args:
-        checks: a history.
-        last: the latest check.
         path: `.svg` file to write.
     """
     timed = comparable(checks, last)[-_MAX_CHECKS:]

@@ -203,7 +203,6 @@ def fit_times(
 
     Args:
         table: the time of the whole model, and rows with the numbers of units between which costs are linear.
-        points: the plans, and their times.
         fitted: indices of the rows that are fitted; the others keep their costs.
         errors: standard error of each of the times; empty: unknown.
     """
@@ -261,9 +260,7 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
     the curve are the plan that keeps nothing and the whole model.
 
     Args:
-        table: a table of times.
         least: time of the plan that keeps nothing.
-        points: the plans, and their times.
     """
     ordered = sorted((table.sum_of(counts), time) for counts, time in points)
     sums, measured = np.array(ordered).clip(_NOISE_SHARE * table.whole).T

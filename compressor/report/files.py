@@ -20,10 +20,6 @@ HTML_NAME = "report.html"
 def write(report: Report, folder: str | os.PathLike[str]) -> Path:
     """Write `report.json` and `report.html`; the same report always gives the same bytes.
 
-    Args:
-        report: the report.
-        folder: the folder to write into.
-
     Returns:
         Path of `report.html`.
 
@@ -62,11 +58,9 @@ def load(path: str | os.PathLike[str]) -> Report:
     except OSError as fault:
         is_missing = isinstance(fault, FileNotFoundError)
         unreadable = f"cannot read the report ({fault.strerror}); correct the permissions of the file"
-        raise InputError(
-            f"{path}: {'no such report; name the folder of a finished run' if is_missing else unreadable}",
-            code=ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from fault
+        text = "no such report; name the folder of a finished run" if is_missing else unreadable
+        code = ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE
+        raise InputError.of_file(path, text, code) from fault
     try:
         return Report.model_validate_json(data)
     except pydantic.ValidationError as fault:
