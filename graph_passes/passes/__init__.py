@@ -23,6 +23,7 @@ from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.quantize_weights import QuantizeWeights
 from graph_passes.passes.quantize_weights_inside import QuantizeWeightsInside
+from graph_passes.passes.read_whole_texts import ReadWholeTexts
 from graph_passes.passes.record_reach import RecordReach
 from graph_passes.passes.reduce_precision import ReducePrecision
 from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
@@ -61,6 +62,7 @@ __all__ = [
     "PrepareForFusion",
     "QuantizeWeights",
     "QuantizeWeightsInside",
+    "ReadWholeTexts",
     "RecordReach",
     "ReducePrecision",
     "RemoveDeadBranches",
