@@ -13,7 +13,7 @@ import graph_passes
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
 from compressor.generation.prove import generation_cases
-from compressor.generation.steps import LOGITS, MASK, begin, decoded_ids, run_in_steps, step
+from compressor.generation.steps import LOGITS, MASK, run_in_steps
 from compressor.model_folder import ModelFolder
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.targets.base import TOLERANCE
@@ -55,13 +55,11 @@ def prove_export(
         MismatchError: the graph computes something else than the file.
     """
     file, stage, tolerance = folder.model, ProofStage.CACHED_EXPORT, TOLERANCE[folder.access.precision]
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, file.reference(plan) as run:
+        expected = [{LOGITS: run(text.feeds)[LOGITS]} for text in texts]
         graph_passes.save(file.with_weights(plan, with_caches=True), Path(scratch) / DECODER)
-        reference, feeds = OrtSessions(Path(scratch), optimized=False), [text.feeds for text in texts]
-        ends = [decoded_ids(each).shape[1] for each in feeds]
-        read = [step(reference, each, 0, end, begin(reference, each)) for each, end in zip(feeds, ends, strict=True)]
-        expected = [{LOGITS: logits} for logits, _ in read]
-        itself = prove_outputs(stage, variant, texts, expected, partial(run_in_steps, reference), tolerance)
+        in_steps = partial(run_in_steps, OrtSessions(Path(scratch), optimized=False))
+        itself = prove_outputs(stage, variant, texts, expected, in_steps, tolerance)
     if not itself.holds:
         raise InputError(
             f"{file.file}: computes something else in steps, with its caches, than from a whole text at once (relative"

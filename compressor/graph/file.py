@@ -17,7 +17,7 @@ import onnx_ir as ir
 import graph_passes
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.graph.config import GraphConfig
-from compressor.graph.program import Program, widen
+from compressor.graph.program import CACHED_BRANCH, Program, widen
 from compressor.model_folder.access import ModelAccess
 from compressor.model_folder.feeds import Draw, cannot_make, text_feeds
 from compressor.model_folder.folder import ModelFolder
@@ -263,12 +263,17 @@ class GraphFile(ModelAccess):
         """Runs the graph in ONNX Runtime, without its optimizations; that of a decoder with empty caches.
 
         The weights are those of now, and the gates of the plan are multiplied into them: the reference of a proof
-        shares neither the inserted gates nor the operators in PyTorch with what is proven.
+        shares neither the inserted gates nor the operators in PyTorch with what is proven. A decoder whose plan and
+        weights change nothing is its file, as it is.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             model = self.with_weights(plan, with_caches=self.generates)
-            graph_passes.save(model, path)
+            changed = self._network is not None or self._changed or self._factors(plan)
+            if self.generates and not changed:
+                path = self.file
+            else:
+                graph_passes.save(model, path)
             run = unoptimized_runner(path)
             yield partial(_run_empty, model, run) if self.generates else run
 
@@ -340,7 +345,8 @@ def _write_gated(model: ir.Model, plan: Plan, path: Path, example: ExampleRows |
 def _run_empty(model: ir.Model, run: Callable[[Feeds], Outputs], feeds: Feeds) -> Outputs:
     """The outputs of a decoder on whole texts `[text, position]` and empty caches, without the new caches."""
     caches, ids = read_caches(model), feeds[IDS]
-    completed = {**feeds, POSITIONS: positions(feeds.get(MASK, np.ones_like(ids)))}
+    counted = positions(feeds.get(MASK, np.ones_like(ids)))
+    completed = {**feeds, POSITIONS: counted, CACHED_BRANCH: np.zeros(1, np.bool_)}
     for value in model.graph.inputs:
         name, dtype = value.name or "", np.dtype(np.int64 if value.dtype is None else value.dtype.numpy())
         if value in caches:

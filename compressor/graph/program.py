@@ -42,7 +42,7 @@ _OF_TEXTS = (IDS, MASK, POSITIONS)
 """Inputs of a decoder with caches besides these."""
 _FROM_LEFT = ("GroupQueryAttention",)
 """Operators that read as many tokens of a text as it has from its first position on."""
-_BRANCH = "use_cache_branch"
+CACHED_BRANCH = "use_cache_branch"
 """Input of a decoder that holds two graphs, one of which reads caches."""
 _FUSED_TABLES = {"EmbedLayerNormalization": ((0, 2), (1, 4))}
 """Operator that looks up several tables -> positions of ids and of their table among its inputs."""
@@ -253,8 +253,8 @@ def _require_readable(model: ir.Model, file: Path) -> None:
 
 def _take_cached_branch(graph: ir.Graph) -> None:
     """Let a decoder that holds two graphs be the one that reads caches."""
-    for value in [value for value in graph.inputs if value.name == _BRANCH]:
-        taken = add_initializer(graph, f"{_BRANCH}.taken", np.ones(1, np.bool_))
+    for value in [value for value in graph.inputs if value.name == CACHED_BRANCH]:
+        taken = add_initializer(graph, f"{CACHED_BRANCH}.taken", np.ones(1, np.bool_))
         value.replace_all_uses_with(taken)
         graph.inputs.remove(value)
 
