@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def drawn(groups: list[PrunableGroup], seed: int) -> Plan:
         count = 0 if number == 0 else int(rng.integers(1, bundles + 1))
         chosen = rng.choice(bundles, count, replace=False)
         kept = [unit for unit in range(group.units) if unit // group.bundle in chosen]
-        plans.append(group.plan(kept, rng.uniform(0.5, 1.5, len(kept)).astype(np.float32).tolist()))
+        scale = tuple(rng.uniform(0.5, 1.5, len(kept)).astype(np.float32).tolist())
+        plans.append(replace(group.plan(range(group.units)), kept=tuple(kept), scale=scale))
     return Plan(groups=tuple(plans))
 
 
@@ -89,7 +91,7 @@ def assert_equals_model(name: str, plan: Plan, sessions: OrtSessions) -> None:
     batch = {key: torch.from_numpy(value) for key, value in feeds.items()}
     groups = find_groups(network, batch)
     assert [group.units for group in groups] == [group.units for group in plan.groups]
-    same = [group.plan(part.kept, part.scale) for group, part in zip(groups, plan.groups, strict=True)]
+    same = [replace(part, name=group.name) for group, part in zip(groups, plan.groups, strict=True)]
     with gated(network, Plan(groups=tuple(same)), attention="eager"), torch.no_grad():
         expected = network(**batch).logits.numpy()
     assert np.allclose(run_in_steps(sessions, feeds)[LOGITS], expected, atol=1e-4)
