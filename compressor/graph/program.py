@@ -91,8 +91,8 @@ class Program:
         Normalize()(model)
         unshare_biases(model.graph)
         graph_passes.record_example_sizes(model, sizes or {})
-        _require_caches(model, file)
         search, precision = graph_passes.find_groups(model), stored_precision(model)
+        _require_caches(model, file)
         if not (caches := cache_names(model)):
             return cls(file, content, model, search, precision)
         record_caches(model, caches.items())  # also of what a plan cuts

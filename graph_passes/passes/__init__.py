@@ -34,6 +34,7 @@ from graph_passes.passes.scale_queries import ScaleQueries
 from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
 from graph_passes.passes.split_skip_norms import SplitSkipNorms
+from graph_passes.passes.state_cache_sizes import StateCacheSizes
 from graph_passes.passes.transfer_weights import TransferWeights
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
 from graph_passes.passes.use_padding_mask import UsePaddingMask
@@ -73,6 +74,7 @@ __all__ = [
     "SeparateProjections",
     "SimplifyLookups",
     "SplitSkipNorms",
+    "StateCacheSizes",
     "TransferWeights",
     "TransposeSingleQuery",
     "UsePaddingMask",
