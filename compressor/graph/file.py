@@ -33,7 +33,7 @@ from compressor.units.prunable import Attention, LinearWeights, known_groups, no
 from graph_passes import Plan
 from graph_passes.flow.caches import read_caches
 from graph_passes.passes.insert_gates import FINGERPRINT
-from graph_passes.passes.read_whole_texts import IDS, MASK, POSITIONS
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -23,9 +23,9 @@ from compressor.units import Site
 from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
 from graph_passes.errors import listed
 from graph_passes.flow.caches import cache_names, record_caches
-from graph_passes.passes import Normalize, ReadWholeTexts
+from graph_passes.passes import NameDecodingAxes, Normalize, ReadWholeTexts
 from graph_passes.passes.insert_gates import FINGERPRINT
-from graph_passes.passes.read_whole_texts import IDS, MASK, POSITIONS
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
 from graph_passes.tape import add_initializer
 
 _TOKENS, _TYPES, LOGITS = "input_ids", "token_type_ids", "logits"
@@ -96,6 +96,7 @@ class Program:
         if not (caches := cache_names(model)):
             return cls(file, content, model, search, precision)
         record_caches(model, caches.items())  # also of what a plan cuts
+        NameDecodingAxes()(model)
         if any(node.op_type in _FROM_LEFT for node in model.graph) or MASK not in {v.name for v in model.graph.inputs}:
             model.metadata_props[PADDING] = "right"
         whole = ReadWholeTexts()(model.clone()).model
@@ -280,6 +281,16 @@ def _require_caches(model: ir.Model, file: Path) -> None:
             f"has key/value caches and {problem}: only decoders of texts are compressed with caches, which read"
             f" {listed(_OF_TEXTS)}; export it so, or without caches (use_cache=False)",
             input=unknown[0] if unknown else IDS,
+        )
+    shapes = {value.name: value.shape for value in model.graph.inputs}
+    forms = [name for name in _OF_TEXTS if caches and (shape := shapes.get(name)) is not None and len(shape) != 2]
+    if forms or (caches and isinstance(shapes[IDS][1], int)):
+        name = forms[0] if forms else IDS
+        raise _other_kind(
+            file,
+            f"has key/value caches, and its input {name} is {list(shapes[name])}, which holds no texts of any length;"
+            " export it with two free axes, texts and tokens",
+            input=name,
         )
     if caches and LOGITS not in outputs:
         names = ", ".join(sorted(outputs - set(caches.values())))

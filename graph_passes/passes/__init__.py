@@ -17,6 +17,7 @@ from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
 from graph_passes.passes.merge_reshapes import MergeReshapes
+from graph_passes.passes.name_decoding_axes import NameDecodingAxes
 from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
@@ -57,6 +58,7 @@ __all__ = [
     "LowerOpset",
     "MakeAxesExplicit",
     "MergeReshapes",
+    "NameDecodingAxes",
     "NameSqueezedAxes",
     "NarrowIntegers",
     "Normalize",

@@ -9,11 +9,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from graph_passes.flow.caches import CACHES, read_caches
 from graph_passes.flow.rules import RULES
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS, forget_shapes
 from graph_passes.tape import Tape
 
-IDS, MASK, POSITIONS = "input_ids", "attention_mask", "position_ids"
-"""Inputs of a decoder besides its caches: tokens `[text, new position]`, a mask `[text, earlier and new position]`, and
-the number of each token in its text `[text, new position]`."""
 _POSITION_AXES = (2, -2)
 """The axis of positions of a cache `[text, head, position, width]`."""
 
@@ -52,7 +50,7 @@ class ReadWholeTexts(GraphPass[Names]):
         model.metadata_props.pop(CACHES, None)
         if mask is not None and ids.shape is not None:
             mask.shape = ir.Shape(ids.shape)
-        _forget_shapes(graph)
+        forget_shapes(graph)
         return changed(model, [value.name for value in gone])
 
 
@@ -97,11 +95,3 @@ def _counted(ids: ir.Value, mask: ir.Value | None, dtype: ir.DataType, op: Tape)
     count = op("CumSum", read, op.constant(np.array(1, np.int64)))
     is_read = op("Cast", op("Greater", count, op.ints([0])), to=ir.DataType.INT64)
     return op("Cast", op("Sub", count, is_read), to=dtype)
-
-
-def _forget_shapes(graph: ir.Graph) -> None:
-    """Remove the shapes of computed tensors that name numbers of earlier positions."""
-    free = {str(size) for value in graph.inputs for size in value.shape or () if not isinstance(size, int)}
-    for value in (output for node in graph for output in node.outputs if not output.is_graph_output()):
-        if any(not isinstance(size, int) and str(size) not in free for size in value.shape or ()):
-            value.shape = None
