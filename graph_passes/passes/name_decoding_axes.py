@@ -1,4 +1,4 @@
-"""Name decoding axes: the free axes of a decoder with key/value caches get one name each, whatever exporters call them."""
+"""Name decoding axes: every free axis of a decoder with key/value caches gets one name, whatever exporters call it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NameDecodingAxes(GraphPass[Names]):
             if output is not None:
                 _name(output, _BATCH, None, _TOTAL, None)
         for value in (value for value in graph.outputs if value not in caches.values()):
-            names = {size: name for size, name in zip(before, (_BATCH, _NEW), strict=False)}
+            names = dict(zip(before, (_BATCH, _NEW), strict=False))
             _name(value, *(names.get(str(axis)) for axis in value.shape or ()))
         forget_shapes(graph)
         return changed(model, [value.name for pair in caches.items() for value in pair if value is not None])
