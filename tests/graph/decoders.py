@@ -1,4 +1,4 @@
-"""Tiny decoders with key/value caches as files: as Optimum names them, as genai's builder writes them, and as ours."""
+"""Tiny decoders with key/value caches as files: as Optimum names them, and as genai's builder writes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from compressor.generation.deliver import shrink_whole
-from compressor.targets.caches import DECODER
-from graph_passes import save
 from tests import folders
-from tests.generation.exported import whole_graphs
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="decoders-")
 _SIZES: dict[str, Any] = {"vocab_size": 25, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
@@ -182,18 +178,11 @@ def build_grouped(path: Path, dtype: type = np.float32, *, layers: int = 2) -> P
     return path
 
 
-def _ours(path: Path) -> Path:
-    whole, plan, _ = whole_graphs("llama")
-    save(shrink_whole(whole, plan)[DECODER], path)
-    return path
-
-
 FILES: Mapping[str, Callable[[Path], Path]] = {
     "gpt2": lambda path: trace(model("gpt2"), path),
     "qwen3": lambda path: trace(model("qwen3"), path),
     "grouped": build_grouped,
     "grouped, half": lambda path: build_grouped(path, np.float16),
-    "ours": _ours,
 }
 """Name -> writes a file."""
 
