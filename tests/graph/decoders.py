@@ -23,9 +23,9 @@ from tests import folders
 _FOLDER = tempfile.TemporaryDirectory(prefix="decoders-")
 _SIZES: dict[str, Any] = {"vocab_size": 25, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
 MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
-    # As many heads as texts, positions and layers, and as many neurons as tokens.
+    # As many heads as texts, and as many neurons as tokens.
     "gpt2": lambda: hf.GPT2LMHeadModel(
-        hf.GPT2Config(**_SIZES, n_embd=24, n_layer=2, n_head=2, n_positions=32, n_inner=25)
+        hf.GPT2Config(**_SIZES, n_embd=24, n_layer=1, n_head=2, n_positions=32, n_inner=25)
     ),
     "qwen3": lambda: hf.Qwen3ForCausalLM(
         hf.Qwen3Config(
