@@ -1,27 +1,17 @@
-"""Proofs that graphs with caches, run in steps, compute what the model computes on the whole text at once."""
+"""Proofs that graphs with caches, run in steps, return the expected logits."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-from transformers import PreTrainedModel
-
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
-from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, padded_left, positions, run_in_steps
-from compressor.model_folder import copy_of
+from compressor.generation.steps import MASK, TARGET, TEXT, padded_left, run_in_steps
 from compressor.results import Proof, ProofStage, VariantName
-from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE
 from compressor.targets.caches import Sessions
 from compressor.targets.relative_error import Outputs
-from compressor.units import gated
-from compressor.units.find import evaluation_mode
-from compressor.units.hook import Attention
-from graph_passes import Plan
 from graph_passes.errors import listed
 
 _READ = frozenset((TEXT, MASK, TARGET, "decoder_attention_mask", "input_features"))
@@ -46,31 +36,6 @@ def generation_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
         feeds = {name: array for name, array in feeds.items() if name != "decoder_attention_mask"}
         texts.append(Case(feeds, f"{case_name(feeds)}, in steps"))
     return tuple(texts)
-
-
-def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], attention: Attention) -> list[Outputs]:
-    """Logits of the gated model on each case, from one forward over the whole text and without a cache.
-
-    Args:
-        model: the model; to be the reference, nothing has run on it.
-        plan: the plan, whose dropped units the gates switch off.
-        cases: the inputs.
-        attention: form of attention.
-    """
-    expected = list[Outputs]()
-    for case in cases:
-        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
-        if TARGET not in inputs and MASK in inputs and "position_ids" in inspect.signature(model.forward).parameters:
-            inputs["position_ids"] = torch.from_numpy(positions(case.feeds[MASK]))
-        fresh = copy_of(model)
-        with (
-            gated(fresh, plan, attention=attention) as gated_model,
-            evaluation_mode(fresh),
-            quiet_transformers(),
-            torch.no_grad(),
-        ):
-            expected.append({LOGITS: gated_model(**inputs, use_cache=False).logits.numpy()})
-    return expected
 
 
 def prove_steps(

@@ -22,7 +22,7 @@ from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import smallest_that_holds
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
-from compressor.generation.prove import generation_cases, prove_steps
+from compressor.generation.prove import prove_steps
 from compressor.generation.steps import LOGITS, begin, decoded_ids, run_in_steps, step
 from compressor.generation.workload import CachedEngine, Call, Workload
 from compressor.measure.timing import alternate_calls
@@ -174,7 +174,7 @@ class WeightTrials:
 
     Attributes:
         folder: the folder of the graphs, with their engines in fp32.
-        cases: inputs of the proofs of the run.
+        texts: inputs of the proofs.
         scorer: scores engines on the evaluation rows, in comparison with the dense engine.
         workload: the requests whose tokens are timed.
         threads: threads of the engines; None: one per core.
@@ -184,7 +184,7 @@ class WeightTrials:
     """
 
     folder: Path
-    cases: Sequence[Case]
+    texts: Sequence[Case]
     scorer: EvaluationScorer
     workload: Workload
     threads: int | None
@@ -249,10 +249,9 @@ class WeightTrials:
         Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance
         is that of engines in int8.
         """
-        texts = generation_cases(self.cases)
         reference = _reference(self.folder, rounding, self.scratch / "rounded.onnx")
-        expected = [run_in_steps(reference, text.feeds) for text in texts]
-        return prove_steps(ProofStage.CACHED_WEIGHTS, "compressed", texts, expected, sessions, TOLERANCE["int8"])
+        expected = [run_in_steps(reference, text.feeds) for text in self.texts]
+        return prove_steps(ProofStage.CACHED_WEIGHTS, "compressed", self.texts, expected, sessions, TOLERANCE["int8"])
 
     def _with_finer(self, trial: Trial) -> Trial:
         """The candidate with as few matmuls in a finer precision as keep the metric."""
@@ -285,7 +284,7 @@ class WeightTrials:
         """Training rows, if there are any; else the inputs of the proofs."""
         data = self.scorer.data
         if data is None or not len(data.train):
-            return [case.feeds for case in generation_cases(self.cases)]
+            return [text.feeds for text in self.texts]
         count = len(within_tokens(data, draw_rows(data, _RANKED_ROWS, self.scorer.seed), _RANKED_TOKENS))
         return calibration_rows(data, count, self.scorer.seed)
 

@@ -23,6 +23,8 @@ ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 """The graphs of a folder that generates; only an encoder-decoder has an encoder."""
 PLAN = "compressor.plan"
 """Entry of the metadata of a graph without what a plan drops, and of its engine: the digest of the plan."""
+PADDING = "compressor.padding"
+"""Entry of the metadata of a decoder that reads no padding on the left: `right`."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
 
@@ -136,6 +138,11 @@ class Sessions(ABC):
         Raises:
             InputError: an input is missing, the graph cannot run on these inputs, or the caches were read before.
         """
+
+
+def positions(mask: np.ndarray) -> np.ndarray:
+    """The number of each token in its text `[text, position]`: tokens are counted without padding on the left."""
+    return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
 def require_decoder(folder: Path) -> None:

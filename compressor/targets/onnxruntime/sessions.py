@@ -17,6 +17,7 @@ from compressor.targets.caches import (
     DECODER,
     ENCODER,
     MASKS,
+    PADDING,
     PLAN,
     Caches,
     Sessions,
@@ -139,7 +140,8 @@ class OrtSessions(Sessions):
         self.path = decoder or file_of(DECODER)
         self._decoder = open_session(self.path, settings)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
-        recorded = self._decoder.get_modelmeta().custom_metadata_map.get(CACHES)
+        metadata = self._decoder.get_modelmeta().custom_metadata_map
+        recorded = metadata.get(CACHES)
         if recorded is None:
             raise InputError(
                 f"{folder / DECODER}: records no caches of keys and values; a run on a model that generates writes"
@@ -161,7 +163,8 @@ class OrtSessions(Sessions):
         )
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
-        self.precision = self._decoder.get_modelmeta().custom_metadata_map.get(WEIGHTS, "fp32")
+        stored = "fp16" if logits.type == "tensor(float16)" else "fp32"
+        self.precision, self._pads_right = metadata.get(WEIGHTS, stored), PADDING in metadata
         values = [self._inputs[name] for name in self._decoded]
         self.bytes_per_token = sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
         self.constants = dict[str, np.ndarray]()
@@ -184,6 +187,13 @@ class OrtSessions(Sessions):
     ) -> tuple[np.ndarray, OrtCaches]:
         """See `Sessions.decode`."""
         assert isinstance(caches, OrtCaches)
+        if self._pads_right and mask is not None and not mask[:, 0].all():
+            raise InputError(
+                f"{self.path}: its attention reads no padding on the left, which texts of unequal lengths have; pass"
+                " texts of one length, or one at a time (--batch-size 1)",
+                code=ErrorCode.UNSUPPORTED,
+                path=self.path,
+            )
         feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
@@ -192,7 +202,8 @@ class OrtSessions(Sessions):
         )
         decoded = {name: outputs[output] for name, output in self._decoded.items()}
         length = caches.length + input_ids.shape[1]
-        return outputs["logits"].numpy(), dataclasses.replace(caches, length=length, decoded=decoded)
+        logits = np.asarray(outputs["logits"].numpy(), np.float32)
+        return logits, dataclasses.replace(caches, length=length, decoded=decoded)
 
     def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
         """Caches without a position of the decoder; layers differ in their numbers of heads."""
