@@ -17,7 +17,7 @@ from compressor.model_folder import ModelFolder
 from compressor.model_folder.text_limits import token_limit
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
-from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, Target, WeightPrecision, target
+from compressor.targets import DEFAULT_TARGET, TARGETS, WEIGHT_BITS, Target, WeightPrecision, target
 from compressor.targets.caches import GeneratingModel
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
@@ -51,14 +51,18 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
 
     Raises:
         UsageError: they cannot: on another runtime or device, or without an engine with caches.
-        TargetMissingError: the installed ONNX Runtime lacks the operator.
+        TargetMissingError: the installed runtime cannot multiply by them.
     """
     engine = recipe.engine
     if engine.weight_precision is None:
         return
-    fields, reason = ("precision", "target"), ""
-    if engine.target not in (DEFAULT_TARGET, AUTO):
-        reason = "ONNX Runtime alone multiplies by such weights; use --target ort, or --precision int8"
+    fields, reason, runtime = ("precision", "target"), "", cached_runtime(engine)
+    if runtime.caches is None:
+        named = " or ".join(name for name in TARGETS if target(name).caches is not None)
+        reason = (
+            f"no engines of {runtime.title} with key/value caches are built here, whose weights would be rounded; use"
+            f" --target {named}, or --precision int8"
+        )
     elif engine.provider == "cuda":
         fields, reason = ("precision", "provider"), "engines with caches are built for the CPU; omit --provider"
     elif not folder.generates:
@@ -73,9 +77,9 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
             fields=fields,
             value=engine.precision,
         )
-    from compressor.generation.weights import require_operator
+    from compressor.generation.weights import require_rounded
 
-    require_operator()
+    require_rounded(runtime)
 
 
 def export_cached(run: RunContext) -> CachedGraphs | None:
@@ -221,6 +225,7 @@ def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer
     scratch.mkdir(exist_ok=True)
     trials = WeightTrials(
         folder=run.work.result,
+        runtime=cached_runtime(run.recipe.engine),
         cases=run.sizes.cases,
         scorer=scorer,
         workload=workload,
@@ -238,7 +243,7 @@ def _weight_precisions(recipe: Recipe, scorer: EvaluationScorer) -> tuple[Weight
     if engine.weight_precision is not None:
         return (engine.weight_precision,)
     is_bounded = scorer.max_drop is not None and data is not None and data.scores_eval
-    tries = engine.precision == AUTO and engine.target in (DEFAULT_TARGET, AUTO) and engine.provider != "cuda"
+    tries = engine.precision == AUTO and engine.provider != "cuda" and cached_runtime(engine).caches is not None
     return (None, *WEIGHT_BITS) if tries and is_bounded else ()
 
 

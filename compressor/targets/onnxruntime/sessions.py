@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -16,8 +16,10 @@ from compressor.targets.base import BuildOptions, Feeds, Provider, missing_input
 from compressor.targets.caches import (
     DECODER,
     ENCODER,
+    FINER,
     MASKS,
     PLAN,
+    WEIGHTS,
     Caches,
     Sessions,
     missing_encoder,
@@ -30,13 +32,13 @@ from compressor.targets.onnxruntime.ort_session import (
     error_line,
     open_session,
     session_settings,
+    unoptimized_runner,
 )
 from graph_passes.flow.caches import CACHES
 
-FINER = "compressor.weights.finer"
-"""Key of the metadata of an engine: JSON list of the weights in the next finer precision."""
-WEIGHTS = "compressor.weights"
-"""Entry of the metadata of an engine with the precision of its weights."""
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 _CHOICE_SECONDS = 1.0
 """Maximum time spent on choosing the form of an operator."""
 
@@ -65,9 +67,23 @@ def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int
         build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
 
 
-def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None) -> OrtSessions:
+def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Path) -> Path:
+    """Round the weights of the engine in fp32, whose operators are fused; see `Target.round_weights`."""
+    from graph_passes import load, save  # a server that generates rounds nothing
+
+    engine = engine_of(folder / DECODER)
+    save(rounds(load(engine)), out / engine.name)
+    return out / engine.name
+
+
+def check_rounded(graph: Path) -> None:
+    """Run a graph with `MatMulNBits`, which only some packages of ONNX Runtime have; see `Target.check_rounded`."""
+    unoptimized_runner(graph)
+
+
+def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None, decoder: Path | None) -> OrtSessions:
     """Load the engines of a folder, or its graphs where it has no engines; see `Target.open_sessions`."""
-    return OrtSessions(folder, provider=provider, threads=threads)
+    return OrtSessions(folder, provider=provider, threads=threads, decoder=decoder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +177,8 @@ class OrtSessions(Sessions):
         )
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
-        self.precision = self._decoder.get_modelmeta().custom_metadata_map.get(WEIGHTS, "fp32")
+        stored = self._decoder.get_modelmeta().custom_metadata_map
+        self.precision, self.finer = stored.get(WEIGHTS, "fp32"), tuple(json.loads(stored.get(FINER, "[]")))
         values = [self._inputs[name] for name in self._decoded]
         self.bytes_per_token = sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
         self.constants = dict[str, np.ndarray]()
