@@ -41,9 +41,11 @@ def cached_runtime(config: EngineConfig) -> Target:
 
 
 def is_engine_of_caches(config: EngineConfig) -> bool:
-    """Whether engines with caches are those that a target and a precision name, so that budgets bound their times."""
-    has_engines = config.target != AUTO and cached_runtime(config).caches is not None
-    return has_engines and config.precision in ("fp32", *WEIGHT_BITS)
+    """Whether engines with caches are those that a target and a precision name, so that budgets bound their times.
+
+    Where the precision is to be chosen, they are in fp32, or their weights have the precision that is chosen for them.
+    """
+    return cached_runtime(config).caches is not None and config.precision in ("fp32", *WEIGHT_BITS, AUTO)
 
 
 def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
