@@ -26,10 +26,10 @@ from graph_passes import load, save
 
 _REMEDY = "do not use the result"
 _CACHED_REMEDIES = {
-    **dict.fromkeys(CACHED_STAGES, "leave out the graphs with caches (--no-cache)"),
-    ProofStage.CACHED_WEIGHTS: "leave the weights in floats (--precision fp32)",
+    **dict.fromkeys(CACHED_STAGES, "compress the model with --no-cache, which leaves out these graphs"),
+    ProofStage.CACHED_WEIGHTS: "compress the model with --precision fp32",
 }
-"""What a run can leave out whose proof does not hold."""
+"""What leaves out that whose proof does not hold."""
 _PRODUCT_TOLERANCE = 1e-2
 """Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
 Run = Callable[[Feeds], Outputs]

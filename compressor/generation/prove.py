@@ -5,24 +5,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import partial
-
-import torch
-from transformers import PreTrainedModel
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
 from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, padded_left, positions, run_in_steps
-from compressor.model_folder import copy_of
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.silence_libraries import quiet_transformers
+from compressor.targets import Target
 from compressor.targets.base import TOLERANCE
 from compressor.targets.caches import Sessions
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
-from compressor.units import gated
-from compressor.units.find import evaluation_mode
-from compressor.units.hook import Attention
 from graph_passes import Plan
 from graph_passes.errors import listed
+
+if TYPE_CHECKING:  # a build of a finished run needs no PyTorch
+    from transformers import PreTrainedModel
+
+    from compressor.units.hook import Attention
 
 _READ = frozenset((TEXT, MASK, TARGET, "decoder_attention_mask", "input_features"))
 """Inputs of the models whose graphs have caches."""
@@ -57,6 +59,12 @@ def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], att
         cases: the inputs.
         attention: form of attention.
     """
+    import torch
+
+    from compressor.model_folder import copy_of
+    from compressor.units import gated
+    from compressor.units.find import evaluation_mode
+
     expected = list[Outputs]()
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
@@ -95,3 +103,29 @@ def prove_steps(
         MismatchError: the proof does not hold.
     """
     return require(prove_outputs(stage, variant, cases, expected, partial(run_in_steps, sessions), tolerance))
+
+
+def graph_outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
+    """Logits of the graphs of a folder, which the runtime does not optimize, on each text in steps."""
+    sessions = OrtSessions(folder, optimized=False)
+    return [run_in_steps(sessions, text.feeds) for text in texts]
+
+
+def prove_engines(
+    folder: Path, cases: Sequence[Case], runtime: Target, threads: int | None, variant: VariantName
+) -> Proof:
+    """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
+
+    Args:
+        folder: the folder of the graphs and engines.
+        cases: inputs of the proofs of the run.
+        runtime: the target of the engines.
+        threads: threads of the sessions; None: one per core.
+        variant: name of the variant.
+
+    Raises:
+        MismatchError: it does not hold.
+    """
+    texts = generation_cases(cases)
+    engines = runtime.open_sessions(folder, provider="cpu", threads=threads)
+    return prove_steps(ProofStage.CACHED_BUILD, variant, texts, graph_outputs(folder, texts), engines)

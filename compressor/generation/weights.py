@@ -87,6 +87,11 @@ class Rounding:
     finer: tuple[str, ...] = ()
 
     @property
+    def label(self) -> str:
+        """The precision with its exceptions, as of `Sessions.precision`."""
+        return ", ".join(filter(None, (self.precision or "fp32", self.form)))
+
+    @property
     def form(self) -> str:
         """The exceptions, in words."""
         if self.precision is None or not self.finer:
@@ -123,7 +128,7 @@ class Rounding:
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
         JoinProducts()(model)
-        model.metadata_props[WEIGHTS] = ", ".join(filter(None, (self.precision, self.form)))
+        model.metadata_props[WEIGHTS] = self.label
         model.metadata_props[FINER] = json.dumps(self.finer)
         return model
 
@@ -151,6 +156,38 @@ def _reference(folder: Path, rounding: Rounding, path: Path) -> OrtSessions:
     assert all(names.values()), "a matmul without a name would be compared with itself"
     graph_passes.save(ReturnToFloats(names.values())(model).model, path)
     return OrtSessions(folder, optimized=False, decoder=path)
+
+
+def build_rounded(
+    folder: Path, runtime: Target, rounding: Rounding, cases: Sequence[Case], threads: int | None, out: Path
+) -> tuple[Sessions, Proof]:
+    """Build the engine of a decoder with rounded weights, and prove that it computes what the graph with them does.
+
+    Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance is
+    that of engines in int8.
+
+    Args:
+        folder: the folder of the graphs, with their engines in fp32.
+        runtime: the target of the engine.
+        rounding: how the weights are stored.
+        cases: inputs of the proofs of the run.
+        threads: threads of the engine; None: one per core.
+        out: an empty folder for the engine.
+
+    Returns:
+        The sessions of the folder with that decoder, and the proof.
+
+    Raises:
+        InputError: no weights can be rounded, or the runtime cannot multiply by them.
+        MismatchError: the proof does not hold.
+    """
+    path = runtime.round_weights(folder, rounding.apply, out)
+    sessions = runtime.open_sessions(folder, provider="cpu", threads=threads, decoder=path)
+    with tempfile.TemporaryDirectory(dir=out) as scratch:
+        reference, texts = _reference(folder, rounding, Path(scratch) / DECODER), generation_cases(cases)
+    expected = [run_in_steps(reference, text.feeds) for text in texts]
+    stage, tolerance = ProofStage.CACHED_WEIGHTS, TOLERANCE["int8"]
+    return sessions, prove_steps(stage, "compressed", texts, expected, sessions, tolerance)
 
 
 @dataclass(frozen=True)
@@ -223,27 +260,27 @@ class WeightTrials:
         chosen = self._best(trials)
         if chosen.rounding.precision is not None:
             assert chosen.engine is not None
-            for file in self.runtime.session_files(chosen.engine.parent):
-                file.replace(self.folder / file.name)
+            move_engines(self.runtime, chosen.engine.parent, self.folder)
         self.log.add_notes(self._notes(chosen))
         return tuple(trial.candidate.model_copy(update={"chosen": trial is chosen}) for trial in trials)
 
     def _try(self, rounding: Rounding) -> Trial:
         """Make, prove and score one candidate; a failure is recorded in its row."""
-        row, engine = rounding.row(self.runtime), None
+        row, proofs = rounding.row(self.runtime), list[Proof]()
         try:
             with self.log.stage(f"trying {row.label}, with caches"):
-                if rounding.precision is not None:
+                if rounding.precision is None:
+                    opened = self._open()
+                else:
                     out = self.scratch / f"decoder{next(self._numbers)}"
                     out.mkdir()
-                    engine = self.runtime.round_weights(self.folder, rounding.apply, out)
-                opened = self._open(engine)
-                proofs = () if rounding.precision is None else (self._prove(rounding, opened),)
+                    parts = self.folder, self.runtime, rounding, self.cases, self.threads, out
+                    opened, *proofs = build_rounded(*parts)
             whole = dataclasses.replace(self.scorer.dense, engine=CachedEngine.of(opened))
             scored = self.scorer.measure(whole, f"{row.label}, with caches")
         except CompressorError as error:
             return Trial(rounding, row.model_copy(update={"failure": str(error), "holds": False}), error=error)
-        update = {**self.scorer.compare(scored), "proofs": proofs, "file_bytes": self._bytes(opened.path)}
+        update = {**self.scorer.compare(scored), "proofs": tuple(proofs), "file_bytes": self._bytes(opened.path)}
         return Trial(rounding, row.model_copy(update=update), opened.path)
 
     def _open(self, decoder: Path | None = None) -> Sessions:
@@ -254,17 +291,6 @@ class WeightTrials:
         folders = self.folder, engine.parent
         files = {file.name: file for folder in folders for file in self.runtime.session_files(folder)}
         return sum(file.stat().st_size for file in files.values())
-
-    def _prove(self, rounding: Rounding, sessions: Sessions) -> Proof:
-        """The proof that an engine computes what the graph with its rounded weights does.
-
-        Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance
-        is that of engines in int8.
-        """
-        texts = generation_cases(self.cases)
-        reference = _reference(self.folder, rounding, self.scratch / "rounded.onnx")
-        expected = [run_in_steps(reference, text.feeds) for text in texts]
-        return prove_steps(ProofStage.CACHED_WEIGHTS, "compressed", texts, expected, sessions, TOLERANCE["int8"])
 
     def _with_finer(self, trial: Trial) -> Trial:
         """The candidate with as few matmuls in a finer precision as keep the metric."""
@@ -359,6 +385,12 @@ class WeightTrials:
             text = f"{row.label}: the metric does not hold with fewer matmuls in a finer precision: {names}"
             notes.append(Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text))
         return notes
+
+
+def move_engines(runtime: Target, source: Path, folder: Path) -> None:
+    """Move the engines with caches of one folder to another, over those of the same names."""
+    for file in runtime.session_files(source):
+        file.replace(folder / file.name)
 
 
 def rank_weights(

@@ -157,6 +157,7 @@ def deliver_cached(
     if whole is None or workload is None:
         return reads_whole
     from compressor.generation import deliver
+    from compressor.generation.prove import prove_engines
 
     runtime, folder = cached_runtime(run.recipe.engine), run.model.folder
     scratch = run.work.scratch / "cached.compressed"
@@ -174,14 +175,14 @@ def deliver_cached(
         return replace(reads_whole, generation=deliver.count_caches(whole, out, workload), proofs=tuple(proofs))
     with log.stage("compressed: building the engines with caches"):
         runtime.build_sessions(out, whole.files, workload.contexts, threads)
-        proofs.append(deliver.prove_engines(out, run.sizes.cases, runtime, threads, "compressed"))
+        proofs.append(prove_engines(out, run.sizes.cases, runtime, threads, "compressed"))
     config = chosen.choice.config
     serves = is_engine_of_caches(config) and config.target == runtime.name and run.recipe.engine.provider != "cuda"
     is_scored = serves and run.data is not None and run.data.task.generates
     if is_scored:
         with log.stage("dense: building the engines with caches"):
             whole_engine = deliver.dense_engines(whole, runtime, workload, threads)
-            proofs.append(deliver.prove_engines(whole_engine.path.parent, run.sizes.cases, runtime, threads, "dense"))
+            proofs.append(prove_engines(whole_engine.path.parent, run.sizes.cases, runtime, threads, "dense"))
         dense = replace(dense, engine=whole_engine)
         scorer = run.stages.scorer(dense)
     candidates = _round_weights(run, workload, scorer)
