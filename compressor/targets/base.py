@@ -188,9 +188,10 @@ class Target(ABC):
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
-        caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`,
-            `session_files`), also with rounded weights (`round_weights`, `check_rounded`); None: engines of this
-            runtime keep no keys and values here.
+        caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`),
+            also with rounded weights (`round_weights`, `check_rounded`); None: engines of this runtime keep no keys
+            and values here.
+        session_names: patterns of the names of their files.
         library: the runtime's own library that generates with such engines; None: there is none.
         packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
@@ -209,6 +210,7 @@ class Target(ABC):
     title: ClassVar[str]
     engines: ClassVar[str]
     caches: ClassVar[str | None] = None
+    session_names: ClassVar[tuple[str, ...]] = ()
     library: ClassVar[str | None] = None
     packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
@@ -458,7 +460,7 @@ class Target(ABC):
             TargetMissingError: the runtime or its device is missing.
             InputError: an engine is missing, or cannot be loaded.
         """
-        self.check_request(provider=provider)
+        self.check(provider=provider)
         sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads, decoder=decoder)
         return sessions
 
@@ -476,8 +478,7 @@ class Target(ABC):
 
     def session_files(self, folder: Path) -> list[Path]:
         """The files of the engines of a model that generates in a folder; empty without `caches`."""
-        files: list[Path] = self._sessions.session_files(folder) if self.caches is not None else []
-        return files
+        return sorted(path for pattern in self.session_names for path in folder.glob(pattern))
 
     @property
     def _sessions(self) -> ModuleType:

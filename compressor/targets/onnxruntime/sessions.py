@@ -48,12 +48,6 @@ def engine_of(graph: Path) -> Path:
     return graph.with_name(f"{graph.stem}.engine.onnx")
 
 
-def session_files(folder: Path) -> list[Path]:
-    """The engines in a folder with their weights; see `Target.session_files`."""
-    engines = [engine_of(folder / name) for name in (ENCODER, DECODER)]
-    return sorted(path for engine in engines for path in folder.glob(f"{engine.name}*"))
-
-
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
     """Build the engines of graphs beside them: attention over caches is one operator where it pays.
 

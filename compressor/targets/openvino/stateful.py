@@ -46,12 +46,6 @@ ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.
 _BEAMS = "beam_idx"
 
 
-def session_files(folder: Path) -> list[Path]:
-    """The engines in a folder with their weights; see `Target.session_files`."""
-    engines = (folder / name for name in (ALONE, _AFTER_ENCODER, _ENCODER))
-    return [file for path in engines for file in (path, path.with_suffix(".bin")) if file.is_file()]
-
-
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
     """Convert graphs, the decoder with its caches as states; see `Target.build_sessions`."""
     files = tuple(files)
