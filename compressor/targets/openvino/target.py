@@ -22,7 +22,7 @@ class OpenVinoTarget(Target):
     title = "OpenVINO"
     engines = "compressor.targets.openvino.engine"
     caches = "compressor.targets.openvino.stateful"
-    session_names = ("openvino_model.xml", "openvino_model.bin", "encoder.xml", "encoder.bin", "decoder.xml", "decoder.bin")
+    session_names = tuple(
         f"{name}.{kind}" for name in ("openvino_model", "encoder", "decoder") for kind in ("xml", "bin")
     )
     library = "openvino-genai"
