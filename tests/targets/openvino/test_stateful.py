@@ -75,6 +75,16 @@ def test_copies_are_read_again_and_others_once(sessions: OpenVinoSessions) -> No
     np.testing.assert_allclose(decode(sessions, token, kept)[0], first, atol=1e-5)
 
 
+def test_positions_that_the_model_lacks_are_refused(sessions: OpenVinoSessions) -> None:
+    ids = np.full((2, 65), 5)
+    logits, caches = decode(sessions, ids[:, :64], sessions.start(2))
+    assert np.isfinite(logits).all()
+    for texts, earlier in ((ids[:, :1], caches), (ids, sessions.start(2))):
+        with pytest.raises(InputError) as error:
+            decode(sessions, texts, earlier)
+        assert error.value.code is ErrorCode.RUNTIME_FAILED
+
+
 def test_an_input_that_is_missing_is_named(sessions: OpenVinoSessions) -> None:
     with pytest.raises(InputError) as error:
         sessions.decode(IDS, None, None, sessions.start(2))
