@@ -34,7 +34,7 @@ from compressor.targets.caches import DECODER, FINER, WEIGHTS, Sessions
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
-from graph_passes.passes import FoldWeights, JoinProducts, QuantizeWeights, ReturnToFloats
+from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import OPERATOR, matrix_of, weights_of
 from graph_passes.quantizers.weight_blocks import BLOCK, floats_of_blocks, round_blocks
 
@@ -127,7 +127,6 @@ class Rounding:
             )
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
-        JoinProducts()(model)
         model.metadata_props[WEIGHTS] = self.label
         model.metadata_props[FINER] = json.dumps(self.finer)
         return model

@@ -191,6 +191,7 @@ def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials,
     assert not np.allclose(rounded, floats, rtol=1e-3)
 
 
+@pytest.mark.parametrize("runtime", ["ort"], indirect=True)
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.0, 0), (0.5, None)], ids=["nothing holds", "some products in 8 bits hold"]
 )
@@ -225,6 +226,7 @@ def test_the_fastest_precision_that_holds_is_chosen(trials: WeightTrials) -> Non
     assert trials._open().precision == chosen.precision
 
 
+@pytest.mark.parametrize("runtime", ["ort"], indirect=True)
 def test_a_decoder_without_weights_to_round_is_refused(trials: WeightTrials) -> None:
     for graph in (trials.folder / DECODER, engine_of(trials.folder / DECODER)):
         if graph.is_file():
