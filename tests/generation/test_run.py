@@ -204,7 +204,7 @@ def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
     def export_wrong(network: Any, plan: Plan, folder: Path, **options: Any) -> tuple[str, ...]:
         files = export_generation(network, plan, folder, **options)
         graph = load(folder / DECODER)
-        weights = graph.graph.initializers["transformer.wte.weight"]
+        weights = graph.graph.initializers["transformer.wpe.weight"]
         assert weights.const_value is not None
         weights.const_value = ir.tensor(-weights.const_value.numpy(), name=weights.name)
         save(graph, folder / DECODER)
@@ -212,10 +212,12 @@ def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
 
     monkeypatch.setattr(deliver, "export_generation", export_wrong)
     model, out = folders.save(folders.gpt2(), tmp_path / "model"), tmp_path / "out"
+    recipe = Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, **SHORT)
     with pytest.raises(MismatchError) as raised:
-        compressor.compress(Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, **SHORT))
+        compressor.compress(recipe)
     assert (raised.value.code, raised.value.details["stage"]) == (ErrorCode.NUMBERS_DIFFER, CACHED_STAGES[0])
     assert not out.exists()
+    assert compressor.compress(recipe.updated(no_cache=True)).generation is None  # as the message advises
 
 
 @pytest.mark.zoo
