@@ -10,17 +10,19 @@ from compressor.engines.prove import Case
 from compressor.generation.prove import prove_engines
 from compressor.generation.weights import Rounding, build_rounded, move_engines
 from compressor.results import Generation, Proof
-from compressor.targets import Target
+from compressor.targets import WEIGHT_BITS, Target
 from compressor.targets.caches import DECODER, ENCODER
 
 
 def rounding_of(generation: Generation) -> Rounding:
     """How a run has stored the weights of its decoder."""
-    chosen = next((row for row in generation.candidates if row.chosen), None)
-    precision = None if chosen is None else chosen.precision
-    if chosen is None or (precision != "int8w" and precision != "int4w"):
-        return Rounding()
-    return Rounding(precision, chosen.in_float)
+    chosen = (
+        Rounding(precision, row.in_float)
+        for row in generation.candidates
+        for precision in WEIGHT_BITS
+        if row.chosen and row.precision == precision
+    )
+    return next(chosen, Rounding())
 
 
 def build_again(

@@ -251,7 +251,7 @@ def test_weights_are_rounded_for_engines_with_caches_alone(fields: Any, generate
     require_weights(Recipe(model="m", data="d", keep="50%", precision="fp32", **fields), folder)
     folder = SimpleNamespace(generates=True)
     for name in RUNTIMES:
-        require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w", target=name), folder)  # type: ignore[arg-type]
+        require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w", target=name), folder)
 
 
 def test_a_runtime_that_cannot_multiply_by_rounded_weights_is_refused(
