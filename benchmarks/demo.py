@@ -20,13 +20,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 PACKAGES = ("huggingface_hub", "matplotlib", "networkx", "pandas", "sklearn", "sympy")
-"""Libraries that `compress` or its dependencies need, in the versions of constraints.txt."""
+"""Libraries of the demo's environment, in the versions of constraints.txt."""
 MAX_DOCSTRINGS = 375
 """Maximum number of docstrings of one package, so that no package outweighs the others."""
 MAX_WORDS = 32
@@ -170,12 +170,17 @@ class EagerModel:
 
     model: Any
 
-    def run(self, feeds: dict[str, Any]) -> Any:
-        """The logits of one batch."""
+    def call(self, feeds: Mapping[str, Any]) -> Callable[[], object]:
+        """A function that computes the logits of one batch."""
         import torch
 
-        with torch.inference_mode():
-            return self.model(**{name: torch.from_numpy(value) for name, value in feeds.items()}).logits
+        tensors = {name: torch.from_numpy(value) for name, value in feeds.items()}
+
+        def forward() -> object:
+            with torch.inference_mode():
+                return self.model(**tensors).logits
+
+        return forward
 
 
 def print_comparison(model: Path, out: Path) -> None:
@@ -205,7 +210,7 @@ def print_comparison(model: Path, out: Path) -> None:
     rows: dict[str, list[float]] = {"PyTorch": [], "ONNX Runtime": [], "compressed": []}
     for speed in report.speeds:
         feeds = {name: value.numpy() for name, value in example_inputs(folder, speed.batch, speed.seq or 1).items()}
-        rows["PyTorch"].append(1e3 * median_times([cast(Any, eager)], feeds, 2.0)[0])
+        rows["PyTorch"].append(1e3 * median_times([eager], feeds, 2.0)[0])
         rows["ONNX Runtime"].append(speed.dense.p50)
         rows["compressed"].append(speed.compressed.p50)
     for name, times in rows.items():

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from compressor import Recipe, compress
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.latency import CheckRequest, Outcome, Verdict, check
 from compressor.latency.request_batches import load_batches
 from compressor.latency.triton import TritonModel

@@ -135,8 +135,10 @@ class Bench:
         """
         data = replace(self.data, eval=self.data.test) if unseen else self.data
         model, precision = self.folder.model, self.mixed_precision
-        measurer = SubsetMeasurer(model, self.sites, data.task, data.eval, _BATCH_SIZE, precision, reuse=reuse)
-        evaluator = ModelSubsetEvaluator(model, self.sites, data, _BATCH_SIZE, 0, precision, measurer=measurer)
+        make_measurer = functools.partial(SubsetMeasurer, reuse=reuse)
+        evaluator = ModelSubsetEvaluator(
+            model, self.sites, data, _BATCH_SIZE, 0, precision, make_measurer=make_measurer
+        )
         if store is not None:
             part = "unseen" if unseen else "searched"
             rows = f"{len(data.eval)}-{part}-{self.max_length}"

@@ -31,7 +31,7 @@ COMPARABLE_FIELDS = ("processor", "cores", "memory")
 PYTORCH_PACKAGES = ("torch", "transformers", "accelerate", "optimum", "pytorch_optimizer", "requests", "sacrebleu")
 """Packages, by the names of their imports, of commands that load a model folder: those of the extra `pytorch`, which
 the extras `cpu` and `gpu` include."""
-ROW_PACKAGES = ("datasets", "pyarrow", "scipy", "threadpoolctl", "tokenizers")
+ROW_PACKAGES = ("datasets", "highspy", "pyarrow", "threadpoolctl", "tokenizers")
 """Packages, by the names of their imports, of commands that read rows: those of the extra `rows`, which the extras
 `onnx`, `cpu` and `gpu` include."""
 

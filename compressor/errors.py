@@ -120,7 +120,7 @@ class CompressorError(Exception):
         self.details = details
 
     @classmethod
-    def of_file(cls, path: Path, problem: str, code: ErrorCode, **details: Any) -> Self:
+    def of_file(cls, path: Path | str, problem: str, code: ErrorCode, **details: Any) -> Self:
         """The error of a file or a folder.
 
         Args:

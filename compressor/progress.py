@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from compressor.results import Note
 
+T = TypeVar("T")
 ProgressCallback = Callable[[int, int], None]
 """Called with (steps finished, steps in total)."""
 
 
 def ignore_progress(finished: int, total: int) -> None:
     """A callback that does nothing."""
+
+
+def tracked(items: Collection[T], on_progress: ProgressCallback) -> Iterator[T]:
+    """The items, of which the number that are finished is reported before each, and after the last."""
+    for number, item in enumerate(items):
+        on_progress(number, len(items))
+        yield item
+    on_progress(len(items), len(items))
 
 
 class Listener(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from compressor.config.train import Training
+from compressor.config.request import Training
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.tasks import Data, open_data
 from compressor.training.schedule import Schedule

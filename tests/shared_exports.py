@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import Markup
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -23,7 +22,6 @@ from compressor.engines.trials import EngineTrials
 from compressor.export import export_reference, rewrite_reference
 from compressor.generation.export import DECODER, ENCODER, export_generation
 from compressor.models.pooled_encoder import PooledEncoder, SentenceEncoder
-from compressor.report import figures
 from compressor.targets import Engine, Feeds
 from compressor.targets.example_rows import EXAMPLE_ROWS, record_example_rows
 from compressor.targets.onnxruntime import engine
@@ -45,11 +43,11 @@ def sharing_exports() -> Iterator[None]:
     """Runs export each structure once; later ones get its graph with their own weights and gates, and prove it.
 
     They fuse each graph for ONNX Runtime once; later ones get the fused graph with its error. The memory of one engine
-    of each runtime is measured. Their reports draw each kind of figure once, and show it again.
+    of each runtime is measured.
     """
     from compressor.engines import export_module
     from compressor.generation import deliver
-    from compressor.run import measure, pipeline, proof_lengths, rebuild
+    from compressor.run import measure, proof_lengths
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deliver, "export_generation", shared_generation)
@@ -58,8 +56,6 @@ def sharing_exports() -> Iterator[None]:
         patch.setattr(engine, "fuse", shared_fusion)
         patch.setattr(measure, "facts_of", _measuring_memory_once(measure.facts_of))
         patch.setattr(EngineTrials, "measure_memory", _measuring_memory_once(EngineTrials.measure_memory))
-        patch.setattr(pipeline, "write_output", _drawing_once(pipeline.write_output))
-        patch.setattr(rebuild, "replace_engine", _drawing_once(rebuild.replace_engine))
         yield
 
 
@@ -85,28 +81,6 @@ def _measuring_memory_once(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **settings)
 
     return call
-
-
-_DRAW = {name: getattr(figures, name) for name in ("ratios", "latencies", "curve")}
-_DRAWN: dict[str, Markup] = {}
-"""Kind of figure -> the first of its kind."""
-
-
-def _drawing_once(write: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that writes a report, with the first figure of each kind."""
-
-    def figure(name: str, *values: Any) -> Markup:
-        if name not in _DRAWN:
-            _DRAWN[name] = _DRAW[name](*values)
-        return _DRAWN[name]
-
-    def written(*arguments: Any, **settings: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in _DRAW:
-                patch.setattr(figures, name, functools.partial(figure, name))
-            return write(*arguments, **settings)
-
-    return written
 
 
 _fuse = engine.fuse

@@ -23,7 +23,7 @@ from compressor.progress import ProgressCallback
 from compressor.run.load import load_folder
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
-from compressor.selection.plan_and_curves import LearningResult
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.selection.search import Head, all_heads
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
@@ -152,7 +152,7 @@ class StudyContext:
         *,
         steps: int | None = None,
         **options: Any,
-    ) -> LearningResult:
+    ) -> SelectedPlan:
         """Select heads of the model as it is now; an interrupted run resumes from the checkpoints in `work`.
 
         Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,8 +17,34 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from compressor.report.figures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE, inline
-
+# Placeholders for the page's colours, which differ between light, dark and print.
+DENSE, COMPRESSED, INK, LINE, MUTED = "#010101", "#020202", "#030303", "#040404", "#050505"
+_ON_PAGE = {
+    DENSE: "var(--dense)",
+    COMPRESSED: "var(--compressed)",
+    INK: "var(--ink)",
+    LINE: "var(--line)",
+    MUTED: "var(--muted)",
+}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "compressor",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": LINE,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "xtick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": LINE,
+    "ytick.labelcolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "ytick.major.size": 0,
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+}
 _HALF, _WIDE = 4.4, 9.2
 """Widths in inches: two figures side by side on a page, or one that fills it."""
 _COLOURS = (
@@ -31,8 +59,6 @@ _COLOURS = (
     "#a0522d",
     "#6b7280",
 )
-_FILE_COLOURS = {"dense": "#98a1ae", "compressed": "#0b7a75", "ink": "#1a1d21", "line": "#dcdfe4", "muted": "#59616c"}
-"""The page's light colours, for a figure in a separate file."""
 Points = Sequence[tuple[float, Sequence[float]]]
 """(x, values at x), values of several seeds."""
 
@@ -265,18 +291,23 @@ def attention_maps(panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figu
 
 
 def styled(figure: Figure) -> Markup:
-    """The figure as an inline `<svg>` that takes its colours from the page."""
+    """The figure as an `<svg>` element of a page, which defines its fonts and colours."""
+    text = io.StringIO()
     with matplotlib.rc_context(STYLE):
-        return inline(figure)
-
-
-def file_text(svg: str) -> str:
-    """An inline `<svg>` as a self-contained file, on white."""
-    text = re.sub(r"var\(--(\w+)\)", lambda name: _FILE_COLOURS[name[1]], svg)
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    size = f'width="{box[1]}pt" height="{box[2]}pt" ' if box else ""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}font-family="sans-serif" style="background: #ffffff" '
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + text.replace("<svg ", head, 1) + "\n"
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', svg, count=1)
+    svg = re.sub(r"font-family: [^;]*; ", "", svg).replace("xlink:href", "href")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    # Hundredths of a pixel are enough inside tags; the text between tags has the numbers that people read.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), re.sub(r"\s+", " ", svg))
+    # Ids are shared by the whole page, so two figures must not define the same clip path.
+    prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    for sentinel, colour in _ON_PAGE.items():
+        svg = svg.replace(sentinel, colour)
+    return Markup(svg)
 
 
 def _axes(wide: bool, height: float) -> tuple[Figure, Axes]:

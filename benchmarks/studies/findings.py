@@ -12,10 +12,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.studies.cell_store import Result
-from benchmarks.studies.figures import file_text, styled
+from benchmarks.studies.figures import styled
 from compressor.measure import paired_interval
 from compressor.measure.bootstrap import Interval
 from compressor.report.html import environment
+from compressor.report.plot import file_text
 from compressor.tasks.base import Task
 from compressor.tasks.metrics import accuracy
 from graph_passes.files import atomic_replace, write_text

@@ -29,7 +29,7 @@ from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint, Note, NoteCode
 from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
-from compressor.selection.plan_and_curves import LearningResult, training_curves
+from compressor.selection.plan_and_curves import SelectedPlan, training_curves
 from compressor.store import File, Store, versioned
 from compressor.tasks import Data
 from compressor.training.checkpoints import Checkpoints
@@ -59,7 +59,7 @@ def learn_blocks(
     on_progress: ProgressCallback,
     *,
     start: Mapping[str, Tensor] | None = None,
-) -> LearningResult:
+) -> SelectedPlan:
     """Derive masks for a model with the heads of `plan`, and train it with them, in place.
 
     The maps are stored in `store`, so that an interrupted run does not compute them again and masks of other densities
@@ -107,11 +107,11 @@ def learn_blocks(
     selected = store.memo(MASKS, {}, select, MASKS_FILE, by_main=True)
     masked = plan.masked({name: masks[name] for name in selected.sites})
     if not masked.masks:
-        return LearningResult(masked, (), trained=False, notes=selected.notes)
+        return SelectedPlan(masked, (), trained=False, notes=selected.notes)
     if start is not None:
         model.load_state_dict(start)
     curves = train_with_masks(model, data, step, masked, work / _CHECKPOINTS, on_progress)
-    return LearningResult(masked, curves, trained=True, notes=selected.notes)
+    return SelectedPlan(masked, curves, trained=True, notes=selected.notes)
 
 
 def _maps(

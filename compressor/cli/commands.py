@@ -98,7 +98,6 @@ class HeadedOption(click.Option):
     """An option that help lists under a heading.
 
     Args:
-        heading: the heading.
         is_basic: whether `--help` lists it for a command whose options do not fit on one screen.
         summary: its description there; None: the whole description.
     """
@@ -209,9 +208,6 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
     A description consists of clauses separated by semicolons; its summary is the first clause and that of the default.
 
     Args:
-        name: name of the field.
-        field: the field, with its description and default.
-        multiple: whether the flag may be repeated.
         help_text: description in place of that of the field; None: that of the field.
     """
     default = field.get_default(call_default_factory=True) if has_default(field) else None
@@ -249,11 +245,6 @@ def _as_text(default: Any) -> str:
 
 def check_output_file(out: Path, *, force: bool, also: tuple[Path, ...] = ()) -> None:
     """Check that a file can be written.
-
-    Args:
-        out: the file.
-        force: whether an existing file may be replaced.
-        also: further files that are written.
 
     Raises:
         UsageError: the file is a folder, its folder does not exist, or a file exists and `force` is not set.

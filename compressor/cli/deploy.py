@@ -11,7 +11,7 @@ from rich.text import Text
 
 from compressor.cli.commands import Command, FieldsCommand, check_output_file, common, option_of, options_of
 from compressor.cli.console import Console
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 
 _FIELDS = ServeRequest.model_fields
 

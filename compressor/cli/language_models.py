@@ -14,8 +14,7 @@ from rich.text import Text
 
 from compressor.cli.commands import FieldsCommand, common, option_of, options_of
 from compressor.cli.console import Console
-from compressor.config.request import GenerateRequest
-from compressor.config.train import Training
+from compressor.config.request import GenerateRequest, Training
 from compressor.errors import ErrorCode, InputError, UsageError
 
 if TYPE_CHECKING:

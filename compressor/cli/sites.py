@@ -41,7 +41,7 @@ _COST_NAMES = (
     *(name for name in MeasureConfig.model_fields if name != "seconds"),
 )
 _COST_FIELDS = {**{name: FIELDS[name] for name in _COST_NAMES}, **CostsOutput.model_fields}
-_SUFFIXES = (".html", ".png")
+_SUFFIXES = (".html", ".svg")
 
 
 @click.command(cls=FieldsCommand, short_help="What can be pruned in a model folder or an ONNX graph.")
@@ -182,8 +182,6 @@ def _shares(load: Callable[[], ir.Model], groups: GraphGroups, lengths: Sequence
     Groups whose names differ in numbers alone are those of similar layers, of which the first and the last are counted.
 
     Args:
-        load: returns the graph.
-        groups: its groups.
         lengths: sizes of the free axes other than the batch, of which the first is used that the graph runs with.
     """
     import graph_passes
@@ -302,11 +300,9 @@ def _data(measured: ModelCosts) -> dict[str, Any]:
 
 def _write(measured: ModelCosts, path: Path) -> None:
     from compressor.report.cost_page import picture, render
-    from graph_passes.files import atomic_replace
+    from graph_passes.files import write_text
 
-    if path.suffix == ".png":
-        content = picture(measured.tables)
+    if path.suffix == ".svg":
+        write_text(path, picture(measured.tables))
     else:
-        content = render(measured.model, measured.engine, measured.tables).encode()
-    with atomic_replace(path) as temporary:
-        temporary.write_bytes(content)
+        write_text(path, render(measured.model, measured.engine, measured.tables))

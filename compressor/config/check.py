@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -19,7 +20,9 @@ Scenario = Literal["SingleStream", "Server", "Offline"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 PROMPT_TOKENS, NEW_TOKENS = 128, 32
 """Default lengths of a prompt and of the text that is generated from it."""
-MODELS, INPUTS, OUTPUTS, TIMING, FILES = "Models", "Inputs", "Outputs", "Timing", "Files"
+models_field, inputs_field, outputs_field, timing_field, files_field = (
+    partial(config_field, heading) for heading in ("Models", "Inputs", "Outputs", "Timing", "Files")
+)
 
 
 def _as_slowdown(value: Any) -> float:
@@ -95,7 +98,7 @@ Name = Annotated[str, BeforeValidator(_as_text)]
 Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
 Milliseconds = Annotated[float, BeforeValidator(_as_milliseconds)]
 BaselineFile = Annotated[OutputFile, AfterValidator(_with_suffix(".json"))]
-PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg", ".png"))]
+PictureFile = Annotated[OutputFile, AfterValidator(_with_suffix(".svg"))]
 Scenarios = Annotated[tuple[Scenario, ...], BeforeValidator(_as_scenarios)]
 
 
@@ -109,95 +112,83 @@ class CheckRequest(Request):
     # The value of a header would be in the error of pydantic, which --debug shows.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    model: Name = config_field(
-        MODELS,
+    model: Name = models_field(
         "model to check, as an ONNX file, an engine of TensorRT (.plan) or OpenVINO (.xml), the output folder of a run"
         " for the engine that its report names, the URL of an endpoint that streams text, or with --server as NAME or"
         " NAME:VERSION",
         required=True,
         is_basic=True,
     )
-    baseline: Name = config_field(
-        MODELS, "model to compare with, as --model, or a .json file of --save-baseline", required=True, is_basic=True
+    baseline: Name = models_field(
+        "model to compare with, as --model, or a .json file of --save-baseline", required=True, is_basic=True
     )
-    server: str | None = config_field(
-        MODELS, "inference server: grpc://HOST:PORT, http://HOST:PORT, or encrypted grpcs:// or https://", is_basic=True
+    server: str | None = models_field(
+        "inference server: grpc://HOST:PORT, http://HOST:PORT, or encrypted grpcs:// or https://", is_basic=True
     )
-    header: Headers = config_field(
-        MODELS,
+    header: Headers = models_field(
         "header of every call to the server, 'NAME: VALUE'; may be repeated; no file of a check has the value",
         (),
         is_secret=True,
         is_basic=True,
     )
-    certificate: AbsolutePath | None = config_field(
-        MODELS, "PEM file of the authority that signed the certificate of the server; default: those of this machine"
+    certificate: AbsolutePath | None = models_field(
+        "PEM file of the authority that signed the certificate of the server; default: those of this machine"
     )
-    gzip: bool = config_field(MODELS, "compress requests to the server and its responses", False)
-    deadline: Positive = config_field(MODELS, "maximum seconds of a call to the server", 10.0)
-    threads: Count | None = config_field(
-        MODELS, "threads of an engine on this machine; default: one per core", is_basic=True
-    )
-    kernel: AbsolutePath | None = config_field(
-        MODELS, "library that compress kernel built, for a graph on this machine"
-    )
+    gzip: bool = models_field("compress requests to the server and its responses", False)
+    deadline: Positive = models_field("maximum seconds of a call to the server", 10.0)
+    threads: Count | None = models_field("threads of an engine on this machine; default: one per core", is_basic=True)
+    kernel: AbsolutePath | None = models_field("library that compress kernel built, for a graph on this machine")
 
-    inputs: Path | None = config_field(
-        INPUTS,
+    inputs: Path | None = inputs_field(
         ".npz file with an array [example, ...] per input, or a file of texts or images; default: random inputs",
         is_basic=True,
     )
-    tokenizer: Path | None = config_field(
-        INPUTS, "folder of the tokenizer of the texts, or of the image processor", is_basic=True
+    tokenizer: Path | None = inputs_field(
+        "folder of the tokenizer of the texts, or of the image processor", is_basic=True
     )
-    text_columns: Names = config_field(INPUTS, "columns of the texts; default: recognized by name", ())
-    image_column: str | None = config_field(
-        INPUTS, "column of images, or of paths of image files; default: recognized by name"
-    )
-    batch: Count = config_field(INPUTS, "examples per call", 1, is_basic=True)
-    seq: Count = config_field(INPUTS, "tokens per example; texts are cut or padded", 128, is_basic=True)
-    prompt_tokens: Count | None = config_field(
-        INPUTS,
+    text_columns: Names = inputs_field("columns of the texts; default: recognized by name", ())
+    image_column: str | None = inputs_field("column of images, or of paths of image files; default: recognized by name")
+    batch: Count = inputs_field("examples per call", 1, is_basic=True)
+    seq: Count = inputs_field("tokens per example; texts are cut or padded", 128, is_basic=True)
+    prompt_tokens: Count | None = inputs_field(
         "tokens of the prompts of two folders or endpoints that generate, whose first token and further tokens are"
         f" timed; default for endpoints: {PROMPT_TOKENS}",
         is_basic=True,
     )
-    new_tokens: Annotated[int, Field(ge=2)] | None = config_field(
-        INPUTS, f"tokens to generate from each prompt; default: {NEW_TOKENS}", is_basic=True
+    new_tokens: Annotated[int, Field(ge=2)] | None = inputs_field(
+        f"tokens to generate from each prompt; default: {NEW_TOKENS}", is_basic=True
     )
-    seed: Natural = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
+    seed: Natural = inputs_field("seed of random inputs and of the bootstrap", 0)
 
-    expect: Name | None = config_field(
-        OUTPUTS,
+    expect: Name | None = outputs_field(
         "expected outputs: baseline, any (shapes and types only), an .npz, an ONNX file or an output folder; default:"
         " the graph's own outputs without optimization, or the baseline's for a server's model",
         is_basic=True,
     )
-    tolerance: NonNegative | None = config_field(
-        OUTPUTS, "maximum relative error of an output; default: by the precision of the model", is_basic=True
+    tolerance: NonNegative | None = outputs_field(
+        "maximum relative error of an output; default: by the precision of the model", is_basic=True
     )
 
-    max_slowdown: Slowdown = config_field(
-        TIMING, "maximum slowdown of the p50 against the baseline: 5% or 0.05", 0.05, is_basic=True
+    max_slowdown: Slowdown = timing_field(
+        "maximum slowdown of the p50 against the baseline: 5% or 0.05", 0.05, is_basic=True
     )
-    seconds: Positive = config_field(TIMING, "approximate seconds of the comparison", 20.0, is_basic=True)
-    p99: Milliseconds | None = config_field(TIMING, "bound on the 99th percentile: 10ms, 0.5s", is_basic=True)
-    scenario: Scenarios = config_field(
-        TIMING,
+    seconds: Positive = timing_field("approximate seconds of the comparison", 20.0, is_basic=True)
+    p99: Milliseconds | None = timing_field("bound on the 99th percentile: 10ms, 0.5s", is_basic=True)
+    scenario: Scenarios = timing_field(
         "scenarios of MLCommons LoadGen, separated by commas: singlestream, server, offline; default: singlestream"
         " with --p99",
         (),
         is_basic=True,
     )
-    rate: Positive | None = config_field(
-        TIMING, "queries per second of the server scenario; default: half of what one caller of the baseline can send"
+    rate: Positive | None = timing_field(
+        "queries per second of the server scenario; default: half of what one caller of the baseline can send"
     )
-    load_seconds: Positive = config_field(TIMING, "minimum seconds of a scenario", 5.0)
+    load_seconds: Positive = timing_field("minimum seconds of a scenario", 5.0)
 
-    save_baseline: BaselineFile | None = config_field(
-        FILES, ".json file for the times and outputs of a model that passes", is_basic=True
+    save_baseline: BaselineFile | None = files_field(
+        ".json file for the times and outputs of a model that passes", is_basic=True
     )
-    force: bool = config_field(FILES, "accept a saved baseline that was measured on another machine", False)
+    force: bool = files_field("accept a saved baseline that was measured on another machine", False)
 
     facts: ClassVar[Mapping[str, str]] = {
         "reads_rows": "inputs",
@@ -342,10 +333,8 @@ class CheckArtifacts(Request):
         UsageError: a file cannot be written, or a plot is requested without a history.
     """
 
-    junit: OutputFile | None = config_field(FILES, "JUnit XML file for this check", is_basic=True)
-    history: OutputFile | None = config_field(
-        FILES, "JSONL file to which every timed check appends a line", is_basic=True
-    )
-    plot: PictureFile | None = config_field(FILES, "picture of the history, .svg or .png")
+    junit: OutputFile | None = files_field("JUnit XML file for this check", is_basic=True)
+    history: OutputFile | None = files_field("JSONL file to which every timed check appends a line", is_basic=True)
+    plot: PictureFile | None = files_field("picture of the history, .svg")
 
     rules = (Rule("plot", "the picture shows a history; give <history>", needs=("history",)),)

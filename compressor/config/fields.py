@@ -22,7 +22,6 @@ class FieldConflictError(ValueError):
     """Fields that contradict each other, or one that needs another.
 
     Args:
-        code: the kind of error.
         message: `<name>` stands for a field; it is replaced by the flag or the key of a file that set the field.
         fields: the fields at fault, the main one first.
     """
@@ -229,7 +228,6 @@ def usage_error(
     """The first error of a validation as one line, with the field's flag or key, the code, and the value.
 
     Args:
-        error: what pydantic raised.
         fields: the fields by name, for their help texts.
         name_of: the flag or key under which a field was set.
     """

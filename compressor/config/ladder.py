@@ -115,7 +115,6 @@ def rung_name(name: str, value: float | str) -> str:
     """The folder of a rung: `speedup-4`, `macs-50`, `latency-5ms`.
 
     Args:
-        name: the budget.
         value: its value in the recipe: a ratio, a share, or a time with its unit.
     """
     if isinstance(value, str):

@@ -140,9 +140,7 @@ class Recipe(RecipeSections):
         """A copy with another value for an option of its step of a kind, which flags or a list request.
 
         Args:
-            kind: the kind of the step.
             name: the option; its flag has the same name.
-            value: the value.
         """
         if self.steps is None:
             return self.updated(**{name: value})

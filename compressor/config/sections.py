@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -46,6 +47,11 @@ MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Bu
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
 HEADINGS = (MODEL, DATA, HEADS, BLOCKS, BUDGET, DISTILLATION, ENGINE, MEASURING, OUTPUT)
 """The headings in the order in which `--help` lists them: that of the steps of a run."""
+model_field, data_field, heads_field = (partial(config_field, heading) for heading in (MODEL, DATA, HEADS))
+blocks_field, budget_field = (partial(config_field, heading) for heading in (BLOCKS, BUDGET))
+distillation_field, engine_field = (partial(config_field, heading) for heading in (DISTILLATION, ENGINE))
+measuring_field, output_field = (partial(config_field, heading) for heading in (MEASURING, OUTPUT))
+"""Fields under these headings; see `config_field`."""
 AUTO = "auto"
 """Value of a field whose choice is measured on this machine."""
 
@@ -53,24 +59,21 @@ AUTO = "auto"
 class SourceConfig(Config):
     """The model to compress."""
 
-    model: Path = config_field(MODEL, "the model folder", required=True, is_path=True)
-    task: str | None = config_field(
-        MODEL,
+    model: Path = model_field("the model folder", required=True, is_path=True)
+    task: str | None = model_field(
         "task, where the class of the model does not determine it; one of text-classification,"
         " multi-label-classification, regression, token-classification, question-answering, fill-mask,"
-        " sentence-similarity, image-classification, translation, causal-lm, or a custom task"
-        " (package.module:Class, or an entry point)",
+        " sentence-similarity, image-classification, translation, causal-lm, or a custom task (package.module:Class,"
+        " or an entry point)",
         is_basic=True,
     )
-    tokenizer: Path | None = config_field(
-        MODEL, "folder of the tokenizer, for an ONNX file that has none beside it", is_path=True
+    tokenizer: Path | None = model_field(
+        "folder of the tokenizer, for an ONNX file that has none beside it", is_path=True
     )
-    allow_pickle: bool = config_field(MODEL, "load pickled weights, which can run code", False, runs_code=True)
-    trust_remote_code: bool = config_field(MODEL, "run the Python files of the model folder", False, runs_code=True)
-    inputs: Path | None = config_field(
-        MODEL,
-        ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated",
-        is_path=True,
+    allow_pickle: bool = model_field("load pickled weights, which can run code", False, runs_code=True)
+    trust_remote_code: bool = model_field("run the Python files of the model folder", False, runs_code=True)
+    inputs: Path | None = model_field(
+        ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated", is_path=True
     )
 
 
@@ -106,31 +109,23 @@ ROW_SOURCES = ("data", "unlabelled_data", "eval_data", "test_data")
 class RowsConfig(Config):
     """The training, evaluation and test rows, and how they are read."""
 
-    data: Rows = config_field(
-        DATA,
+    data: Rows = data_field(
         "training examples: a file, folder or Hugging Face data set; a file is TSV, CSV, JSONL, text, CoNLL or"
         " Parquet, a folder has such files or images, or save_to_disk of datasets wrote it",
         is_basic=True,
     )
-    unlabelled_data: Rows = config_field(
-        DATA,
-        "further training examples, whose labels are not read, to choose units, refit weights and distill: a"
-        " source as in --data, e.g. a text file",
+    unlabelled_data: Rows = data_field(
+        "further training examples, whose labels are not read, to choose units, refit weights and distill: a source as"
+        " in --data, e.g. a text file"
     )
-    eval_data: Rows = config_field(DATA, "evaluation examples, on which choices are made", is_basic=True)
-    test_data: Rows = config_field(DATA, "test examples, on which the metric is reported", is_basic=True)
-    text_columns: Names = config_field(DATA, "columns of the text, in order; default: recognized by name", ())
-    label_column: str | None = config_field(DATA, "column of the label; default: recognized by name")
-    image_column: str | None = config_field(
-        DATA, "column of images, or of paths of image files; default: recognized by name"
-    )
-    metric: str | None = config_field(DATA, "metric of the task; default: its main metric")
-    max_length: Count = config_field(
-        DATA, "maximum length of an example in tokens; longer ones are cut", 128, is_basic=True
-    )
-    stride: Natural = config_field(
-        DATA, "tokens shared by consecutive windows of a long context (question answering)", 128
-    )
+    eval_data: Rows = data_field("evaluation examples, on which choices are made", is_basic=True)
+    test_data: Rows = data_field("test examples, on which the metric is reported", is_basic=True)
+    text_columns: Names = data_field("columns of the text, in order; default: recognized by name", ())
+    label_column: str | None = data_field("column of the label; default: recognized by name")
+    image_column: str | None = data_field("column of images, or of paths of image files; default: recognized by name")
+    metric: str | None = data_field("metric of the task; default: its main metric")
+    max_length: Count = data_field("maximum length of an example in tokens; longer ones are cut", 128, is_basic=True)
+    stride: Natural = data_field("tokens shared by consecutive windows of a long context (question answering)", 128)
 
     @property
     def available(self) -> bool:
@@ -147,40 +142,35 @@ class RowsConfig(Config):
 class TrainingOptions(Config):
     """How steps that learn from labels train; also options of their steps."""
 
-    options: Options = config_field(HEADS, "options of the method: name=value, separated by commas", {})
-    epochs: Positive | None = config_field(
-        HEADS, "passes over the training examples; default: 3, or 1 for dsp-pipelined"
-    )
-    training_steps: Count | None = config_field(HEADS, "training steps, instead of epochs")
-    batch_size: Count = config_field(HEADS, "examples per training step and process", 32)
-    learning_rate: Positive = config_field(HEADS, "peak learning rate of the model", 5e-5)
-    seed: Natural = config_field(HEADS, "seed of every random draw", 0)
+    options: Options = heads_field("options of the method: name=value, separated by commas", {})
+    epochs: Positive | None = heads_field("passes over the training examples; default: 3, or 1 for dsp-pipelined")
+    training_steps: Count | None = heads_field("training steps, instead of epochs")
+    batch_size: Count = heads_field("examples per training step and process", 32)
+    learning_rate: Positive = heads_field("peak learning rate of the model", 5e-5)
+    seed: Natural = heads_field("seed of every random draw", 0)
 
 
 class SelectionConfig(TrainingOptions):
     """How heads are selected, and how the model is trained meanwhile."""
 
-    plan: Path | None = config_field(HEADS, "plan.json to follow instead of selecting units", is_path=True)
-    method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
-        HEADS,
+    plan: Path | None = heads_field("plan.json to follow instead of selecting units", is_path=True)
+    method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = heads_field(
         "method that selects units; default with a budget or a maximum drop alone: reconstruct",
         "dsp",
         choices=tuple(METHODS),
         is_basic=True,
     )
-    keep: Keep | None = config_field(HEADS, "heads to keep in the whole model: 36 or 50%", is_basic=True)
-    certify: Annotated[float, Field(gt=0, lt=1)] | None = config_field(
-        HEADS,
+    keep: Keep | None = heads_field("heads to keep in the whole model: 36 or 50%", is_basic=True)
+    certify: Annotated[float, Field(gt=0, lt=1)] | None = heads_field(
         "confidence (0.95) at which a search, or --max-drop without a budget, certifies the drop of the metric on"
-        " unseen examples; units that fail stay",
+        " unseen examples; units that fail stay"
     )
-    ray: Workers | None = config_field(
-        HEADS, "Ray workers of a search: local, local:4 for four workers, or HOST:PORT of a cluster", runs_code=True
+    ray: Workers | None = heads_field(
+        "Ray workers of a search: local, local:4 for four workers, or HOST:PORT of a cluster", runs_code=True
     )
-    max_drop: NonNegative | None = config_field(
-        BUDGET,
-        "maximum drop of the metric in its unit (0.01: a point of accuracy); a larger drop fails the run; without"
-        " a budget as many units are removed as it permits, and by a search without --keep as many heads",
+    max_drop: NonNegative | None = budget_field(
+        "maximum drop of the metric in its unit (0.01: a point of accuracy); a larger drop fails the run; without a"
+        " budget as many units are removed as it permits, and by a search without --keep as many heads",
         is_basic=True,
     )
 
@@ -193,54 +183,48 @@ class SelectionConfig(TrainingOptions):
 class UnitOptions(Config):
     """What the compressed model may cost, and what is pruned to meet it; also options of the step `units`."""
 
-    speedup: Annotated[float, Field(ge=1)] | None = config_field(
-        BUDGET,
+    speedup: Annotated[float, Field(ge=1)] | None = budget_field(
         "speed to reach, as a multiple of the runtime's own engine of the whole model: 2, or 2,4,8 for a ladder",
         is_basic=True,
     )
-    latency: CallTime | None = config_field(
-        BUDGET,
+    latency: CallTime | None = budget_field(
         "maximum median time of a call: 5ms; of a request to a model that generates, or of each token: 20ms/token",
         is_basic=True,
     )
-    ttft: Milliseconds | None = config_field(
-        BUDGET, "maximum median time until the first token of a model that generates: 300ms"
+    ttft: Milliseconds | None = budget_field(
+        "maximum median time until the first token of a model that generates: 300ms"
     )
-    macs: BudgetShare | None = config_field(BUDGET, "share of the multiply-accumulates to keep: 50%", is_basic=True)
-    parameters: BudgetShare | None = config_field(BUDGET, "share of the parameters to keep, embeddings included: 60%")
-    cache: BudgetShare | None = config_field(
-        BUDGET, "share of the bytes to keep that a token adds to the key/value caches: 50%"
+    macs: BudgetShare | None = budget_field("share of the multiply-accumulates to keep: 50%", is_basic=True)
+    parameters: BudgetShare | None = budget_field("share of the parameters to keep, embeddings included: 60%")
+    cache: BudgetShare | None = budget_field(
+        "share of the bytes to keep that a token adds to the key/value caches: 50%"
     )
-    budget_at: Shapes = config_field(
-        BUDGET,
+    budget_at: Shapes = budget_field(
         "batch sizes and lengths, of prompts where the model generates, at which --speedup, --latency and --macs hold:"
         " 1x128; default: every size that is timed",
         (),
     )
-    prune_units: Literal["all", "heads", "neurons"] = config_field(BUDGET, "units that a budget removes", "all")
-    group_by: GroupBy = config_field(
-        BUDGET,
-        "how a budget removes query heads that share key/value heads: all query heads of a key/value head (kv),"
-        " or as many from every key/value head (query)",
+    prune_units: Literal["all", "heads", "neurons"] = budget_field("units that a budget removes", "all")
+    group_by: GroupBy = budget_field(
+        "how a budget removes query heads that share key/value heads: all query heads of a key/value head (kv), or as"
+        " many from every key/value head (query)",
         "kv",
     )
-    prune_rows: Annotated[int, Field(ge=8)] = config_field(
-        BUDGET,
-        "maximum number of training examples by which units are chosen and refitted; fewer where they exceed"
-        " 131,072 tokens, or 64 times this number if that is more; labels are not used",
+    prune_rows: Annotated[int, Field(ge=8)] = budget_field(
+        "maximum number of training examples by which units are chosen and refitted; fewer where they exceed 131,072"
+        " tokens, or 64 times this number if that is more; labels are not used",
         2048,
     )
-    statistics: Path | None = config_field(
-        BUDGET,
+    statistics: Path | None = budget_field(
         "folder that keeps Gram matrices and losses for runs with other budgets on the same model and examples;"
         " default: they are deleted after the run",
         is_path=True,
     )
-    start_from: Path | None = config_field(
-        BUDGET, "output folder of an earlier run under a budget on MODEL, to prune further", is_path=True
+    start_from: Path | None = budget_field(
+        "output folder of an earlier run under a budget on MODEL, to prune further", is_path=True
     )
-    skip_refused: bool = config_field(
-        BUDGET, "keep groups of units that cannot be removed from the graph, instead of failing", False
+    skip_refused: bool = budget_field(
+        "keep groups of units that cannot be removed from the graph, instead of failing", False
     )
 
     @property
@@ -267,14 +251,12 @@ class UnitOptions(Config):
 class BudgetConfig(UnitOptions):
     """The budgets of a run, and how it is compared."""
 
-    match_dense: bool = config_field(
-        BUDGET,
-        "choose and train the units of a sentence encoder by how it ranks documents that the dense model"
-        " embedded, for an index that is not built again",
+    match_dense: bool = budget_field(
+        "choose and train the units of a sentence encoder by how it ranks documents that the dense model embedded, for"
+        " an index that is not built again",
         False,
     )
-    compare_points: Path | None = config_field(
-        BUDGET,
+    compare_points: Path | None = budget_field(
         "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows",
         is_path=True,
     )
@@ -288,40 +270,33 @@ class BudgetConfig(UnitOptions):
 class BlockOptions(Config):
     """How blocks of attention maps are dropped; also options of the step `blocks`."""
 
-    block_size: BlockSize = config_field(
-        BLOCKS, "tokens along the side of a block: a multiple of 8, or 1 for single entries", 64
+    block_size: BlockSize = blocks_field(
+        "tokens along the side of a block: a multiple of 8, or 1 for single entries", 64
     )
-    maps: MapsFile | None = config_field(
-        BLOCKS,
-        "attention maps to derive masks from, or the folder of a run that has them; default: computed from"
-        " training examples",
+    maps: MapsFile | None = blocks_field(
+        "attention maps to derive masks from, or the folder of a run that has them; default: computed from training"
+        " examples",
         is_path=True,
     )
-    map_rows: Count = config_field(
-        BLOCKS, "maximum number of training examples that attention maps are averaged over", 2000
-    )
-    random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False)
-    count_causal_zeros: bool = config_field(
-        BLOCKS,
+    map_rows: Count = blocks_field("maximum number of training examples that attention maps are averaged over", 2000)
+    random_blocks: bool = blocks_field("drop random blocks, as a baseline", False)
+    count_causal_zeros: bool = blocks_field(
         "count entries that causality or a window hides as dropped, as the code of the attention-pruning paper does",
         False,
     )
-    weight_by_count: bool = config_field(
-        BLOCKS,
-        "weight pairs of positions by the number of examples that have them, so that short examples keep more",
-        False,
+    weight_by_count: bool = blocks_field(
+        "weight pairs of positions by the number of examples that have them, so that short examples keep more", False
     )
-    allow_empty_rows: bool = config_field(
-        BLOCKS, "allow a row of blocks to lose every block, so that its queries attend to nothing in that head", False
+    allow_empty_rows: bool = blocks_field(
+        "allow a row of blocks to lose every block, so that its queries attend to nothing in that head", False
     )
-    mask_all_sites: bool = config_field(BLOCKS, "mask every site, even where this is not faster on this machine", False)
-    entmax: bool = config_field(
-        BLOCKS, "derive masks from the sharper maps of a model trained with entmax instead of softmax", False
+    mask_all_sites: bool = blocks_field("mask every site, even where this is not faster on this machine", False)
+    entmax: bool = blocks_field(
+        "derive masks from the sharper maps of a model trained with entmax instead of softmax", False
     )
-    from_original_weights: bool = config_field(
-        BLOCKS,
-        "train with masks from the weights of MODEL, even where heads were selected first; default: from the"
-        " weights of the selection",
+    from_original_weights: bool = blocks_field(
+        "train with masks from the weights of MODEL, even where heads were selected first; default: from the weights"
+        " of the selection",
         False,
     )
 
@@ -329,13 +304,12 @@ class BlockOptions(Config):
 class BlocksConfig(BlockOptions):
     """Which blocks of the attention maps to drop."""
 
-    drop_blocks: Share | None = config_field(
-        BLOCKS,
+    drop_blocks: Share | None = blocks_field(
         "share of the blocks of every attention layer to drop (0.9), least attention first, over all heads",
         is_basic=True,
     )
-    drop_blocks_by_kind: ShareByKind = config_field(
-        BLOCKS, "share by kind of attention, which overrides --drop-blocks: bidirectional=0.9,causal=0.9,cross=0", {}
+    drop_blocks_by_kind: ShareByKind = blocks_field(
+        "share by kind of attention, which overrides --drop-blocks: bidirectional=0.9,causal=0.9,cross=0", {}
     )
 
     @property
@@ -352,107 +326,90 @@ class BlocksConfig(BlockOptions):
 class DistillOptions(Config):
     """How the compressed model learns the outputs of a whole one; also options of the step `distill`."""
 
-    teacher: Path | None = config_field(
-        DISTILLATION,
+    teacher: Path | None = distillation_field(
         "folder of the model whose outputs are learned, with the layers and widths of MODEL; default: MODEL",
         is_path=True,
     )
-    minutes: Positive | None = config_field(
-        DISTILLATION,
-        "maximum minutes of the distillation, of a ladder in all; with fewer training steps where needed",
-        is_basic=True,
+    minutes: Positive | None = distillation_field(
+        "maximum minutes of the distillation, of a ladder in all; with fewer training steps where needed", is_basic=True
     )
-    teacher_outputs: Path | None = config_field(
-        DISTILLATION,
-        "folder that keeps the outputs of the teacher for runs on the same examples; default: kept only within a"
-        " run that reads its examples several times, or within a ladder",
+    teacher_outputs: Path | None = distillation_field(
+        "folder that keeps the outputs of the teacher for runs on the same examples; default: kept only within a run"
+        " that reads its examples several times, or within a ladder",
         is_path=True,
     )
-    augment: Annotated[float, Field(ge=0, le=1)] = config_field(
-        DISTILLATION,
-        "share of the training examples of the distillation that are replaced by a cut of one or by joined parts"
-        " of two, with the lengths of the evaluation examples (classification and regression)",
+    augment: Annotated[float, Field(ge=0, le=1)] = distillation_field(
+        "share of the training examples of the distillation that are replaced by a cut of one or by joined parts of"
+        " two, with the lengths of the evaluation examples (classification and regression)",
         0.0,
     )
-    quantized_share: Annotated[float, Field(ge=0, le=1)] = config_field(
-        DISTILLATION,
+    quantized_share: Annotated[float, Field(ge=0, le=1)] = distillation_field(
         "share of the training steps, the last ones, in which linears round as the engine does, to 8 bits or to"
         " bfloat16; needs --precision int8, bf16 or auto",
         0.0,
     )
-    temperature: Positive = config_field(DISTILLATION, "temperature that divides the logits of both models", 2.0)
-    hidden_weight: NonNegative = config_field(
-        DISTILLATION, "weight of the relative error of the hidden states beside the divergence of the outputs", 1.0
+    temperature: Positive = distillation_field("temperature that divides the logits of both models", 2.0)
+    hidden_weight: NonNegative = distillation_field(
+        "weight of the relative error of the hidden states beside the divergence of the outputs", 1.0
     )
 
 
 class DistillationConfig(DistillOptions):
     """Whether and how long the compressed model is trained on the outputs of a whole one."""
 
-    distill: bool = config_field(
-        DISTILLATION,
+    distill: bool = distillation_field(
         "train the compressed model on the outputs and hidden states of the whole model, without labels",
         False,
         is_basic=True,
     )
-    distill_steps: Count = config_field(
-        DISTILLATION, "training steps of the distillation; in a ladder, of each rung", 2000
-    )
-    distill_learning_rate: Positive = config_field(DISTILLATION, "peak learning rate of the distillation", 2e-4)
+    distill_steps: Count = distillation_field("training steps of the distillation; in a ladder, of each rung", 2000)
+    distill_learning_rate: Positive = distillation_field("peak learning rate of the distillation", 2e-4)
 
 
 class EngineConfig(Config):
     """How engines are built."""
 
-    target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = config_field(
-        ENGINE,
+    target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = engine_field(
         "runtime of the engine; auto (compress run only): the fastest of those installed",
         DEFAULT_TARGET,
         choices=(*TARGETS, AUTO),
         is_basic=True,
     )
-    precision: Literal[Precision, WeightPrecision, "auto"] = config_field(
-        ENGINE,
+    precision: Literal[Precision, WeightPrecision, "auto"] = engine_field(
         "numeric precision of the engine; bf16: TensorRT, and OpenVINO on processors that have it; fp8: TensorRT;"
-        " int8w, int4w: weights of 8 or 4 bits in engines with caches, of models that generate;"
-        " auto (compress run only): the fastest of the target that keeps the metric within --max-drop, and"
-        " without data the fastest in floats",
+        " int8w, int4w: weights of 8 or 4 bits in engines with caches, of models that generate; auto (compress run"
+        " only): the fastest of the target that keeps the metric within --max-drop, and without data the fastest in"
+        " floats",
         "fp32",
         is_basic=True,
     )
-    calibration_rows: Count = config_field(
-        ENGINE, "maximum number of training examples that calibrate the ranges of int8 activations", 300
+    calibration_rows: Count = engine_field(
+        "maximum number of training examples that calibrate the ranges of int8 activations", 300
     )
-    allow_float_products: bool = config_field(
-        ENGINE, "accept an int8 engine that computes some of the quantized matmuls in floats", False
+    allow_float_products: bool = engine_field(
+        "accept an int8 engine that computes some of the quantized matmuls in floats", False
     )
-    provider: Literal["cpu", "cuda"] | None = config_field(
-        ENGINE, "device of the engine; default: CUDA where available"
-    )
-    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core", is_basic=True)
-    kernel: AbsolutePath | None = config_field(
-        ENGINE,
-        "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default:"
-        " plain ONNX",
+    provider: Literal["cpu", "cuda"] | None = engine_field("device of the engine; default: CUDA where available")
+    threads: Count | None = engine_field("threads of the engine; default: one per core", is_basic=True)
+    kernel: AbsolutePath | None = engine_field(
+        "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default: plain"
+        " ONNX",
         runs_code=True,
         is_path=True,
     )
-    shapes: Shapes = config_field(
-        ENGINE,
-        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; a batch"
-        " runs padded in the smallest that holds it",
+    shapes: Shapes = engine_field(
+        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; a batch runs"
+        " padded in the smallest that holds it",
         (),
     )
-    workspace: Count | None = config_field(
-        ENGINE, "MiB of GPU memory that TensorRT may use in a build; default: all free memory"
+    workspace: Count | None = engine_field(
+        "MiB of GPU memory that TensorRT may use in a build; default: all free memory"
     )
-    timing_cache: Path | None = config_field(
-        ENGINE, "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache", is_path=True
+    timing_cache: Path | None = engine_field(
+        "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache", is_path=True
     )
-    hardware_compatible: bool = config_field(
-        ENGINE, "build a TensorRT engine for other GPUs too, Ampere or newer", False
-    )
-    version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
+    hardware_compatible: bool = engine_field("build a TensorRT engine for other GPUs too, Ampere or newer", False)
+    version_compatible: bool = engine_field("build a TensorRT engine for later versions too", False)
 
     @property
     def allows_quantized(self) -> bool:
@@ -530,52 +487,49 @@ class ExportConfig(Config):
 
     opset: Annotated[
         Literal[18, 23], BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
-    ] = config_field(ENGINE, "ONNX operator set of the exported graph", 18)
-    attention: Literal["eager", "sdpa"] = config_field(ENGINE, "form of attention in the exported graph", "eager")
-    pool_in_graph: bool = config_field(
-        ENGINE, "pool and normalize inside the graph of a sentence encoder, rather than outside", True
+    ] = engine_field("ONNX operator set of the exported graph", 18)
+    attention: Literal["eager", "sdpa"] = engine_field("form of attention in the exported graph", "eager")
+    pool_in_graph: bool = engine_field(
+        "pool and normalize inside the graph of a sentence encoder, rather than outside", True
     )
-    keep_unread_positions: bool = config_field(
-        ENGINE, "compute the last layers at every position, even where no output depends on it", False
+    keep_unread_positions: bool = engine_field(
+        "compute the last layers at every position, even where no output depends on it", False
     )
-    no_cache: bool = config_field(ENGINE, "leave out the graphs with key/value caches of a model that generates", False)
+    no_cache: bool = engine_field("leave out the graphs with key/value caches of a model that generates", False)
 
 
 class MeasureConfig(Config):
     """The sizes at which engines are timed, and the time spent on each."""
 
-    batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8), is_basic=True)
-    seq: Sizes | None = config_field(
-        MEASURING,
-        "lengths to time in tokens, separated by commas; default: 128 or the model's maximum; with masks, the"
-        " length of the longest example",
+    batch: Sizes = measuring_field("batch sizes to time, separated by commas", (1, 8), is_basic=True)
+    seq: Sizes | None = measuring_field(
+        "lengths to time in tokens, separated by commas; default: 128 or the model's maximum; with masks, the length"
+        " of the longest example",
         is_basic=True,
     )
-    prompt_tokens: Sizes | None = config_field(
-        MEASURING,
+    prompt_tokens: Sizes | None = measuring_field(
         "lengths of the prompts of a model that generates, separated by commas; default: the median of the training"
-        " examples, of their first half where they have no target",
+        " examples, of their first half where they have no target"
     )
-    new_tokens: Count | None = config_field(
-        MEASURING,
+    new_tokens: Count | None = measuring_field(
         "tokens that a model generates after a prompt; default: the median of the targets of the training examples, or"
-        " of their second half",
+        " of their second half"
     )
-    seconds: Positive = config_field(MEASURING, "approximate seconds per size, for at least ten pairs of rounds", 10.0)
+    seconds: Positive = measuring_field("approximate seconds per size, for at least ten pairs of rounds", 10.0)
 
 
 class OutputConfig(Config):
     """The folder to write, and what its report shows of the rows."""
 
-    out: Path = config_field(OUTPUT, "folder to write", Path("out"), is_path=True, is_basic=True)
-    force: bool = config_field(
-        OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False, is_basic=True
+    out: Path = output_field("folder to write", Path("out"), is_path=True, is_basic=True)
+    force: bool = output_field(
+        "replace the output folder, and what an interrupted run with another recipe left", False, is_basic=True
     )
-    save_dense: bool = config_field(
-        OUTPUT, "write the graph of the whole model as dense.onnx too, for comparisons on another machine", False
+    save_dense: bool = output_field(
+        "write the graph of the whole model as dense.onnx too, for comparisons on another machine", False
     )
-    report_rows: Natural = config_field(
-        OUTPUT, "test examples that the report shows with the answers of both engines, their texts cut; 0: none", 8
+    report_rows: Natural = output_field(
+        "test examples that the report shows with the answers of both engines, their texts cut; 0: none", 8
     )
 
 

@@ -327,11 +327,6 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
 
     A flag replaces the option of the only step that has it.
 
-    Args:
-        fields: the fields of file and flags.
-        steps: the steps of the file.
-        flags: field name -> value of its flag.
-
     Raises:
         UsageError: no step has the option, several have it, or it cannot have the value.
     """

@@ -100,9 +100,6 @@ def shrink_graph(
     """Remove what the plan drops from a reference graph, and prove the result.
 
     Args:
-        reference: the reference graph.
-        cases: inputs of the proof.
-        out: file to write.
         name: name of the variant; None: that of the reference graph.
         lower: masked sites to make block-sparse.
         drop_unread: whether positions that no output depends on are dropped too.
@@ -144,10 +141,6 @@ def build_variant(
     """Build the engine of a graph, and prove it.
 
     Args:
-        graph: the shrunk graph.
-        config: target and precision.
-        options: sizes and settings of the build.
-        cases: inputs of the proof.
         quantized: the quantized graph to build from; None: the shrunk graph.
         folder: folder of the engine; None: that of the shrunk graph.
 
@@ -178,12 +171,8 @@ def prove_build(
     """Prove an engine: its int8 products one by one, and the whole.
 
     Args:
-        engine: the engine.
         graph: the graph that it was built from, unless there is a quantized one.
         config: target and precision, with which the products are built alone.
-        options: settings of the build.
-        cases: inputs of the proof.
-        name: name of the variant.
         quantized: the quantized graph that it was built from; None: it was built from `graph`.
 
     Raises:
@@ -212,9 +201,6 @@ def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
 
     Only axes whose size differs between batches count; the others are fixed. A first axis may count tokens, as in the
     input of a `Gemm`.
-
-    Args:
-        batches: inputs of the same names.
     """
     first_axes: list[int] = []
     further_axes: list[int] = []
@@ -260,12 +246,6 @@ def require_precision(engine: Engine, config: EngineConfig) -> None:
 
 def build_engine(graph: Path, folder: Path, config: EngineConfig, options: BuildOptions) -> Engine:
     """Build the engine of a graph into a folder, under the target's file name for engines.
-
-    Args:
-        graph: the graph, in floats or quantized.
-        folder: folder of the engine.
-        config: target and precision.
-        options: sizes and settings of the build.
 
     Raises:
         TargetMissingError: the runtime or its device is missing.

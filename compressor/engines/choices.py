@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,24 +57,27 @@ class Choice:
 def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
     """Every engine that a configuration allows, in the order in which they are tried.
 
+    The time to try them may be limited, so that one in 8 bits of each runtime comes first, and floats come last.
+
     Args:
-        config: target and precision, which may be left to the choice.
         has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
     """
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)
-    allowed = []
+    rounds: list[list[Choice]] = [[], [], []]
     for name, precision in _precisions(names, config):
         engine = config.model_copy(update={"target": name, "precision": precision})
         if precision not in QUANTIZED:
-            allowed.append(Choice(engine))
+            rounds[-1].append(Choice(engine))
             continue
         if not has_rows:
             continue
         mixes = config.precision == AUTO and precision == "int8" and "float_widths" in target(name).options
-        allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE, mixes=mixes))
+        forms = [SYMMETRIC if target(name).symmetric else PORTABLE]
         if target(name).quantizes and precision == "int8":
-            allowed.append(Choice(engine, DYNAMIC, mixes=mixes))
-    return allowed
+            forms.insert(0, DYNAMIC)
+        for number, form in enumerate(forms):
+            rounds[number].append(Choice(engine, form, mixes=mixes))
+    return list(itertools.chain(*rounds))
 
 
 def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[str, Precision]]:

@@ -16,13 +16,14 @@ from compressor.engines.trials import EngineTrials, Trial, no_time
 from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.measure import median_times
+from compressor.progress import tracked
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, MetricUnit, Note, NoteCode, labels_by_failure, loss_of, size_label
 from compressor.targets import Engine, target
 from compressor.tasks import Task
 from graph_passes import GraphPassError
 
-_TIMED_SECONDS = 3.0
+_TIMED_SECONDS = 1.0
 """Maximum time spent on timing one candidate at one size."""
 _MAX_TIMES_SLOWER = 2.0
 """Ratio of times up to which an engine of the whole model may overtake the fastest when units are removed."""
@@ -87,7 +88,6 @@ def choose_engine(
     removed afterwards, engines are compared with about as many units as the budget leaves.
 
     Args:
-        trials: what candidates are built, scored and timed with.
         allowed: the engines to try, which are timed only to choose between several; None: all that the settings allow.
         pruning: what units are removed for the chosen engine afterwards; None: none are.
         decided: labels of the engine that was chosen before, which is chosen again if it can be built, and of its
@@ -103,14 +103,14 @@ def choose_engine(
     built, quantized = _candidates(trials, every, otherwise, has_equal_answers=not is_bounded)
     if allowed is None or sum(trial.candidate.holds for trial in built) > 1:
         built = time_whole(trials, built)
-    if allowed is None:
+    if allowed is None and not trials.is_late:
         built = trials.measure_memory(built)
     best, *near = [
         next((trial for trial in built if trial.choice.label == label and trial.variant is not None), None)
         for label in decided or ("",)
     ]
     is_new = best is None
-    if is_new and pruning is not None:
+    if is_new and pruning is not None and not trials.is_late:
         share = pruning.share_left([trial.candidate for trial in built])
         built = time_pruned(trials, built, share, pruning.build)
     chosen, best, built = _deliver(trials, built, best, quantized)
@@ -127,10 +127,7 @@ def _deliver(
     """Build an engine in the output folder: the best one, or the next where that fails.
 
     Args:
-        trials: what candidates are built with.
-        built: the candidates.
         best: the best of them; None: the fastest that keeps the metric.
-        quantized: the quantized graphs.
 
     Returns:
         The engine, its candidate, and all candidates, with those that failed.
@@ -171,8 +168,6 @@ def _candidates(
     """The candidates, built and scored, and the quantized graphs that they are built from.
 
     Args:
-        trials: what candidates are built and scored with.
-        every: the engines to try.
         otherwise: the engines to try where none of these can be built.
         has_equal_answers: whether engines in bf16 hold by their answers.
     """
@@ -199,13 +194,14 @@ def _built(
             continue
         built.append(trials.score(trials.build(choice, quantized.get(choice.quantized_graph))))
         options = built[-1].options
-        if choice.mixes and options is not None and options.float_widths:
+        if choice.mixes and options is not None and options.float_widths and not trials.is_late:
             whole = replace(choice, mixes=False)
             built.append(trials.score(trials.build(whole, quantized.get(choice.quantized_graph))))
     return built + [
         trials.return_products(trial, quantized[trial.choice.quantized_graph])
         for trial in built
-        if replace(trial.choice, in_float=()) in every and _loses_too_much(trial)
+        if replace(trial.choice, in_float=()) in every
+        if trial.variant is not None and trial.source is not None and not trial.candidate.holds
     ]
 
 
@@ -235,10 +231,6 @@ def _written_source(trial: Trial, quantized: Mapping[str | None, QuantizedGraph]
     if trial.source != source:
         graph_passes.save(graph_passes.load(trial.source), source)
     return source
-
-
-def _loses_too_much(trial: Trial) -> bool:
-    return trial.variant is not None and trial.source is not None and not trial.candidate.holds
 
 
 def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
@@ -277,12 +269,7 @@ def _speed(trial: Trial) -> float:
 
 
 def time_whole(trials: EngineTrials, built: Sequence[Trial]) -> list[Trial]:
-    """The candidates with their times by size, and their speed: the time of the dense engine over theirs.
-
-    Args:
-        trials: the dense engine, the sizes and the inputs.
-        built: the candidates, those that could not be built included.
-    """
+    """The candidates with their times by size, and their speed: the time of the dense engine over theirs."""
     engines = [trial.variant.engine for trial in built if trial.variant is not None]
     reference, *rows = _times(trials, engines, "timing all engines")
     remaining = iter(rows)
@@ -298,12 +285,6 @@ def time_pruned(
     more than `_MAX_TIMES_SLOWER` times as long as the fastest is not built again, and neither is the only one left. One
     that cannot be built becomes a row with the reason; where none can, all candidates are returned as they are, with a
     note.
-
-    Args:
-        trials: the dense engine, the sizes and the inputs.
-        built: the candidates with their speeds.
-        share: the share of the units.
-        build: builds the engine of a candidate with a share of the units.
     """
     speeds = {index: trial.candidate.speed or 0.0 for index, trial in enumerate(built) if trial.candidate.holds}
     least = max(speeds.values(), default=0.0) / _MAX_TIMES_SLOWER
@@ -313,12 +294,11 @@ def time_pruned(
     pruned: dict[int, Engine] = {}
     failures: dict[int, Exception] = {}
     with trials.log.stage(f"building engines with {100 * share:.2g}% of the units") as on_progress:
-        for number, index in enumerate(near, start=1):
+        for index in tracked(near, on_progress):
             try:
                 pruned[index] = build(built[index], share)
             except (CompressorError, GraphPassError) as error:
                 failures[index] = error
-            on_progress(number, len(near))
     if not pruned:
         text = f"engines are compared by the whole model, since none has {100 * share:.2g}% of the units"
         trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=f"{text} ({failures[near[0]]})")])
@@ -332,13 +312,7 @@ def time_pruned(
 
 
 def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> int:
-    """The index of the fastest of some engines, by the geometric mean over sizes.
-
-    Args:
-        trials: the sizes and the inputs.
-        engines: the engines.
-        stage: what their timing is called.
-    """
+    """The index of the fastest of some engines, by the geometric mean over sizes."""
     reference, *rows = _times(trials, engines, stage)
     return int(np.argmax([_speed_over(row, reference) for row in rows]))
 

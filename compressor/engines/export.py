@@ -6,39 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from compressor.config.sections import ExportConfig
 from compressor.engines.build import ExportedGraph, shrink
 from compressor.engines.prove import Case
 from compressor.model_folder import ModelFolder
-from compressor.results import Proof, VariantName
+from compressor.results import VariantName
 from compressor.units import PrunableGroup, Site, keep_all
 from graph_passes import Plan, Shrunk
 
 
-class Exporter(Protocol):
-    """The functions of a module that `ModelAccess.exporter` names."""
-
-    def export_proven(
-        self,
-        name: VariantName,
-        folder: ModelFolder,
-        plan: Plan,
-        config: ExportConfig,
-        cases: Sequence[Case],
-        out: Path,
-        template: ExportedGraph | None,
-    ) -> Proof:
-        """Write the graph, and prove it; see `export_graph`."""
-
-    def export_unproven(self, folder: ModelFolder, plan: Plan, config: ExportConfig, out: Path) -> None:
-        """Write the graph."""
-
-
-def _exporter_of(folder: ModelFolder) -> Exporter:
-    exporter: Any = import_module(folder.access.exporter)
-    return cast(Exporter, exporter)
+def _exporter_of(folder: ModelFolder) -> Any:
+    """The module whose `export_proven` and `export_unproven` write graphs of a model."""
+    return import_module(folder.access.exporter)
 
 
 def export_graph(
@@ -54,12 +35,6 @@ def export_graph(
     """Write the graph of the gated model, with every unit still in it, and prove it against the model.
 
     Args:
-        name: name of the variant.
-        folder: the model.
-        plan: the plan, with one entry for each site.
-        config: operator set and form of attention of the graph.
-        cases: inputs of the proof.
-        out: file to write.
         template: a graph of the same model in the same form, to reuse; None: export the model.
 
     Raises:

@@ -42,12 +42,8 @@ def export_proven(
             try:
                 outputs: Outputs = run(feeds)
             except InputError as error:
-                raise InputError(
-                    f"{file.file}: the graph does not run on {case_name(feeds)} ({error}); give rows that it reads",
-                    code=ErrorCode.TENSOR_MISMATCH,
-                    path=file.file,
-                    case=case_name(feeds),
-                ) from error
+                text = f"the graph does not run on {case_name(feeds)} ({error}); give rows that it reads"
+                raise InputError.of_file(file.file, text, ErrorCode.TENSOR_MISMATCH, case=case_name(feeds)) from error
             return outputs
 
         expected = [run_file(case.feeds) for case in cases]

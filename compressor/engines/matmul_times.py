@@ -21,12 +21,12 @@ import graph_passes
 from compressor.config.sections import EngineConfig
 from compressor.engines.build import build_engine
 from compressor.engines.choices import DYNAMIC, Choice
+from compressor.engines.prove import unoptimized
 from compressor.measure import median_times
-from compressor.progress import RunLog
+from compressor.progress import RunLog, tracked
 from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import matmuls_by_widths, quantized_matmuls
-from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
 _SECONDS = 0.2
 """Approximate time spent on timing one product at one size, in int8 and in floats."""
@@ -58,9 +58,7 @@ class MatmulTimes:
         """The settings of an int8 engine whose products are in floats where that is faster.
 
         Args:
-            choice: target and form of the engine.
             graph: the graph that it is built from: quantized, or in floats where the target quantizes it.
-            options: the options of the build otherwise.
             exact: whether products are timed at their own widths; False: at near ones, which many plans share.
 
         Returns:
@@ -79,28 +77,22 @@ class MatmulTimes:
         if unknown:
             rows = self._rows(model, {widths: by_widths[widths] for widths in unknown.values()})
             with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
-                for number, (near, widths) in enumerate(unknown.items(), start=1):
+                for near, widths in tracked(unknown.items(), on_progress):
                     ratio = (self.time_ratio or _time_ratio)(choice, near, rows[widths], options)
                     self._ratios[self._key(choice, near)] = ratio
-                    on_progress(number, len(unknown))
         slower = frozenset(widths for widths, near in timed.items() if self._ratios[self._key(choice, near)] >= 1)
         config = in_floats if len(slower) == len(by_widths) else choice.config
         return config, replace(options, float_widths=slower)
 
     def _rows(self, model: ir.Model, by_widths: Mapping[Widths, Sequence[ir.Node]]) -> dict[Widths, tuple[int, ...]]:
-        """The number of activation vectors that the products of each width multiply, at every size.
-
-        Args:
-            model: the graph, whose outputs become these activations.
-            by_widths: its products.
-        """
+        """The number of activation vectors that the products of each width multiply, at every size."""
         values = {widths: [node.inputs[0] for node in nodes] for widths, nodes in by_widths.items()}
         factors = {value.name: value for group in values.values() for value in group if value is not None}
         model.graph.outputs[:] = list(factors.values())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "factors.onnx"
             graph_passes.save(model, path)
-            run = unoptimized_runner(path)
+            run = unoptimized(path)
             sizes = [{name: array.size for name, array in run(feeds).items()} for feeds in self.inputs]
         return {
             widths: tuple(max(size[str(value.name)] for value in group if value) // widths[0] for size in sizes)
@@ -141,21 +133,22 @@ def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: Bu
             engines.append(build_engine(folder / "product.onnx", folder, config, plain))
         ratios = []
         for count in sorted(set(rows)):
-            feeds = {_INPUT: rng.standard_normal((count, widths[0]), dtype=np.float32)}
+            feeds = {ACTIVATIONS: rng.standard_normal((count, widths[0]), dtype=np.float32)}
             in_int8, floats = median_times(engines, feeds, _SECONDS)
             ratios.append(in_int8 / floats)
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-_INPUT, _OUTPUT = "activations", "output"
+ACTIVATIONS, _OUTPUT = "activations", "output"
+"""Names of input and output of the graph of one product."""
 
 
-def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool) -> onnx.ModelProto:
+def matmul_graph(
+    widths: Widths, rng: np.random.Generator, *, is_quantized: bool, rows: int | str = "rows"
+) -> onnx.ModelProto:
     """The graph of one product of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
 
     Args:
-        widths: numbers of inputs and outputs.
-        rng: draws the weights.
         is_quantized: whether both factors are quantized to 8 bits: activations per tensor, weights per output.
     """
     inputs, outputs = widths
@@ -163,7 +156,7 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
     outputs = min(outputs, max(1, _MOST_WEIGHTS // inputs))
     weights = rng.standard_normal((inputs, outputs), dtype=np.float32)
     if not is_quantized:
-        nodes = [helper.make_node("MatMul", [_INPUT, "weights"], [_OUTPUT], name="product")]
+        nodes = [helper.make_node("MatMul", [ACTIVATIONS, "weights"], [_OUTPUT], name="product")]
         constants: dict[str, np.ndarray] = {"weights": weights}
     else:
         scales = np.abs(weights).max(axis=0) / 63  # 7 bits, which no processor saturates
@@ -175,7 +168,7 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
             "zeros": np.zeros(outputs, np.int8),
         }
         nodes = [
-            helper.make_node("QuantizeLinear", [_INPUT, "scale", "zero"], ["quantized"]),
+            helper.make_node("QuantizeLinear", [ACTIVATIONS, "scale", "zero"], ["quantized"]),
             helper.make_node("DequantizeLinear", ["quantized", "scale", "zero"], ["left"]),
             helper.make_node("DequantizeLinear", ["weights", "scales", "zeros"], ["right"], axis=1),
             helper.make_node("MatMul", ["left", "right"], [_OUTPUT], name="product"),
@@ -183,8 +176,8 @@ def matmul_graph(widths: Widths, rng: np.random.Generator, *, is_quantized: bool
     graph = helper.make_graph(
         nodes,
         "product",
-        [helper.make_tensor_value_info(_INPUT, TensorProto.FLOAT, ["rows", inputs])],
-        [helper.make_tensor_value_info(_OUTPUT, TensorProto.FLOAT, ["rows", outputs])],
+        [helper.make_tensor_value_info(ACTIVATIONS, TensorProto.FLOAT, [rows, inputs])],
+        [helper.make_tensor_value_info(_OUTPUT, TensorProto.FLOAT, [rows, outputs])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)

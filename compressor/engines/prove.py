@@ -115,14 +115,7 @@ def case_name(feeds: Feeds) -> str:
 
 
 def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: VariantName) -> Proof:
-    """Compare the reference graph with the shrunk one; the runtime optimizes neither.
-
-    Args:
-        reference: the reference graph, whose gates switch off what the plan drops.
-        shrunk: the graph without it.
-        cases: the inputs.
-        variant: name of the variant.
-    """
+    """Compare the reference graph with the shrunk one; the runtime optimizes neither."""
     expected = graph_outputs(reference, cases)
     tolerance = TOLERANCE[stored_precision(load(shrunk))]
     return prove_outputs(ProofStage.SHRINK, variant, cases, expected, unoptimized(shrunk), tolerance)
@@ -139,13 +132,6 @@ def prove_engine(
 
     An engine in 8 bits is compared with its quantized graph: the graph that it was built from, or its own file if the
     target quantized a float graph.
-
-    Args:
-        shrunk: the graph that the engine was built from.
-        engine: the engine.
-        cases: the inputs.
-        variant: name of the variant.
-        tolerances: largest relative error of the target's engines by precision.
     """
     if engine.precision in QUANTIZED:
         expected = graph_outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
@@ -167,10 +153,7 @@ def prove_products(
     The products are computed one by one, from the activations that they have in the quantized graph.
 
     Args:
-        quantized: the quantized graph.
         build: builds an engine in 8 bits from a graph, for inputs of the same sizes as those that it receives.
-        cases: inputs of the graph.
-        variant: name of the variant.
     """
     from compressor.quantization.matmuls import activations_graph, matmuls_graph
 
@@ -230,12 +213,7 @@ def prove_outputs(
     """The proof on some cases.
 
     Args:
-        stage: what is compared with what.
-        variant: name of the variant.
-        cases: the inputs.
         expected: outputs of the reference for `cases`, then for `further`.
-        run: runs one batch with what is proven.
-        tolerance: largest relative error.
         further: more inputs, by whose outputs errors are scaled too.
 
     Raises:
@@ -280,9 +258,7 @@ def prove_graphs(
     has proofs of its own.
 
     Args:
-        folder: the folder.
         cases: inputs of the proofs; those of one row are compared.
-        log: receives the stages and the notes.
         graphs: name in the folder -> file, of float graphs that are not there yet; None: there are none.
 
     Returns:

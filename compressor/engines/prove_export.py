@@ -47,11 +47,6 @@ def prove_export(
 
     Args:
         model: the model, which stays as it is; to be the reference, nothing has run on it.
-        plan: the plan, whose dropped units the gates switch off.
-        graph: the reference graph.
-        cases: the inputs.
-        variant: name of the variant.
-        attention: form of attention in the graph.
 
     Raises:
         InputError: the graph does not run on inputs of some size that the model reads, or the model's own outputs are
@@ -91,9 +86,7 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
     """The proof of an export, if it holds.
 
     Args:
-        prove: makes the proof.
         model: its reference, on which nothing has run.
-        cases: its inputs.
 
     Raises:
         InputError: it does not hold, and a forward on one of the inputs changes the model; or the model chooses keys
@@ -147,9 +140,6 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
 def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
     """A proof against the model as it is if it chooses the first of equal scores, as ONNX does.
 
-    Args:
-        prove: makes the proof.
-
     Returns:
         The proof, and the smallest number of chosen keys where scores are equal; None: the proof does not hold, or no
         scores are equal, so that these are not what a graph differs by.
@@ -176,11 +166,6 @@ def _change(model: PreTrainedModel, case: Case) -> Change | None:
 def require_defined(model: PreTrainedModel, inputs: Mapping[str, Tensor], outputs: Mapping[str, np.ndarray]) -> None:
     """Check the outputs of a model, and name the module where they overflow.
 
-    Args:
-        model: the model, as it computed the outputs.
-        inputs: what they were computed from.
-        outputs: the outputs by name.
-
     Raises:
         InputError: an output has NaN, or infinities alone.
     """
@@ -200,12 +185,7 @@ def require_defined(model: PreTrainedModel, inputs: Mapping[str, Tensor], output
 
 
 def first_not_finite(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str | None:
-    """Path of the module that is the first to return a value that is NaN or infinite; None: no module does.
-
-    Args:
-        model: the model.
-        inputs: arguments of its forward.
-    """
+    """Path of the module that is the first to return a value that is NaN or infinite; None: no module does."""
     paths: list[str] = []
 
     def observe(path: str, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:

@@ -27,8 +27,6 @@ def quantize_as(
 
     Args:
         file: name of the quantized graph (`Target.quantized_graph`), which says its form.
-        graph: the float graph.
-        rows: calibration rows.
         on_progress: called with (rows done, rows), if the quantizer reports progress.
 
     Raises:
@@ -49,9 +47,6 @@ def quantize_portable(
     """Write the portable graph of a float graph, for this processor.
 
     Args:
-        graph: the float graph.
-        rows: calibration rows.
-        out: the file to write.
         keep_float: names of products that stay in floats; empty: those that outliers ruin.
 
     Raises:

@@ -65,41 +65,25 @@ def metric_sums_of(
     """The metric sums of an engine, `[examples, k]`; see `Task.measure`.
 
     Args:
-        variant: the variant whose engine runs.
-        data: the test rows and the task.
         batch_size: number of parallel streams, for a task that reads texts in order.
-        on_progress: called with (rows scored, rows).
         rows: the rows to score; None: the test rows.
         on_logits: called with the logits of each batch; not called by a task that reads texts in order.
     """
-    rows, scored = data.test if rows is None else rows, 0
-
-    def progress(count: int) -> None:
-        nonlocal scored
-        on_progress(scored := scored + count, len(rows))
-
+    rows = data.test if rows is None else rows
     if reads_in_order(variant, data.task):
         stream = Stream(variant.engine, variant.graph.path)
 
         def segment(ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
             return summed_losses(stream.read(ids), targets)
 
-        return read(data.task, rows, segment, batch_size, progress)
-    return statistics(data.task, rows, forward_of(variant, data.task, on_logits), progress=progress)
+        return read(data.task, rows, segment, batch_size, on_progress)
+    return statistics(data.task, rows, forward_of(variant, data.task, on_logits), on_progress=on_progress)
 
 
 def answer(
     variant: Variant, task: Task, rows: Dataset, on_progress: ProgressCallback, on_logits: LogitsObserver
 ) -> None:
-    """Run an engine on rows whose labels are not read.
-
-    Args:
-        variant: the variant whose engine runs.
-        task: what the rows are for.
-        rows: encoded rows.
-        on_progress: called with (rows answered, rows).
-        on_logits: called with the logits of each batch.
-    """
+    """Run an engine on rows whose labels are not read."""
     forward, answered = forward_of(variant, task, on_logits), 0
     for indices, batch in batches(task, rows):
         task.pop_labels(batch, len(indices))
@@ -115,10 +99,6 @@ def score(
     Args:
         dense: metric sums of the dense variant, `[examples, k]`.
         compressed: those of the compressed variant for the same examples, `[examples, k]`.
-        task: the task that measured them.
-        split: the split of the rows.
-        rows: number of rows.
-        seed: seed of the bootstrap.
 
     Raises:
         DivergedError: the metric of a variant is not finite.
@@ -151,7 +131,6 @@ def score_notes(
     """What a metric of both engines cannot show.
 
     Args:
-        score: the metric of both engines.
         dense: metric sums of the dense engine's answers, `[examples, k]`.
         compressed: those of the compressed engine for the same examples.
         constant: the score of an answer that is the same for every row; None: there is none.
@@ -208,10 +187,6 @@ class EvaluationScorer:
         """The answers of an engine to the rows by which engines are compared.
 
         None where these have no labels and answers are not compared one by one.
-
-        Args:
-            variant: its variant.
-            label: what its stage calls it.
         """
         return None if self._rows is None else self._measure(variant, label, self._rows)
 
@@ -238,7 +213,6 @@ class EvaluationScorer:
         Its interval decides, so that more rows are scored than where engines are compared.
 
         Args:
-            variant: the variant of the engine.
             scored: its answers to the rows by which engines are compared, if they are known.
 
         Raises:

@@ -22,7 +22,7 @@ from compressor.engines.quantize import quantize_as, quantize_portable, remove_g
 from compressor.engines.score import EvaluationScorer, ScoredAnswers
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
 from compressor.measure import file_bytes
-from compressor.progress import RunLog
+from compressor.progress import RunLog, tracked
 from compressor.quantization import QuantizedGraph, rank_matmuls
 from compressor.quantization.matmuls import matmul_names
 from compressor.results import Candidate, ProofStage, Size
@@ -153,7 +153,6 @@ class EngineTrials:
         Products that fail their proof return to floats, and the candidate is built again.
 
         Args:
-            choice: its settings, with no product in floats yet.
             quantized: the quantized graph of its form; None: there is none.
         """
         reason = target(choice.config.target).missing()
@@ -265,13 +264,12 @@ class EngineTrials:
         feeds = next(iter(self.inputs.values()))
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []
-            for trial in trials:
+            for trial in tracked(trials, on_progress):
                 if trial.variant is not None and trial.candidate.holds:
                     peak = trial.variant.engine.memory(feeds)
                     update = {"peak_memory_bytes": peak}
                     trial = dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=update))
                 measured.append(trial)
-                on_progress(len(measured), len(trials))
         return measured
 
 
@@ -285,7 +283,6 @@ def smallest_that_holds(maximum: int, attempt: Callable[[int], T], holds: Callab
 
     Args:
         maximum: largest number to attempt; the smallest is 1.
-        attempt: makes the attempt of a number.
         holds: whether an attempt holds; with a larger number it is assumed to hold too.
     """
     best, low, high = None, 1, maximum + 1

@@ -7,26 +7,24 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-import numpy as np
 import pydantic
 
 from compressor.config.check import CheckArtifacts
 from compressor.errors import ErrorCode, InputError, MismatchError, ServerError, SlowdownError
 from compressor.latency.verdict import Outcome, Slowdown, Verdict
+from compressor.report import plot
+from compressor.report.plot import Axis, Plot
 from compressor.results import size_label
 from compressor.silence_libraries import one_line
-from graph_passes.files import atomic_replace, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from graph_passes.files import write_text
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 (section 2.2) excludes, even when escaped."""
 _OUTPUTS, _TIMING = "outputs", "timing"
-_MAX_CHECKS, _MAX_TICKS = 100, 8
+_MAX_CHECKS, _MAX_TICKS = 100, 6
+_WIDTH, _HEIGHT = 576, 180  # pixels of each of the two plots of a history
 
 
 def check_and_record(
@@ -104,10 +102,6 @@ def junit_of_error(title: str, error: BaseException) -> str:
     """The JUnit report of a check that ended without a verdict.
 
     Wrong outputs are a failure of the model; anything else is an error.
-
-    Args:
-        title: the compared models.
-        error: the error that ended the check.
     """
     failed = isinstance(error, MismatchError)
     suite = ElementTree.Element(
@@ -146,21 +140,15 @@ def read_history(path: Path) -> list[Verdict]:
     try:
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
-        raise InputError(
-            f"{path}: the history cannot be read ({one_line(error)}); give another --history",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"the history cannot be read ({one_line(error)}); give another --history"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
     verdicts = []
     for line in lines:
         with contextlib.suppress(pydantic.ValidationError):
             verdicts.append(Verdict.model_validate_json(line))
     if lines and not verdicts:
-        raise InputError(
-            f"{path}: the file contains no check records; give another --history",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        )
+        text = "the file contains no check records; give another --history"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE)
     return verdicts
 
 
@@ -173,43 +161,42 @@ def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
     """Plot the median times and the slowdowns of the checks that are comparable with `last`.
 
     Args:
-        checks: a history.
-        last: the latest check.
-        path: `.svg` or `.png` file to write.
+        path: `.svg` file to write.
     """
-    from matplotlib.figure import Figure  # matplotlib takes long to import
-    from matplotlib.ticker import MaxNLocator
-
     timed = comparable(checks, last)[-_MAX_CHECKS:]
     slowdowns = [check.slowdown for check in timed if check.slowdown is not None]
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    upper.set_title(f"{last.title}, {size_label(last.batch, last.seq)}", fontsize=9, parse_math=False)
-    _plot_medians(upper, slowdowns)
-    _plot_slowdowns(lower, slowdowns)
-    labels = [check.time[:16].replace("T", "\n") for check in timed]
-    lower.xaxis.set_major_locator(MaxNLocator(_MAX_TICKS, integer=True))
-    lower.xaxis.set_major_formatter(lambda x, _: labels[int(x)] if x in range(len(labels)) else "")
-    lower.tick_params(axis="x", labelsize=7)
-    with atomic_replace(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:].lower())
+    end = max(len(timed), 1) - 0.5
+    ticks = [tick for tick in plot.round_numbers(0, end, _MAX_TICKS, whole=True) if tick < len(timed)]
+    x = Axis(-0.5, end, "", {tick: timed[int(tick)].time[:16].replace("T", " ") for tick in ticks})
+    title = _NOT_XML.sub("", f"{last.title}, {size_label(last.batch, last.seq)}")
+    write_text(path, plot.picture([[_medians(x, slowdowns, title)], [_slowdowns(x, slowdowns)]]))
 
 
-def _plot_medians(axes: Axes, slowdowns: Sequence[Slowdown]) -> None:
-    x = range(len(slowdowns))
-    axes.plot(x, [slowdown.model_p50 for slowdown in slowdowns], "o-", label="model")
-    axes.plot(x, [slowdown.baseline_p50 for slowdown in slowdowns], "o-", label="baseline", color="0.6")
-    axes.set_ylabel("p50, ms")
-    axes.set_ylim(0, 1.1 * max((max(slowdown.model_p50, slowdown.baseline_p50) for slowdown in slowdowns), default=1.0))
-    axes.legend(frameon=False)
+def _medians(x: Axis, slowdowns: Sequence[Slowdown], title: str) -> Plot:
+    lines = {
+        "model": ([row.model_p50 for row in slowdowns], plot.COMPRESSED),
+        "baseline": ([row.baseline_p50 for row in slowdowns], plot.DENSE),
+    }
+    y = Axis.of((0.0, *(value for values, _ in lines.values() for value in values)), "p50, ms", has_grid=True)
+    panel = Plot(x, y, _HEIGHT, width=_WIDTH, title=title)
+    for row, (name, (values, colour)) in enumerate(lines.items()):
+        panel.line(enumerate(values), colour)
+        panel.marks(enumerate(values), colour, 6)
+        panel.text((x.low, y.low), name, colour, (6, -18 + 11 * row))
+    return panel
 
 
-def _plot_slowdowns(axes: Axes, slowdowns: Sequence[Slowdown]) -> None:
-    x = range(len(slowdowns))
-    percent = 100 * np.array([(row.slowdown, row.low, row.high, row.limit) for row in slowdowns]).reshape(-1, 4)
-    middle, low, high, limit = percent.T
-    axes.errorbar(x, middle, yerr=np.maximum([middle - low, high - middle], 0), fmt="none", ecolor="0.6", capsize=3)
-    axes.scatter(x, middle, c=["tab:green" if row.holds else "tab:red" for row in slowdowns], zorder=3)
-    axes.step(x, limit, where="mid", color="tab:red", linewidth=1, linestyle="--")
-    axes.axhline(0, color="0.8", linewidth=1, zorder=0)
-    axes.set_ylabel("slowdown, % (95%)")
+def _slowdowns(x: Axis, slowdowns: Sequence[Slowdown]) -> Plot:
+    ends = [100 * end for row in slowdowns for end in (row.slowdown, row.low, row.high, row.limit)]
+    panel = Plot(x, Axis.of((0.0, *ends), "slowdown, % (95%)", has_grid=True), _HEIGHT, width=_WIDTH)
+    panel.line(((x.low, 0.0), (x.high, 0.0)), plot.MUTED, 1)
+    panel.line(
+        [(number + side, 100 * row.limit) for number, row in enumerate(slowdowns) for side in (-0.5, 0.5)],
+        plot.BAD,
+        1,
+        dashes="4 2",
+    )
+    for number, row in enumerate(slowdowns):
+        panel.line(((number, 100 * row.low), (number, 100 * row.high)), plot.DENSE)
+        panel.marks([(number, 100 * row.slowdown)], plot.COMPRESSED if row.holds else plot.BAD, 6)
+    return panel

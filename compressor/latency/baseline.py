@@ -84,24 +84,14 @@ class Baseline(pydantic.BaseModel):
             baseline = cls.model_validate_json(path.read_bytes())
         except (OSError, pydantic.ValidationError) as error:
             code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
-            raise InputError(
-                f"{path}: not a readable baseline; write one with compress check ... --save-baseline {path}",
-                code=code,
-                path=path,
-            ) from error
+            text = f"not a readable baseline; write one with compress check ... --save-baseline {path}"
+            raise InputError.of_file(path, text, code) from error
         if baseline.format != _FORMAT:
-            raise InputError(
-                f"{path}: the format is {baseline.format!r}, this version reads {_FORMAT!r}; measure it again",
-                code=ErrorCode.FILE_MISMATCH,
-                path=path,
-                value=baseline.format,
-            )
+            text = f"the format is {baseline.format!r}, this version reads {_FORMAT!r}; measure it again"
+            raise InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, value=baseline.format)
         if not baseline.times or len({len(calls) for calls in baseline.times} | {0}) != 2:
-            raise InputError(
-                f"{path}: the baseline has no times, or rounds of different lengths; measure it again",
-                code=ErrorCode.FILE_UNREADABLE,
-                path=path,
-            )
+            text = "the baseline has no times, or rounds of different lengths; measure it again"
+            raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE)
         return baseline
 
     def save(self, path: Path) -> None:
@@ -117,42 +107,28 @@ class Baseline(pydantic.BaseModel):
 def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], host: str, *, force: bool) -> None:
     """Make sure that new times may be compared with those of a saved baseline.
 
-    Args:
-        baseline: the baseline.
-        path: its file.
-        batches: the batches of this check.
-        host: where the model of this check runs.
-        force: whether to accept another machine or host.
-
     Raises:
         InputError: the baseline was measured on another machine or on other inputs, or lacks outputs of a batch.
     """
     before, now = {**baseline.machine, "host": baseline.host}, {**machine(), "host": host}
     differences = [name for name in (*COMPARABLE_FIELDS, "host") if before.get(name) != now.get(name)]
     if differences and not force:
-        text = ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differences)
-        raise InputError(
-            f"{path}: the baseline was measured on another machine ({text}); measure it here (--save-baseline), or add"
-            " --force to compare nevertheless",
-            code=ErrorCode.FILE_MISMATCH,
-            path=path,
-            differences=tuple(differences),
+        changes = ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differences)
+        text = (
+            f"the baseline was measured on another machine ({changes}); measure it here (--save-baseline), or add"
+            " --force to compare nevertheless"
         )
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, differences=tuple(differences))
     if baseline.inputs != digest(batches):
-        raise InputError(
-            f"{path}: measured on other inputs ({size_label(baseline.batch, baseline.seq)}); use the"
-            " same --inputs, --batch, --seq and --seed, or measure it again",
-            code=ErrorCode.FILE_MISMATCH,
-            path=path,
-            differences=("inputs",),
+        text = (
+            f"measured on other inputs ({size_label(baseline.batch, baseline.seq)}); use the same --inputs, --batch,"
+            " --seq and --seed, or measure it again"
         )
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, differences=("inputs",))
     if len(baseline.outputs) != len(batches):
-        raise InputError(
-            f"{path}: the baseline has outputs for {len(baseline.outputs)} of {len(batches)} batches; measure it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            count=len(baseline.outputs),
-            expected=len(batches),
+        text = f"the baseline has outputs for {len(baseline.outputs)} of {len(batches)} batches; measure it again"
+        raise InputError.of_file(
+            path, text, ErrorCode.FILE_UNREADABLE, count=len(baseline.outputs), expected=len(batches)
         )
 
 

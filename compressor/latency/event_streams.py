@@ -341,7 +341,6 @@ class _Wire:
     The timeout of a socket bounds a single read, and a server may send single bytes for ever.
 
     Args:
-        connection: the socket.
         seconds: duration of the deadline.
     """
 

@@ -125,11 +125,9 @@ def measure(
     so that a slow model receives as many queries as a fast model.
 
     Args:
-        scenario: the scenario.
         request: names the model and sets the bound.
         batches: the queries, in turn.
         times: times of model and baseline.
-        worker: main function of the process.
 
     Raises:
         CompressorError: the first error of a call, or the process ended without a result.
@@ -220,9 +218,7 @@ def run_scenario(
     - Offline: all queries at once; throughput.
 
     Args:
-        scenario: the scenario.
         calls: the queries, in turn; each makes one call.
-        settings: sizes and bounds.
         on_error: receives the first exception of a call at once, in the thread of that call.
 
     Raises:

@@ -38,10 +38,7 @@ class LocalEngine:
     """An engine that is loaded in this process; see `compressor.latency.endpoints.Endpoint`.
 
     Args:
-        path: the file.
-        engine: the loaded engine.
         graph: ONNX file of the function that it computes.
-        runtime: its target.
         precision: numeric precision of its outputs; None: that of the engine.
 
     Attributes:
@@ -138,11 +135,8 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
         path = path / (reports.load(path).compressed.file or "model.onnx")
     if not path.is_file():
         problem = "is a folder without a report" if path.is_dir() else "no such file"
-        raise InputError(
-            f"{path}: {problem}; give an ONNX file or an engine, or the name of a model with --server",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-        )
+        text = f"{problem}; give an ONNX file or an engine, or the name of a model with --server"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING)
     with library_errors(path):
         runtime = target_of(path)
         if runtime.metadata_file is not None:
@@ -195,11 +189,8 @@ def library_errors(path: Path) -> Iterator[None]:
     except (CompressorError, GraphPassError, MemoryError):
         raise
     except Exception as error:
-        raise InputError(
-            f"{path}: the file cannot be used ({type(error).__name__}: {one_line(error)}); export or copy it again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"the file cannot be used ({type(error).__name__}: {one_line(error)}); export or copy it again"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
@@ -207,7 +198,6 @@ def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
 
     Args:
         engine: an engine, which has proofs if it is in the folder of the run that built it.
-        listener: receives a note with the differences.
 
     Returns:
         The proofs, which hold; empty where nothing differs, and for engines in fp32 or fp16.
@@ -237,7 +227,6 @@ def changes_since(report: Report, present: Mapping[str, str], session: Mapping[s
     """The differences between the machine of a report and the present machine, in a few words each.
 
     Args:
-        report: the report of the run that proved the engine.
         present: facts about this machine, as in `Report.machine`.
         session: runtime and options of the engine on this machine.
     """

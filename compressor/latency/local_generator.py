@@ -28,13 +28,11 @@ class LocalGenerator:
 
     def __init__(self, request: CheckRequest, folder: Path) -> None:
         if not folder.is_dir():
-            raise InputError(
-                f"{folder}: no such folder; name the output folders of two runs on models that generate, or omit"
-                " --prompt-tokens to time a graph",
-                code=ErrorCode.FILE_MISSING,
-                path=folder,
-                field="prompt_tokens",
+            text = (
+                "no such folder; name the output folders of two runs on models that generate, or omit --prompt-tokens"
+                " to time a graph"
             )
+            raise InputError.of_file(folder, text, ErrorCode.FILE_MISSING, field="prompt_tokens")
         self.name, self.graph, self._lengths = str(folder), folder, request.lengths
         self._sessions = cached_target(folder).open_sessions(folder, threads=request.threads)
         self.host = self._sessions.host

@@ -133,9 +133,6 @@ def expected_outputs(
     """The outputs that a model must compute for every batch.
 
     Args:
-        endpoint: the model.
-        batches: the inputs of every batch.
-        baseline: the baseline's outputs of every batch.
         expect: `baseline`; `any`: the shapes and types of the baseline; an `.npz` of outputs `[row, ...]` by name; an
             ONNX file, or a folder with a `model.onnx`, to run here; for a model that generates, a folder with
             `decoder.onnx`. None: a graph on this machine is compared with its outputs without optimization, a server's
@@ -241,12 +238,8 @@ def _run_graph(path: Path) -> _Source:
         sessions = reference_sessions(path)
         return lambda number, feeds: run_in_steps(sessions, feeds)
     if not path.is_file():
-        raise InputError(
-            f"{path}: the graph of the engine is not beside it; name one with --expect, or give baseline or any",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-            field="expect",
-        )
+        text = "the graph of the engine is not beside it; name one with --expect, or give baseline or any"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="expect")
     with library_errors(path):
         run = unoptimized_runner(path)
         inputs = specs_of(load(path).graph.inputs, path)

@@ -57,37 +57,23 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     if path is None:
         seq = endpoint.fitting_length(batch, request.seq)
         if seq < request.seq and "seq" in request.model_fields_set:
-            raise InputError(
-                f"{endpoint.name}: does not run with {request.seq} tokens, and does with {seq}; request no more (--seq"
-                f" {seq})",
-                code=ErrorCode.OUT_OF_RANGE,
-                path=endpoint.name,
-                field="seq",
-                value=request.seq,
-                maximum=seq,
+            text = f"does not run with {request.seq} tokens, and does with {seq}; request no more (--seq {seq})"
+            raise InputError.of_file(
+                endpoint.name, text, ErrorCode.OUT_OF_RANGE, field="seq", value=request.seq, maximum=seq
             )
         feeds = (endpoint.trial_batch(batch, seq, request.seed + number) for number in range(MAX_BATCHES))
         is_random = endpoint.has_random_inputs
         return Batches(tuple(feeds), "random" if is_random else "example rows of the graph", random=is_random)
     if not path.exists():
-        raise InputError(
-            f"{path}: no such file; --inputs takes an .npz of arrays, a file of texts or a folder of images",
-            code=ErrorCode.FILE_MISSING,
-            path=path,
-            field="inputs",
-        )
+        text = "no such file; --inputs takes an .npz of arrays, a file of texts or a folder of images"
+        raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="inputs")
     rows = read_arrays(path) if path.suffix == ".npz" else _encode_rows(path, request, endpoint.inputs)
     rows = _check_rows(rows, endpoint.inputs, path)
     require_ids(rows, endpoint.id_limits, str(path))
     count = len(next(iter(rows.values())))
     if count < batch:
-        raise InputError(
-            f"{path}: {count} rows, fewer than one batch of {batch}; give more rows or a smaller --batch",
-            code=ErrorCode.TOO_FEW_ROWS,
-            path=path,
-            count=count,
-            needed=batch,
-        )
+        text = f"{count} rows, fewer than one batch of {batch}; give more rows or a smaller --batch"
+        raise InputError.of_file(path, text, ErrorCode.TOO_FEW_ROWS, count=count, needed=batch)
     starts = itertools.islice(range(0, count - batch + 1, batch), MAX_BATCHES)
     batches = tuple({name: array[start : start + batch] for name, array in rows.items()} for start in starts)
     return Batches(batches, f"{len(batches) * batch} rows of {path.name}")
@@ -120,12 +106,8 @@ def _encode_texts(
 
     tokenizer = tokenizer_of(folder)
     if tokenizer is None:
-        raise InputError(
-            f"{folder}: this folder has no tokenizer; name the model's folder (--tokenizer)",
-            code=ErrorCode.FILE_MISSING,
-            path=folder,
-            field="tokenizer",
-        )
+        text = "this folder has no tokenizer; name the model's folder (--tokenizer)"
+        raise InputError.of_file(folder, text, ErrorCode.FILE_MISSING, field="tokenizer")
     sentence, maximum = read_sentence_texts(folder), request.batch * MAX_BATCHES
     texts = model_texts(read_texts(str(path), request.text_columns, maximum, sentence), sentence)[:maximum]
     encoded = tokenize(tokenizer, texts, sentence, shortest=request.seq, longest=request.seq)
@@ -151,19 +133,12 @@ def _check_rows(rows: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], pa
     arrays = {tensor.name: arrays[tensor.name] for tensor in inputs}
     single = next((name for name, array in arrays.items() if not array.ndim), None)
     if single is not None:
-        raise InputError(
-            f"{path}: {single} is a single number; give arrays with an axis of rows",
-            code=ErrorCode.INVALID_VALUE,
-            path=path,
-            field="inputs",
-        )
+        text = f"{single} is a single number; give arrays with an axis of rows"
+        raise InputError.of_file(path, text, ErrorCode.INVALID_VALUE, field="inputs")
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-        raise InputError(
-            f"{path}: the arrays have different numbers of rows ({lengths}); give as many rows for every input",
-            code=ErrorCode.TENSOR_MISMATCH,
-            path=path,
-        )
+        text = f"the arrays have different numbers of rows ({lengths}); give as many rows for every input"
+        raise InputError.of_file(path, text, ErrorCode.TENSOR_MISMATCH)
     return arrays
 
 
@@ -173,4 +148,4 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _mismatch(path: Path, name: str, text: str) -> InputError:
-    return InputError(f"{path}: {name}: {text}", code=ErrorCode.TENSOR_MISMATCH, path=path, tensor=name)
+    return InputError.of_file(path, f"{name}: {text}", ErrorCode.TENSOR_MISMATCH, tensor=name)

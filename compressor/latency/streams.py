@@ -6,16 +6,15 @@ parts (`event_streams`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from compressor.errors import ErrorCode, ServerError
-from compressor.measure.timing import Clock
 from compressor.targets.base import Feeds
 from compressor.targets.relative_error import Outputs
 
@@ -99,7 +98,7 @@ class TokenSource(Protocol):
         ...
 
 
-def read_stream(source: TokenSource, prompt: Feeds, clock: Clock = time.perf_counter) -> Stream:
+def read_stream(source: TokenSource, prompt: Feeds) -> Stream:
     """The whole text of a prompt, with the times of its parts.
 
     Raises:
@@ -107,11 +106,11 @@ def read_stream(source: TokenSource, prompt: Feeds, clock: Clock = time.perf_cou
     """
     texts, arrivals, tokens = list[str](), list[float](), 0
     parts = source.stream(prompt)
-    start = clock()
+    start = perf_counter()
     for part in parts:
         texts.append(part.text or "")
         if part.text is not None and (part.tokens is None or part.tokens > tokens):
-            arrivals.append(1e3 * (clock() - start))
+            arrivals.append(1e3 * (perf_counter() - start))
         tokens = tokens if part.tokens is None else part.tokens
     tokens = tokens if tokens > 1 else len(arrivals)
     if len(arrivals) < 2:

@@ -123,11 +123,11 @@ def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -
     """Raise InputError where the second graph has an input that the first one lacks."""
     first, second = (engine.inputs for engine in engines)
     if set(second) - set(first):
-        raise InputError(
-            f"{compressed}: its inputs are {', '.join(second)}, and those of {dense} are {', '.join(first)}; compare"
-            " two graphs of the same model",
-            code=ErrorCode.TENSOR_MISMATCH,
-            path=compressed,
+        raise InputError.of_file(
+            compressed,
+            f"its inputs are {', '.join(second)}, and those of {dense} are {', '.join(first)}; compare two graphs of"
+            " the same model",
+            ErrorCode.TENSOR_MISMATCH,
             tensors=tuple(sorted(set(second) - set(first))),
         )
 
@@ -135,33 +135,23 @@ def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -
 def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
     """Inputs of a requested size, from the example rows of the graph where it has any, else random.
 
-    Args:
-        model: the graph.
-        path: its file, for the error message.
-        batch: number of rows.
-        seq: their length in tokens.
-        seed: seed of the random numbers.
-
     Raises:
         InputError: the graph fixes another size.
     """
     for value in model.graph.inputs:
         length = value.shape[1] if value.shape is not None and has_integer_rows(value) else None
         if isinstance(length, int) and length != seq:
-            raise InputError(
-                f"{path}: the graph fixes the length of {value.name} at {length}, and {seq} was requested (--seq);"
-                f" request {length}, or export the graph with a free length",
-                code=ErrorCode.TENSOR_MISMATCH,
-                path=path,
-                field="seq",
-                tensor=str(value.name),
-                value=seq,
-                expected=length,
+            text = (
+                f"the graph fixes the length of {value.name} at {length}, and {seq} was requested (--seq); request"
+                f" {length}, or export the graph with a free length"
+            )
+            raise InputError.of_file(
+                path, text, ErrorCode.TENSOR_MISMATCH, field="seq", tensor=str(value.name), value=seq, expected=length
             )
     try:
         return trial_feeds(model, batch, seq, seed=seed)
     except InputError as error:
-        raise InputError(f"{path}: {error} (--batch)", code=error.code, path=path, **error.details) from error
+        raise InputError.of_file(path, f"{error} (--batch)", error.code, **error.details) from error
 
 
 def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
@@ -173,13 +163,6 @@ def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
 def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
     """Check that an engine can run on inputs of a size.
 
-    Args:
-        engine: the engine.
-        path: its graph, for the error message.
-        feeds: inputs of that size.
-        batch: their number of rows.
-        seq: their length in tokens.
-
     Raises:
         InputError: the engine cannot run on them.
     """
@@ -187,14 +170,11 @@ def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) 
         engine.run(feeds)
     except InputError as error:
         or_ids = " or take no random ids" if draws_ids(load(path)) else ""
-        raise InputError(
-            f"{path}: cannot run at batch {batch}, length {seq}; the model may have fewer positions{or_ids}, request"
-            " another size (--batch, --seq; --debug shows the runtime's message)",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=path,
-            batch=batch,
-            seq=seq,
-        ) from error
+        text = (
+            f"cannot run at batch {batch}, length {seq}; the model may have fewer positions{or_ids}, request another"
+            " size (--batch, --seq; --debug shows the runtime's message)"
+        )
+        raise InputError.of_file(path, text, ErrorCode.RUNTIME_FAILED, batch=batch, seq=seq) from error
 
 
 @dataclass(frozen=True)
@@ -269,11 +249,8 @@ def bench_folder(
     """
     listener, graph = listener or NullListener(), out / _GRAPH
     if not graph.is_file():
-        raise InputError(
-            f"{out}: no {graph.name} here; give the output folder of a run, or two ONNX files",
-            code=ErrorCode.FILE_MISSING,
-            path=out,
-        )
+        text = f"no {graph.name} here; give the output folder of a run, or two ONNX files"
+        raise InputError.of_file(out, text, ErrorCode.FILE_MISSING)
     model = load(graph)
     for note in random_inputs_notes(model, graph):
         listener.note(note)
@@ -359,11 +336,8 @@ def _build_all(
     if not built and len(errors) == 1:
         raise errors[0]
     if not built:
-        raise InputError(
-            f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in failed)}",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=out,
-        )
+        text = f"no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in failed)}"
+        raise InputError.of_file(out, text, ErrorCode.RUNTIME_FAILED)
     return built, failed
 
 

@@ -39,9 +39,6 @@ def paired_interval(
         dense: metric sums of the dense model, `[examples, ...]`.
         compressed: metric sums of the compressed model for the same examples in the same order.
         metric: computes the metric from the metric sums of any examples.
-        seed: seed of the draws; the same seed gives the same interval.
-        confidence: coverage of the interval.
-        resamples: number of draws.
 
     Raises:
         ValueError: the two models have different numbers of examples, or none.
@@ -65,10 +62,7 @@ def uninformed_text(metric: str, dense: float, constant: float | None, split: st
     """Why a metric can show no loss: the whole model is no better than one answer for all rows; None: it is better.
 
     Args:
-        metric: name of the metric.
-        dense: the metric of the whole model.
         constant: that of an answer that is the same for every row; None: there is none.
-        split: the rows that were scored.
     """
     if constant is None or dense > constant or math.isnan(dense) or math.isnan(constant):
         return None

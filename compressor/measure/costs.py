@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
-from scipy.linalg import lstsq
-from scipy.optimize import isotonic_regression
 
 from compressor.results import WHOLE_MODEL, CostUnit, Phase, Size, size_label
 
@@ -53,7 +51,7 @@ class GroupCosts(BaseModel):
     @functools.cached_property
     def _smoothed(self) -> tuple[float, ...]:
         """The closest savings that never grow with the number of units: fewer units are no slower, but for noise."""
-        smoothed = isotonic_regression(self.savings, increasing=False).x
+        smoothed = _ascending(self.savings[::-1])[::-1]
         return tuple(float(saving - smoothed[-1]) for saving in smoothed)
 
     def saving(self, count: int) -> float:
@@ -205,7 +203,6 @@ def fit_times(
 
     Args:
         table: the time of the whole model, and rows with the numbers of units between which costs are linear.
-        points: the plans, and their times.
         fitted: indices of the rows that are fitted; the others keep their costs.
         errors: standard error of each of the times; empty: unknown.
     """
@@ -217,7 +214,7 @@ def fit_times(
     weights = np.array([1.0] * len(points) + [_EXACTNESS]) / np.array(times)
     design = np.array([[1.0, *(part for row in rows.values() for part in _intervals(row, counts))] for counts in plans])
     design, relative = design * weights[:, None], (np.array(times) - known) * weights
-    costs = lstsq(design, relative)[0]
+    costs = np.linalg.lstsq(design, relative)[0]
     ends = np.cumsum([1, *(len(row.counts) - 1 for row in rows.values())])
     spread = _errors_of_costs(design, relative - design @ costs, weights[:-1] * errors) if errors else None
     rows = {
@@ -263,9 +260,7 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
     the curve are the plan that keeps nothing and the whole model.
 
     Args:
-        table: a table of times.
         least: time of the plan that keeps nothing.
-        points: the plans, and their times.
     """
     ordered = sorted((table.sum_of(counts), time) for counts, time in points)
     sums, measured = np.array(ordered).clip(_NOISE_SHARE * table.whole).T
@@ -273,6 +268,19 @@ def with_curve(table: CostTable, least: float, points: Sequence[Point]) -> CostT
     power = np.polynomial.Polynomial.fit(logs, np.log(measured / sums), int(np.ptp(logs) > _LEAST_SPREAD))
     least = min(least, table.whole)
     times = [least, *(sums * np.exp(power(logs))), table.whole]
-    fitted = isotonic_regression(times).x.clip(least, table.whole).tolist()
+    fitted = _ascending(times).clip(least, table.whole).tolist()
     ends = [table.least_sum, *(total for total, _ in ordered), table.whole]
     return table.model_copy(update={"curve": tuple(zip(ends, fitted, strict=True))})
+
+
+def _ascending(values: Sequence[float]) -> np.ndarray:
+    """The closest values by least squares that never descend: neighbours that descend are replaced by their mean."""
+    means, counts = list[float](), list[int]()
+    for value in values:
+        mean, count = float(value), 1
+        while means and means[-1] >= mean:
+            mean, count = mean * count + means.pop() * counts[-1], count + counts.pop()
+            mean /= count
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)

@@ -19,7 +19,6 @@ def facts(engine: Engine, graph: Path, *, batch: int, lengths: Sequence[int], fi
     """Facts about an engine for a report.
 
     Args:
-        engine: the engine.
         graph: the graph that it was built from, whose parameters and multiply-accumulates are counted.
         batch: rows of the inputs with which memory is measured.
         lengths: lengths in tokens at which multiply-accumulates are counted; the first is that of the inputs.

@@ -27,12 +27,6 @@ def rows_per_second(engines: Sequence[Engine], feeds: Feeds, *, batch: int, seco
     Each caller is a thread that calls its engine repeatedly for `seconds`, and at least once. Its rate is counted until
     the end of its last call.
 
-    Args:
-        engines: one engine for each caller.
-        feeds: one batch of inputs.
-        batch: its number of rows.
-        seconds: approximate duration.
-
     Raises:
         CompressorError: an engine cannot run on these inputs.
     """
@@ -74,8 +68,6 @@ def row_rates(engine: Engine, inputs: Sequence[tuple[int, Feeds]], callers: int,
     """Rows per second of an engine.
 
     Args:
-        engine: the engine, with all of its threads.
-        inputs: batches of inputs, each with its number of rows.
         callers: number of callers at once, each of which loads a copy of the engine with one thread.
         seconds: approximate duration of each of two measurements for each batch.
 

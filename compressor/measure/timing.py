@@ -6,8 +6,9 @@ round of each of several engines.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter, process_time, sleep
+from typing import Protocol
 
 import numpy as np
 
@@ -37,8 +38,12 @@ _RESAMPLES = 2000
 _RESAMPLES_OF_TURNS = 500
 """Bootstrap draws of turns that a standard error is computed from."""
 
-Clock = Callable[[], float]
-"""Returns the current time in seconds."""
+
+class Timed(Protocol):
+    """What can be timed: an engine, or any model that is called with arrays."""
+
+    def call(self, feeds: Feeds) -> Callable[[], object]:
+        """A function that computes one batch."""
 
 
 def wait_until_idle() -> None:
@@ -47,11 +52,11 @@ def wait_until_idle() -> None:
     The threads of an ONNX Runtime session spin for tens of milliseconds after a call, in case another call follows. An
     engine that is timed meanwhile shares the cores with them, which slows down a fast engine most.
     """
-    quiet, end = 0, time.perf_counter() + _PATIENCE_SECONDS
-    while quiet < 2 and time.perf_counter() < end:
-        spent = time.process_time()
-        time.sleep(_QUIET_SECONDS)
-        quiet = quiet + 1 if time.process_time() - spent < 0.2 * _QUIET_SECONDS else 0
+    quiet, end = 0, perf_counter() + _PATIENCE_SECONDS
+    while quiet < 2 and perf_counter() < end:
+        spent = process_time()
+        sleep(_QUIET_SECONDS)
+        quiet = quiet + 1 if process_time() - spent < 0.2 * _QUIET_SECONDS else 0
 
 
 def interleave(
@@ -64,13 +69,11 @@ def interleave(
     seconds: float = 10.0,
     seed: int = 0,
     on_progress: ProgressCallback | None = None,
-    wait: Callable[[], None] = wait_until_idle,
-    clock: Clock | None = None,
 ) -> Speed:
     """Time two engines on the same inputs, in pairs of rounds whose order alternates.
 
-    Before each round, `wait` lets the threads of the other engine become idle, and a call that is not timed loads the
-    engine's weights into the caches. Both engines get the same number of rounds and calls. If the same engine is passed
+    Before each round, the threads of the other engine become idle, and a call that is not timed loads the engine's
+    weights into the caches. Both engines get the same number of rounds and calls. If the same engine is passed
     twice, the ratio is close to one and the interval shows the smallest difference that the machine can resolve.
 
     Args:
@@ -82,8 +85,6 @@ def interleave(
         seconds: approximate duration; at least ten pairs of rounds are timed.
         seed: seed of the bootstrap.
         on_progress: called with (pairs timed, pairs planned).
-        wait: returns when no thread of earlier calls computes.
-        clock: returns seconds; None: `time.perf_counter`.
 
     Returns:
         Latencies of both engines, and the ratio of the median times with a bootstrap interval over pairs of rounds.
@@ -99,9 +100,7 @@ def interleave(
         lambda: call(dense, device_seconds[0]),
         lambda: call(compressed, device_seconds[1]),
         seconds,
-        wait=wait,
         on_progress=on_progress,
-        clock=clock,
     )
     reason = incomparable_reason(dense, compressed)
     speed = speed_of(pairs, batch=batch, seq=seq, seed=seed, device_seconds=device_seconds)
@@ -120,9 +119,7 @@ def speed_of(
 
     Args:
         pairs: seconds of the timed calls of each pair of rounds, see `alternate_calls`.
-        batch: number of rows of a call.
         seq: their length in tokens; None for a model of images or sound.
-        seed: seed of the bootstrap.
         device_seconds: seconds of every call of each engine by the device's clock; empty: it has none.
     """
     times = 1e3 * np.stack(list(pairs), axis=1)
@@ -149,38 +146,33 @@ def alternate_calls(
     wait: Callable[[], None] = wait_until_idle,
     needs_more: Callable[[], bool] | None = None,
     on_progress: ProgressCallback | None = None,
-    clock: Clock | None = None,
 ) -> Iterator[np.ndarray]:
     """Time two callables in pairs of rounds whose order alternates.
 
     Args:
-        first: calls the first engine once.
-        second: calls the second engine once.
         seconds: approximate duration, exceeded at most `OVERTIME` times; at least ten pairs are timed.
         wait: returns when no thread of earlier calls computes.
         needs_more: called once, when all planned pairs are timed; if it returns True, as many pairs are timed again, if
             time permits.
         on_progress: called with (pairs timed, pairs planned).
-        clock: returns seconds; None: `time.perf_counter`.
 
     Yields:
         For each pair of rounds the seconds of every timed call, `[2, calls]`.
     """
-    clock = clock or time.perf_counter
     for call in (first, second):
         for _ in range(WARM_UP_CALLS):
             call()
-    start = clock()
+    start = perf_counter()
     wait()
-    idle = clock() - start
-    pair = sum(float(np.median(timed_round(call, PROBE_CALLS, wait, clock))) for call in (first, second))
+    idle = perf_counter() - start
+    pair = sum(float(np.median(timed_round(call, PROBE_CALLS, wait))) for call in (first, second))
     calls = int(np.clip(2 * ROUND_SECONDS / pair, *ROUND_CALLS))
     planned = int(np.clip(seconds / (pair * (calls + 1) + 2 * idle), *ROUNDS))
-    start, number = clock(), 0
-    while number < planned and (number < ROUNDS[0] or clock() - start < OVERTIME * seconds):
+    start, number = perf_counter(), 0
+    while number < planned and (number < ROUNDS[0] or perf_counter() - start < OVERTIME * seconds):
         times = np.empty((2, calls))
         for side in (0, 1) if number % 2 == 0 else (1, 0):
-            times[side] = timed_round((first, second)[side], calls, wait, clock)
+            times[side] = timed_round((first, second)[side], calls, wait)
         if on_progress is not None:
             on_progress(number + 1, planned)
         yield times
@@ -189,14 +181,12 @@ def alternate_calls(
             planned, needs_more = 2 * planned, None
 
 
-def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None], clock: Clock) -> list[float]:
+def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]) -> list[float]:
     """Seconds of each timed call of one round, which begins with a call that is not timed.
 
     Args:
         call: calls the engine once; its attribute `prepare`, if any, is called before it, and is not timed.
-        calls: number of timed calls.
         wait: called first; returns when no thread of earlier calls computes.
-        clock: returns seconds.
     """
     prepare: Callable[[], None] = getattr(call, "prepare", lambda: None)
     wait()
@@ -204,9 +194,9 @@ def timed_round(call: Callable[[], object], calls: int, wait: Callable[[], None]
     times = []
     for _ in range(calls):
         prepare()
-        start = clock()
+        start = perf_counter()
         call()
-        times.append(clock() - start)
+        times.append(perf_counter() - start)
     return times
 
 
@@ -240,7 +230,6 @@ def ratio_interval(times: np.ndarray, seed: int) -> tuple[float, float]:
 
     Args:
         times: `[2, rounds, calls]`.
-        seed: seed of the draws.
     """
     rng = np.random.default_rng(seed)
     rounds = times.shape[1]
@@ -282,35 +271,18 @@ def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
     return None
 
 
-def median_times(
-    engines: Sequence[Engine],
-    feeds: Feeds,
-    seconds: float,
-    *,
-    wait: Callable[[], None] = wait_until_idle,
-    clock: Clock | None = None,
-) -> list[float]:
+def median_times(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list[float]:
     """Median seconds of a call of each engine, timed in turns; every second turn is in reverse order.
 
     Args:
-        engines: the engines.
         feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
-        wait: returns when no thread of earlier calls computes.
-        clock: returns seconds; None: `time.perf_counter`.
     """
-    turns = list(_turns(engines, feeds, seconds, wait, clock))
+    turns = list(_turns(engines, feeds, seconds))
     return [float(np.median([call for turn in turns for call in turn[index]])) for index in range(len(engines))]
 
 
-def paired_times(
-    engines: Sequence[Engine],
-    feeds: Feeds,
-    seconds: float,
-    *,
-    wait: Callable[[], None] = wait_until_idle,
-    clock: Clock | None = None,
-) -> list[float]:
+def paired_times(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list[float]:
     """Seconds of a call of each engine, with ratios that a disturbed machine repeats.
 
     The speed of a shared machine changes within seconds, and small engines lose more than large ones. The time of an
@@ -321,65 +293,44 @@ def paired_times(
         engines: the engines; the first one is the control.
         feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
-        wait: returns when no thread of earlier calls computes.
-        clock: returns seconds; None: `time.perf_counter`.
     """
-    medians = _medians(engines, feeds, seconds, wait, clock)
+    medians = _medians(engines, feeds, seconds)
     ratios = np.median(medians / medians[:, :1], axis=0)
     times: list[float] = (np.median(medians[:, 0]) * ratios).tolist()
     return times
 
 
-def paired_ratios(
-    engines: Sequence[Engine],
-    feeds: Feeds,
-    seconds: float,
-    *,
-    wait: Callable[[], None] = wait_until_idle,
-    clock: Clock | None = None,
-) -> list[tuple[float, float]]:
+def paired_ratios(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:
     """Ratio of the time of each further engine to that of the first, the control, and its standard error.
 
-    A ratio is the median over turns, as in `paired_times`; its error is that of a bootstrap over turns.
-
-    Args:
-        engines: the engines; the first one is the control.
-        feeds: one batch of inputs.
-        seconds: approximate duration; at least four rounds of each engine are timed.
-        wait: returns when no thread of earlier calls computes.
-        clock: returns seconds; None: `time.perf_counter`.
+    The arguments are those of `paired_times`. A ratio is the median over turns, as there; its error is that of a
+    bootstrap over turns.
     """
-    medians = _medians(engines, feeds, seconds, wait, clock)
+    medians = _medians(engines, feeds, seconds)
     ratios = medians[:, 1:] / medians[:, :1]
     draws = np.random.default_rng(0).integers(0, len(ratios), (_RESAMPLES_OF_TURNS, len(ratios)))
     errors = np.median(ratios[draws], axis=1).std(axis=0)
     return list(zip(np.median(ratios, axis=0).tolist(), errors.tolist(), strict=True))
 
 
-def _medians(
-    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
-) -> np.ndarray:
+def _medians(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> np.ndarray:
     """Median seconds of a call of each engine in each turn, `[turns, engines]`."""
-    turns = _turns(engines, feeds, seconds, wait, clock)
-    return np.array([[np.median(times) for times in turn] for turn in turns])
+    return np.array([[np.median(times) for times in turn] for turn in _turns(engines, feeds, seconds)])
 
 
-def _turns(
-    engines: Sequence[Engine], feeds: Feeds, seconds: float, wait: Callable[[], None], clock: Clock | None
-) -> Iterator[list[list[float]]]:
+def _turns(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> Iterator[list[list[float]]]:
     """Seconds of every timed call of each engine in each turn."""
-    clock = clock or time.perf_counter
     calls = [engine.call(feeds) for engine in engines]
     for call in calls:
         for _ in range(WARM_UP_CALLS):
             call()
-    start, number = clock(), 0
-    while number < 4 or clock() - start < seconds:
+    start, number = perf_counter(), 0
+    while number < 4 or perf_counter() - start < seconds:
         times: list[list[float]] = [[] for _ in engines]
         order = range(len(engines)) if number % 2 == 0 else reversed(range(len(engines)))
         for index in order:
-            probe = timed_round(calls[index], 1, wait, clock)[0]
+            probe = timed_round(calls[index], 1, wait_until_idle)[0]
             repeats = int(np.clip(ROUND_SECONDS / probe, *ROUND_CALLS))
-            times[index] = timed_round(calls[index], repeats, lambda: None, clock)
+            times[index] = timed_round(calls[index], repeats, lambda: None)
         yield times
         number += 1

@@ -91,7 +91,6 @@ def find_adapter(path: Path, *, remote: bool = False) -> Adapter | None:
     """The adapter of a folder; None if it has none.
 
     Args:
-        path: the folder.
         remote: whether the code of the folder runs; it decides on adapters in subfolders.
 
     Raises:
@@ -203,9 +202,7 @@ def merge_adapter(adapter: Adapter, model: PreTrainedModel, inputs: Mapping[str,
     """Merge an adapter into the weights of a model; the outputs of a forward prove that it computes the same.
 
     Args:
-        adapter: the adapter.
         model: the model of its base, in evaluation mode; it is changed.
-        inputs: keyword arguments of the model's forward.
 
     Raises:
         TargetMissingError: peft is not installed.

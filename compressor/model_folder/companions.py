@@ -60,7 +60,6 @@ def notes_on_files(folder: Path, read: Collection[str]) -> Iterator[Note]:
     """Notes on heads that are copied, and on what is neither read nor copied.
 
     Args:
-        folder: the folder.
         read: patterns of the files and folders that are read or copied; those of folders end in `/`.
     """
     heads = sorted(file.name for pattern in HEADS for file in folder.glob(pattern))

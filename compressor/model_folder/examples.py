@@ -50,10 +50,7 @@ def make_module_inputs(folder: ModelFolder, batch: int, seq: int, seed: int) -> 
     tokens, and no mask, since streams have no padding.
 
     Args:
-        folder: a loaded folder.
-        batch: examples.
         seq: tokens of an example, of source and target alike.
-        seed: the same seed gives the same inputs.
 
     Raises:
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.

@@ -39,10 +39,7 @@ def example_feeds(folder: ModelFolder, batch: int, seq: int | None, seed: int = 
     several examples is padded on the right, so that the mask has an effect.
 
     Args:
-        folder: a loaded folder.
-        batch: examples.
         seq: tokens of an example, of source and target alike; None: the model has a single size.
-        seed: the same seed gives the same inputs.
 
     Raises:
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.
@@ -139,13 +136,6 @@ def cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
 
 def text_feeds(folder: ModelFolder, batch: int, seq: int, names: Collection[str], draw: Draw) -> dict[str, np.ndarray]:
     """Token ids `[batch, seq]` after the tokens of an image, and the mask and token types if the model reads them.
-
-    Args:
-        folder: a loaded folder.
-        batch: examples.
-        seq: tokens of an example.
-        names: names of the inputs of the model.
-        draw: draws ordinary tokens.
 
     Raises:
         InputError: the model reads fewer tokens.

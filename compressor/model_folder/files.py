@@ -157,11 +157,6 @@ def has_weights(folder: Path) -> bool:
 def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bool) -> WeightFiles:
     """Find the weights in the order in which transformers searches for them, and check their files.
 
-    Args:
-        folder: the model folder.
-        config: entries of its config.json.
-        allow_pickle: whether pickled weights may be read.
-
     Raises:
         InputError: there are no weights, a shard is missing, a file is truncated or has quantized weights, or the
             weights are pickled without permission.

@@ -44,9 +44,7 @@ def example_signal(name: str, model: PreTrainedModel, task: str, batch: int) -> 
 
     Args:
         name: one of `SIGNALS`.
-        model: the model that reads it.
         task: optimum's name of the model's task.
-        batch: examples.
     """
     if name not in (IMAGES, VIDEOS):
         return _example_sound(name, model, task, batch)

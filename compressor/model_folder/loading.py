@@ -109,7 +109,6 @@ def load_unchanged(
     """Load a model folder with the modules that transformers gives it; see `load`.
 
     Args:
-        path: the folder.
         task: the task of the model, if its class does not determine it, or a custom task.
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
@@ -251,7 +250,6 @@ def load_exportable(path: str | Path, **options: Any) -> ModelFolder:
     The model of a folder of sentence-transformers is a `SentenceEncoder`, or a `ModuleReranker`.
 
     Args:
-        path: the folder.
         options: see `load_unchanged`.
 
     Raises:

@@ -16,10 +16,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from compressor import models
-from compressor.answers import AnswerKind, answer_kind
 from compressor.config.tasks import TASK_NAMES, TASKS, entry_point_names
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.model_folder.task_names import KINDS, RENAMED, declare_kind, task_name
+from compressor.model_folder.task_names import KINDS, RENAMED, declare_kind, requested_task, task_name
 from compressor.silence_libraries import one_line
 
 
@@ -40,8 +39,6 @@ def model_class(
 
     Args:
         folder: the model folder, for error messages.
-        config: its configuration.
-        task: the requested task, or None.
         remote: whether the code of the folder may run.
         adapter_task: optimum's name of the task of an adapter, or None.
         head: for a classifier whose head is added to a model of another task, the name of that task, and the number of
@@ -181,12 +178,7 @@ def _class_for_task(
             value=task,
             family=config.model_type,
         )
-    if task in KINDS:
-        declare_kind(task, config)
-    is_single = answer_kind(config) is not AnswerKind.CLASSES and (config.num_labels or 0) > 1
-    if task in model_tasks or (task == "text-classification" and is_single):
-        return (family_class or named_class), task
-    return (family_class or named_class), task_name(optimum_task, config)
+    return (family_class or named_class), requested_task(task if task in model_tasks else optimum_task, config)
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:

@@ -42,9 +42,6 @@ def load_network(
     Prefixes of names of a wrapped model, such as `_orig_mod.`, are removed if no tensor is missing afterwards.
 
     Args:
-        files: the files of the weights.
-        cls: the class, or an auto class.
-        config: the configuration.
         remote: whether the code of the folder may run.
         with_summary: whether the pooling layer of a class is loaded if it is optional (`add_pooling_layer`); encoders
             of sentence-transformers are often saved without it.

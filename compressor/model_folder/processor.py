@@ -36,8 +36,6 @@ def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool 
     """The tokenizer or processor of a folder; None if it has none, or one whose libraries are not installed.
 
     Args:
-        path: the folder.
-        trust_remote_code: run the Python files of the folder.
         images: return the image processor alone if the processor has several parts.
 
     Raises:
@@ -60,8 +58,6 @@ def require_processor(processor: Any, path: Path, *, images: bool = False) -> No
     """Raise an error if `load_processor` returned None.
 
     Args:
-        processor: what it returned.
-        path: the folder.
         images: whether the image processor was loaded alone.
 
     Raises:
@@ -102,11 +98,6 @@ def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None
     """Set the padding token of a classifier without one, since it classifies at the last token that is not padding.
 
     Tokenizers of language models often have no padding token; their end token is used instead.
-
-    Args:
-        model: the model, whose configuration is changed.
-        task: name of its task.
-        processor: its tokenizer, or None.
     """
     config = model.config.get_text_config()
     padding = getattr(config, "pad_token_id", None)

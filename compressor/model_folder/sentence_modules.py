@@ -330,9 +330,7 @@ def load_dense_layer(folder: Path, width: int, *, allow_pickle: bool, writes: st
     """The layer of a module.
 
     Args:
-        folder: the folder of the module.
         width: the width of the embeddings that the layer reads.
-        allow_pickle: whether pickled weights may be read.
         writes: the library's name of what the layer writes.
 
     Raises:
@@ -423,7 +421,7 @@ def _tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
 
 def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
     """The error of a value that the library writes, and that cannot be used here; the problem says what to use."""
-    return InputError.of_file(file, f"{problem}", ErrorCode.UNSUPPORTED_MODEL, field=name, value=value)
+    return InputError.of_file(file, problem, ErrorCode.UNSUPPORTED_MODEL, field=name, value=value)
 
 
 def _mismatch(folder: Path, tensors: Mapping[str, Tensor], expected: str) -> InputError:

@@ -39,7 +39,6 @@ class SentenceTexts:
         """The text that the tokenizer gets.
 
         Args:
-            text: a text.
             names: names of its prompt, of which the first that exists is used; else the default prompt.
         """
         name = next((name for name in (*names, self.default_prompt) if name is not None and name in self.prompts), None)

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import matplotlib
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import NamedTuple
 
 from compressor.measure.costs import CostTable
-from compressor.report import formatting
-from compressor.report.figures import COMPRESSED, INK, LINE, MUTED, STYLE, inline, new_axes
+from compressor.report import formatting, plot
 from compressor.report.html import environment
+from compressor.report.plot import Axis, Plot
 
 _BAR, _EIGHTHS = 24, " ▏▎▍▌▋▊▉█"  # characters of the longest bar, and one that is filled to each eighth
 _TYPES = {"heads": ("attention", "attentions"), "neurons": ("feed-forward", "feed-forwards")}
-_WIDTH, _HEIGHT = 4.4, 2.4  # inches of one panel
-_IN_FILES = {COMPRESSED: "#0b7a75", INK: "#b3261e", LINE: "#dcdfe4", MUTED: "#59616c"}
-"""Colours of a picture in a file, in place of the colours of the page."""
-_PAGE_COLOURS = {colour: colour for colour in _IN_FILES}
 
 
 class CostPoint(NamedTuple):
@@ -100,7 +89,7 @@ def render(model: str, engine: str, tables: Sequence[CostTable]) -> str:
     """The page: for each size a figure for each class of equal groups, and the numbers as a table."""
     sections, tiles = [], []
     for table in tables:
-        curves = [(curve, _svg(curve), curve_rows(curve)) for curve in curves_of(table)]
+        curves = [(curve, plot.inline(_plot(curve)), curve_rows(curve)) for curve in curves_of(table)]
         sections.append({"label": table.size_label, "headline": headline(table), "curves": curves})
         limit = f"{table.dense / table.least:.3g}×"
         tiles.append((f"limit, {table.size_label}", limit, f"of dense, {formatting.ms(table.dense)}"))
@@ -108,43 +97,22 @@ def render(model: str, engine: str, tables: Sequence[CostTable]) -> str:
     return page.render(name=model, engine=engine, sections=sections, tiles=tiles)
 
 
-def picture(tables: Sequence[CostTable]) -> bytes:
-    """A PNG with a row of panels for each size, a panel for each class of equal groups."""
-    curves = [curves_of(table) for table in tables]
-    columns = max(map(len, curves))
-    with matplotlib.rc_context(_style(_IN_FILES)):
-        figure = Figure((_WIDTH * columns, _HEIGHT * len(tables)), layout="constrained", facecolor="white")
-        for row, (table, members) in enumerate(zip(tables, curves, strict=True)):
-            for column, curve in enumerate(members):
-                axes = figure.add_subplot(len(tables), columns, row * columns + column + 1)
-                _draw(axes, curve, _IN_FILES)
-                axes.set_title(f"{curve.title}, {table.size_label}", fontsize=9, color=_IN_FILES[MUTED])
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=150, metadata={"Software": None})
-    return content.getvalue()
+def picture(tables: Sequence[CostTable]) -> str:
+    """An SVG with a row of panels for each size, a panel for each class of equal groups."""
+    rows = [[_plot(curve, f"{curve.title}, {table.size_label}") for curve in curves_of(table)] for table in tables]
+    return plot.picture(rows)
 
 
-def _svg(curve: CostCurve) -> Markup:
-    with matplotlib.rc_context(STYLE):
-        figure, axes = new_axes(_HEIGHT)
-        _draw(axes, curve, _PAGE_COLOURS)
-        return inline(figure)
-
-
-def _draw(axes: Axes, curve: CostCurve, colours: dict[str, str]) -> None:
+def _plot(curve: CostCurve, title: str = "") -> Plot:
     """The time of one group against its units, with cliffs as hollow marks."""
     units, times = [point.units for point in curve.points], [point.ms for point in curve.points]
-    axes.plot(units, times, color=colours[COMPRESSED], linewidth=1.4, marker="o", ms=3.5)
-    cliffs = [point for point in curve.points if point.faster is not None]
-    marks = [point.units for point in cliffs], [point.ms for point in cliffs]
-    axes.plot(*marks, "o", color=colours[INK], ms=8, fillstyle="none", linestyle="none")
-    axes.set(xlim=(-0.03 * max(units), 1.03 * max(units)), ylim=(1.1 * min(0.0, *times), 1.1 * max(*times, 1e-9)))
-    axes.set(xlabel=f"{curve.unit} kept", ylabel="milliseconds")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(axis="y")
-
-
-def _style(colours: dict[str, str]) -> dict[Any, Any]:
-    """The style of figures with other colours."""
-    return {name: colours.get(value, value) if isinstance(value, str) else value for name, value in STYLE.items()}
+    x = Axis.of(units, f"{curve.unit} kept", margin=0.03, whole=True)
+    y = Axis.of((0.0, *times), "milliseconds", margin=0.1, most=5, has_grid=True)
+    panel = Plot(x, y, 173, title=title)
+    points = list(zip(units, times, strict=True))
+    panel.line(points, plot.COMPRESSED)
+    panel.marks(points, plot.COMPRESSED, 3.5)
+    panel.marks(
+        [(point.units, point.ms) for point in curve.points if point.faster is not None], plot.BAD, 8, is_filled=False
+    )
+    return panel

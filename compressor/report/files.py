@@ -9,6 +9,7 @@ from pathlib import Path
 import pydantic
 
 from compressor.errors import ErrorCode, InputError
+from compressor.report.html import render
 from compressor.results import Report
 from graph_passes.files import atomic_replace, write_text
 
@@ -19,10 +20,6 @@ HTML_NAME = "report.html"
 def write(report: Report, folder: str | os.PathLike[str]) -> Path:
     """Write `report.json` and `report.html`; the same report always gives the same bytes.
 
-    Args:
-        report: the report.
-        folder: the folder to write into.
-
     Returns:
         Path of `report.html`.
 
@@ -30,8 +27,6 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
         pydantic.ValidationError: the report violates its schema (copying a model does not validate it).
         OSError: the folder cannot be written; existing files are left unchanged.
     """
-    from compressor.report.html import render  # matplotlib takes long to import
-
     report = Report.model_validate(report.model_dump(warnings=False))
     folder = Path(folder)
     texts = {folder / HTML_NAME: render(report), folder / JSON_NAME: to_json(report)}
@@ -43,8 +38,6 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
 
 def write_page(report: Report, path: Path) -> Path:
     """Write the page of a report to a file, and return its path."""
-    from compressor.report.html import render  # matplotlib takes long to import
-
     write_text(path, render(report))
     return path
 
@@ -65,11 +58,9 @@ def load(path: str | os.PathLike[str]) -> Report:
     except OSError as fault:
         is_missing = isinstance(fault, FileNotFoundError)
         unreadable = f"cannot read the report ({fault.strerror}); correct the permissions of the file"
-        raise InputError(
-            f"{path}: {'no such report; name the folder of a finished run' if is_missing else unreadable}",
-            code=ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from fault
+        text = "no such report; name the folder of a finished run" if is_missing else unreadable
+        code = ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE
+        raise InputError.of_file(path, text, code) from fault
     try:
         return Report.model_validate_json(data)
     except pydantic.ValidationError as fault:

@@ -111,11 +111,9 @@ def read_points(path: Path) -> tuple[ComparisonPoint, ...]:
         content = path.read_bytes()
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
-        raise InputError(
-            f"{path}: {'no such file' if is_missing else error.strerror}; name a file of points (--compare-points)",
-            code=ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"{'no such file' if is_missing else error.strerror}; name a file of points (--compare-points)"
+        code = ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE
+        raise InputError.of_file(path, text, code) from error
     try:
         return TypeAdapter(tuple[ComparisonPoint, ...]).validate_json(content, strict=True)
     except pydantic.ValidationError as error:

@@ -9,19 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from compressor.report import formatting
-from compressor.report.figures import COMPRESSED, DENSE, INK, MUTED, STYLE, inline, new_axes
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier, dense_p50, frontier_rows, point_rows
 from compressor.report.html import environment
+from compressor.report.plot import COMPRESSED, DENSE, INK, MUTED, Axis, Plot, inline
 from compressor.workdir import write_json
 from graph_passes.files import write_text
 
-_HEIGHT = 2.8  # inches
+_HEIGHT = 200.0  # pixels
 
 
 def write(frontier: Frontier, folder: Path) -> None:
@@ -65,27 +62,24 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Points of one style; without a label, they are joined by a line."""
+    """Points of one colour: circles that a line joins, or with a label diamonds."""
 
     marks: tuple[Mark, ...]
     colour: str
-    marker: str
     label: str = ""
 
 
 def _figure(frontier: Frontier, size: int) -> Markup:
     """The metric of the rungs against their speed at one size, with intervals on both axes."""
-    score = frontier.rungs[0].headline[0]
-    with matplotlib.rc_context(STYLE):
-        figure, axes = new_axes(_HEIGHT)
-        axes.axhline(score.unit.scale * score.dense, color=DENSE, linewidth=1)
-        for series in all_series(frontier, size):
-            _draw(axes, series)
-        axes.set(xlabel="times the speed of dense", ylabel=formatting.metric_name(score))
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.yaxis.set_major_locator(MaxNLocator(6))
-        axes.grid(axis="y")
-        return inline(figure)
+    score, drawn = frontier.rungs[0].headline[0], list(all_series(frontier, size))
+    dense, marks = score.unit.scale * score.dense, [mark for series in drawn for mark in series.marks]
+    x = Axis.of([end for mark in marks for end in mark.speed], "times the speed of dense")
+    metrics = [dense, *(end for mark in marks for end in mark.metric)]
+    plot = Plot(x, Axis.of(metrics, formatting.metric_name(score), has_grid=True), _HEIGHT)
+    plot.line(((x.low, dense), (x.high, dense)), DENSE, 1)
+    for series in drawn:
+        _draw(plot, series)
+    return inline(plot)
 
 
 def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
@@ -95,7 +89,7 @@ def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
         if point.is_at(frontier.rungs[0].speeds[size]):
             low, high = point.metric_interval or (point.metric, point.metric)
             mark = Mark(point.speed_over(dense), (scale * point.metric, scale * low, scale * high))
-            yield Series((mark,), INK, "D", f"{number}")
+            yield Series((mark,), INK, f"{number}")
     marks = []
     for rung in frontier.rungs:
         speed, score = rung.speeds[size], rung.headline[0]
@@ -103,19 +97,17 @@ def all_series(frontier: Frontier, size: int) -> Iterator[Series]:
         value, low, high = (score.unit.scale * number for number in shown)
         ends = (speed.ratio, speed.low, speed.high)
         marks.append(Mark(ends, (value, low, high), rung.holds is not False, bool(speed.void)))
-    yield Series(tuple(marks), COMPRESSED, "o")
+    yield Series(tuple(marks), COMPRESSED)
 
 
-def _draw(axes: Axes, series: Series) -> None:
+def _draw(plot: Plot, series: Series) -> None:
     """Draw points with both of their intervals."""
-    ends = [(mark.speed[0], mark.metric[0]) for mark in series.marks]
+    points = [(mark.speed[0], mark.metric[0]) for mark in series.marks]
     if not series.label:
-        axes.plot(*zip(*ends, strict=True), color=series.colour, linewidth=1)
-    for mark in series.marks:
+        plot.line(points, series.colour, 1)
+    for point, mark in zip(points, series.marks, strict=True):
         colour = MUTED if mark.is_void else series.colour
-        (ratio, *speed_ends), (value, *metric_ends) = mark.speed, mark.metric
-        axes.plot(speed_ends, (value, value), color=colour, linewidth=2)
-        axes.plot((ratio, ratio), metric_ends, color=colour, linewidth=2)
-        axes.plot(ratio, value, series.marker, color=colour, ms=6, fillstyle="full" if mark.fills else "none")
-    if series.label:
-        axes.annotate(series.label, ends[-1], (4, -9), textcoords="offset points", color=series.colour)
+        plot.line([(end, point[1]) for end in mark.speed[1:]], colour, 2)
+        plot.line([(point[0], end) for end in mark.metric[1:]], colour, 2)
+        plot.marks([point], colour, 6, is_filled=mark.fills, is_diamond=bool(series.label))
+    plot.text(points[-1], series.label, series.colour, (4, 12))

@@ -117,14 +117,12 @@ def points_of(recipe: Recipe) -> tuple[ComparisonPoint, ...]:
     task = make_task(load_folder(recipe, recipe.source.model, needs_processor=True), recipe.rows)
     for number, point in enumerate(points, 1):
         if point.metric > task.metric_maximum:
-            raise InputError(
-                f"{path}: point {number}: metric: {point.metric:g} is above the maximum of {task.metric},"
-                f" {task.metric_maximum:g}; give {ComparisonPoint.model_fields['metric'].description}",
-                code=ErrorCode.OUT_OF_RANGE,
-                path=path,
-                point=number,
-                field="metric",
-                value=point.metric,
+            text = (
+                f"point {number}: metric: {point.metric:g} is above the maximum of {task.metric},"
+                f" {task.metric_maximum:g}; give {ComparisonPoint.model_fields['metric'].description}"
+            )
+            raise InputError.of_file(
+                path, text, ErrorCode.OUT_OF_RANGE, point=number, field="metric", value=point.metric
             )
     return points
 

@@ -218,7 +218,7 @@ def _open_rows(recipe: Recipe, steps: Sequence[Step], folder: ModelFolder) -> Da
     """Read and encode the rows of a recipe, of which answers are scored where they bound a loss and are drawn."""
     drawn = _drawn_rows(recipe, steps)
     bounds_loss = recipe.selection.max_drop is not None and drawn is not None
-    return open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, scores_answers=bounds_loss)
+    return open_data(recipe.rows, folder, recipe.selection.seed, drawn_rows=drawn, bounds_loss=bounds_loss)
 
 
 def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, tuple[Note, ...]]:

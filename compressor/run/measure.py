@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from compressor import report as reports
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.engines.build import Variant, build_engine
+from compressor.engines.matmul_times import ACTIVATIONS, matmul_graph
 from compressor.environment import machine
 from compressor.errors import CompressorError
 from compressor.measure import facts as facts_of
@@ -41,14 +41,12 @@ from compressor.run import run_notes
 from compressor.targets import BuildOptions
 from compressor.targets.base import Feeds
 
-SIDE = 2048
+_SIDE = 2048
 """Rows and columns of both factors: large enough that a runtime reaches its highest rate."""
 _SECONDS = 1.0
 """Time spent on timing the product."""
 LEAST_SECONDS = 1.0
 """Time for each pair of engines below which the limit is not measured either."""
-_STEP = 1 / 64
-"""Step of the quantized factors, whose values lie between -1 and 1."""
 _THROUGHPUT_SECONDS = 0.5
 """Maximum duration of one measurement of throughput."""
 
@@ -80,7 +78,6 @@ class Results:
         """The fields of a report that state what was measured on this machine, and the verdict.
 
         Args:
-            compressed: the compressed variant.
             max_drop: the loss of the metric that the run allows; None: any.
             decided: further fields that the verdict depends on, such as `plan` and `proofs`.
         """
@@ -148,20 +145,20 @@ def machine_limit(config: EngineConfig, folder: Path) -> float | None:
     Returns:
         The limit; None where the target cannot build such an engine.
     """
-    path = folder / "product.onnx"
-    onnx.save(product_graph(is_quantized=config.precision == "int8"), path)
+    path, rng = folder / "product.onnx", np.random.default_rng(0)
+    onnx.save(matmul_graph((_SIDE, _SIDE), rng, is_quantized=config.precision == "int8", rows=_SIDE), path)
     try:
         engine = build_engine(path, folder, config, BuildOptions())
     except CompressorError:
         return None
-    factor = np.random.default_rng(0).uniform(-1, 1, (SIDE, SIDE)).astype(np.float32)
-    engine.run({"x": factor})
+    feeds = {ACTIVATIONS: rng.standard_normal((_SIDE, _SIDE), dtype=np.float32)}
+    engine.run(feeds)
     times: list[float] = []
     while sum(times) < _SECONDS:
         start = time.perf_counter()
-        engine.run({"x": factor})
+        engine.run(feeds)
         times.append(time.perf_counter() - start)
-    return 2 * SIDE**3 / min(times)
+    return 2 * _SIDE**3 / min(times)
 
 
 def with_limits(
@@ -177,32 +174,6 @@ def with_limits(
             limits[config] = machine_limit(config, folder)
         result[name] = facts[name].model_copy(update={"machine_limit": limits[config]})
     return result
-
-
-def product_graph(*, is_quantized: bool) -> onnx.ModelProto:
-    """The graph `y = x w`, all of them `[2048, 2048]`; both factors may be dequantized from int8."""
-    weight = np.random.default_rng(1).uniform(-1, 1, (SIDE, SIDE)).astype(np.float32)
-    tensors: dict[str, np.ndarray | np.generic] = {"w": weight}
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    if is_quantized:
-        step = np.float32(_STEP)
-        tensors = {
-            "step": step,
-            "zero": np.uint8(128),
-            "q": np.round(weight / step).astype(np.int8),
-            "steps": np.full(SIDE, step),
-            "zeros": np.zeros(SIDE, np.int8),
-        }
-        nodes = [
-            helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["xq"]),
-            helper.make_node("DequantizeLinear", ["xq", "step", "zero"], ["xd"]),
-            helper.make_node("DequantizeLinear", ["q", "steps", "zeros"], ["wd"], axis=1),
-            helper.make_node("MatMul", ["xd", "wd"], ["y"]),
-        ]
-    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (SIDE, SIDE)) for name in ("x", "y")]
-    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()]
-    graph = helper.make_graph(nodes, "product", ends[:1], ends[1:], initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def _times_alone(compressed: Variant, inputs: Mapping[Size, Feeds], allowed: float, log: RunLog) -> list[Note]:

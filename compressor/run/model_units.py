@@ -92,8 +92,6 @@ def prunable_groups(
     """The groups whose units a budget may remove, and notes on those that are kept whole and on experts.
 
     Args:
-        step: the types of units that may be removed, and whether groups may be skipped.
-        model: the model.
         refused: groups that cannot be removed from the graph.
 
     Raises:

@@ -47,12 +47,13 @@ from compressor.run.generation import deliver_cached, export_cached
 from compressor.run.load import load_folder, load_model, missing_target, read_rows, with_point, with_row_layout
 from compressor.run.plan_source import compared_plan, load_plan, on_first_model, selection_notes, whole_plan
 from compressor.run.prune_units import delivered_rows
-from compressor.run.run_context import RunContext, RunInputs, RunSizes, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
 from compressor.run.step_stores import open_stores, step_store
 from compressor.run.steps.base import Graphs, Rungs, State, StepContext, functions_of, stored_state
 from compressor.run.write_report import make_report, write_output
 from compressor.selection.checks import check_every_option
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store
 from compressor.targets import DEFAULT_TARGET, target
 from compressor.tasks.calibration import calibration_rows
@@ -101,7 +102,6 @@ def run_rungs(rungs: Sequence[Recipe], listener: Listener, shared: Path | None =
 
     Args:
         rungs: their recipes, which differ in their steps and output folders alone; one for a run without a ladder.
-        listener: receives stages, progress and notes.
         shared: a folder for the graph of the whole model, which is removed; None: it is that of the only rung.
 
     Yields:

@@ -16,7 +16,8 @@ from compressor.model_folder.access import ModelAccess
 from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
-from compressor.run.run_context import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Json
 from compressor.tasks import Data
 from compressor.units import PrunableGroup, check_plan, keep_all
@@ -172,13 +173,11 @@ def check_start(path: Path, model: LoadedModel) -> Plan:
 
 
 def _other_model_error(path: Path, model: LoadedModel) -> InputError:
-    return InputError(
-        f"{path}: it is not the output of a run under a budget on {model.folder.path}; name the output folder of such a"
-        " run (--start-from)",
-        code=ErrorCode.FILE_MISMATCH,
-        field="start_from",
-        path=path,
+    text = (
+        f"it is not the output of a run under a budget on {model.folder.path}; name the output folder of such a run"
+        " (--start-from)"
     )
+    return InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, field="start_from")
 
 
 def selection_notes(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
@@ -249,13 +248,11 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
     def missing(reason: str, output: str = "the output folder of its run") -> InputError:
         """The error for a plan that can be followed in the output folder of its run, and not on another model."""
         taught = f", with --teacher {model.path}" if distills else ""
-        return InputError(
-            f"{file}: the plan ({plan.method or 'masks'}) belongs to weights that its run fitted, and {reason}; use"
-            f" {output} as the model{taught}",
-            code=ErrorCode.FILE_MISMATCH,
-            path=file,
-            model=plan.model,
+        text = (
+            f"the plan ({plan.method or 'masks'}) belongs to weights that its run fitted, and {reason}; use {output} as"
+            f" the model{taught}"
         )
+        return InputError.of_file(file, text, ErrorCode.FILE_MISMATCH, model=plan.model)
 
     if not has_weights or any(original.get(name) != row.original for name, row in plan.weights.items()):
         raise _foreign(plan, file, model)
@@ -287,22 +284,18 @@ def _require_groups(plan: Plan, file: Path, model: ModelFolder) -> None:
     group = next((group for group in plan.groups if sizes.get(group.name) != group.units), None)
     if group is not None:
         units = sizes.get(group.name, "no")
-        raise InputError(
-            f"{file}: the plan of another graph: {group.name} has {group.units} {group.type} there, and {units} in"
-            f" {model.source}; use the graph that it was learned on, or learn again",
-            code=ErrorCode.FILE_MISMATCH,
-            path=file,
-            model=plan.model,
-            group=group.name,
-            graph=model.source,
+        text = (
+            f"the plan of another graph: {group.name} has {group.units} {group.type} there, and {units} in"
+            f" {model.source}; use the graph that it was learned on, or learn again"
+        )
+        raise InputError.of_file(
+            file, text, ErrorCode.FILE_MISMATCH, model=plan.model, group=group.name, graph=model.source
         )
 
 
 def _foreign(plan: Plan, file: Path, model: ModelFolder) -> InputError:
-    return InputError(
-        f"{file}: the plan of another model ({plan.model}, not {model.fingerprint}, that of {model.source}); use the"
-        " model that it was learned on, or learn again",
-        code=ErrorCode.FILE_MISMATCH,
-        path=file,
-        model=plan.model,
+    text = (
+        f"the plan of another model ({plan.model}, not {model.fingerprint}, that of {model.source}); use the model that"
+        " it was learned on, or learn again"
     )
+    return InputError.of_file(file, text, ErrorCode.FILE_MISMATCH, model=plan.model)

@@ -33,9 +33,10 @@ from compressor.report.formatting import ms
 from compressor.results import BudgetRow, Candidate, CostShare, Generation, Note, NoteCode, Phase, Speed, size_label
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import check_bundles, load_start
-from compressor.run.run_context import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel
 from compressor.run.steps.base import STATISTICS, StepContext
 from compressor.selection.options import heads_to_keep, read_options
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.store import Store, digest
 from compressor.targets.base import parse_shape

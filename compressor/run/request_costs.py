@@ -55,10 +55,7 @@ class RequestEngines(PlanBuilder):
         """What plans cost in requests.
 
         Args:
-            structure: what times depend on of the model.
-            groups: the groups.
             texts: sizes of whole texts, at which multiply-accumulates are counted.
-            log: receives stages and notes.
             counts_cache: whether the bytes that a token adds to the caches are counted too.
         """
         inputs = self.workload.feeds(self.cached.folder, self.whole.sessions.vocabulary)
@@ -97,14 +94,7 @@ class RequestEngines(PlanBuilder):
 def count_cache(
     cached: CachedGraphs, plan: Plan, groups: Sequence[PrunableGroup], on_progress: ProgressCallback
 ) -> CostTable:
-    """The table of the bytes that a token adds to the caches, by counting those of graphs.
-
-    Args:
-        cached: the graphs of the whole model.
-        plan: the plan that keeps every unit.
-        groups: the groups.
-        on_progress: called with (groups, all groups).
-    """
+    """The table of the bytes that a token adds to the caches, by counting those of graphs."""
 
     def decoder(pruned: Plan) -> ir.Model:
         return shrink_whole(cached, pruned)[DECODER]

@@ -19,8 +19,9 @@ from compressor.engines.trials import EngineTrials
 from compressor.model_folder import ModelFolder
 from compressor.processes import RunProcesses
 from compressor.progress import RunLog
-from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, MissingTarget, Note, Size, VariantName
+from compressor.results import MissingTarget, Size, VariantName
 from compressor.run.stages import Stages
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.targets import BuildOptions
 from compressor.targets.base import Feeds
 from compressor.tasks import Data
@@ -52,33 +53,6 @@ class LoadedModel:
     sites: tuple[Site, ...]
     groups: tuple[PrunableGroup, ...] = ()
     missing: MissingTarget | None = None
-
-
-@dataclass(frozen=True)
-class SelectedPlan:
-    """A plan and where it came from.
-
-    Attributes:
-        plan: one entry a site, with the fingerprint of the weights that it belongs to.
-        curves: quantities logged while it was learned.
-        trained: whether the model's weights were trained with it.
-        notes: notes for the readers of the report.
-        budget: the budgets that it meets; empty without one.
-        costs: where the cost goes, before and after; empty without a budget.
-        certificate: the loss that is certified; None where no certificate was requested.
-        engine: label of the engine that units were removed for; empty without a budget.
-        weights: folder of the weights that the plan belongs to; None: the model has them.
-    """
-
-    plan: Plan
-    curves: tuple[CurvePoint, ...] = ()
-    trained: bool = False
-    notes: tuple[Note, ...] = ()
-    budget: tuple[BudgetRow, ...] = ()
-    costs: tuple[CostShare, ...] = ()
-    certificate: CertifiedLoss | None = None
-    engine: str = ""
-    weights: Path | None = None
 
 
 @dataclass(frozen=True)

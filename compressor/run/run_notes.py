@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from compressor.engines.build import ShrunkGraph
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Speed, VariantName
 from graph_passes import Plan
 from graph_passes.errors import listed
-
-if TYPE_CHECKING:
-    from compressor.engines.build import ShrunkGraph
 
 WIDE = 1.5
 """Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from datasets import Dataset
 
 from compressor.answers import several_answers
 from compressor.graph.signature import GeneratingForward, generator_of
@@ -15,9 +15,6 @@ from compressor.model_folder.access import Forward, ModelAccess
 from compressor.progress import RunLog
 from compressor.pruning.bisect import ResampledScore
 from compressor.tasks import Task, batches, statistics
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 _DRAWS = 500
 _BATCH_SIZE = 16
@@ -103,15 +100,9 @@ def metric_sums(model: ModelAccess, task: Task, rows: Dataset, label: str, log: 
 
 
 def _sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
-    scored = 0
+    def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
+        return task.logits(task.scored_outputs(run(batch), batch))
+
+    generating = GeneratingForward(forward, lambda model: generator_of(run, model))
     with log.stage(f"scoring {label} on the evaluation rows") as on_progress:
-
-        def progress(count: int) -> None:
-            nonlocal scored
-            on_progress(scored := scored + count, len(rows))
-
-        def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
-            return task.logits(task.scored_outputs(run(batch), batch))
-
-        generating = GeneratingForward(forward, lambda model: generator_of(run, model))
-        return statistics(task, rows, generating, progress=progress)
+        return statistics(task, rows, generating, on_progress=on_progress)

@@ -89,7 +89,6 @@ class Stages:
 
         Args:
             variants: the compressed variant and those to compare it with; without the dense one nothing is scored.
-            configs: settings of the dense and of the compressed engine.
             compared: the dense and the compressed variant to score; None: those of `variants`.
             scorer: has scored engines on the evaluation rows; None: none were.
             scored: the answers of the compressed engine to these rows; None: they are not known.
@@ -118,8 +117,6 @@ def build_options(
 
     Args:
         recipe: batch sizes to time, and settings of the build.
-        lengths: lengths to time, in tokens.
-        proven: inputs of the proofs.
         data: the rows, whose evaluation and test rows are scored; None: no rows are scored.
 
     Returns:

@@ -92,13 +92,12 @@ def _discard_others(path: Path, stores: Sequence[Store], *, force: bool) -> Iter
     changed = [folder for folder in path.iterdir() if folder not in kept] if path.is_dir() else []
     lost = next(filter(None, map(_progress, changed)), None)
     if lost and not force:
-        raise UsageError(
-            f"{path}: an interrupted run with another recipe, model, task or rows, or with another version of"
-            f" compressor, learned here ({lost}); run it to its end, write to another folder (-o), or discard what"
-            " depends on the change (--force)",
-            code=ErrorCode.RUN_DIFFERS,
-            path=path,
+        text = (
+            "an interrupted run with another recipe, model, task or rows, or with another version of compressor,"
+            f" learned here ({lost}); run it to its end, write to another folder (-o), or discard what depends on the"
+            " change (--force)"
         )
+        raise UsageError.of_file(path, text, ErrorCode.RUN_DIFFERS)
     for folder in changed:
         if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)

@@ -14,7 +14,8 @@ from compressor.engines.choose import ChosenEngine
 from compressor.model_folder import save_companions
 from compressor.results import Generation, Refusal, Report, SiteBlocks, TaskCode
 from compressor.run.measure import Results, drop_status
-from compressor.run.run_context import RunContext, SelectedPlan
+from compressor.run.run_context import RunContext
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS_FILE, QUANTIZED_GRAPHS, link_library_files
 from graph_passes import Plan

@@ -13,8 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from highspy import Highs, HighsLp, HighsModelStatus, HighsVarType, MatrixFormat
 
 from compressor.errors import BudgetError, ErrorCode, InputError
 
@@ -110,23 +109,21 @@ def allocate(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets:
     objective = np.array([curves[group][width] for group, width in variables])
     table = np.array([row[group][width] for row in costs for group, width in variables])
     table = table.reshape(len(costs), len(variables))
-    membership = csr_array(
-        (np.ones(len(variables)), ([group for group, _ in variables], range(len(variables)))),
-        shape=(len(groups), len(variables)),
-    )
-    constraints = [LinearConstraint(membership, 1, 1)]
-    if len(budgets):
-        # The solver's tolerances are absolute.
-        largest = np.abs(np.column_stack([table, limits])).max(1)
-        scales = _SCALE / np.where(largest > 0, largest, 1.0)
-        constraints.append(LinearConstraint(table * scales[:, None], -np.inf, limits * scales))
-    while (chosen := _solve(objective, constraints)) is not None:
+    group_of = np.array([group for group, _ in variables])
+    # The solver's tolerances are absolute.
+    largest = np.abs(np.column_stack([table, limits])).max(1)
+    scales = _SCALE / np.where(largest > 0, largest, 1.0)
+    rows = [*(group_of == np.arange(len(groups))[:, None]).astype(float), *(table * scales[:, None])]
+    lower, upper = [1.0] * len(groups) + [-np.inf] * len(budgets), [1.0] * len(groups) + (limits * scales).tolist()
+    while (chosen := _solve(objective, np.array(rows), lower, upper)) is not None:
         excess = [math.fsum(row[chosen]) - limit for row, limit in zip(table, limits, strict=True)]
         if max(excess, default=0.0) <= 0:
             return [variables[index][1] for index in chosen]
         # The solver's tolerance admits slightly too much: these widths are excluded.
         _log.info("the costs exceed the budgets by %s; solving again", excess)
-        constraints.append(LinearConstraint(np.isin(np.arange(len(variables)), chosen), -np.inf, len(groups) - 1))
+        rows.append(np.isin(np.arange(len(variables)), chosen).astype(float))
+        lower.append(-np.inf)
+        upper.append(len(groups) - 1.0)
     raise _unreachable(budgets, least, [])
 
 
@@ -150,20 +147,38 @@ def _candidates(losses: Curve, costs: Sequence[Curve]) -> list[int]:
     return kept[::-1]
 
 
-def _solve(objective: np.ndarray, constraints: Sequence[LinearConstraint]) -> np.ndarray | None:
-    """Indices of the binary variables that are one where the objective is least; None if there is no solution."""
-    result = milp(
-        objective * (_SCALE / (np.abs(objective).max() or 1.0)),
-        integrality=np.ones(len(objective)),
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"mip_rel_gap": 0.0},
-    )
-    if result.x is None:
-        if result.status != 2:
-            raise RuntimeError(f"the solver stopped: {result.message}")
+def _solve(
+    objective: np.ndarray, rows: np.ndarray, lower: Sequence[float], upper: Sequence[float]
+) -> np.ndarray | None:
+    """Indices of the binary variables that are one where the objective is least; None if there is no solution.
+
+    Args:
+        objective: the coefficient of each variable.
+        rows: the coefficients of each constraint, `[constraints, variables]`.
+        lower: the least value of each constraint.
+        upper: the largest value of each constraint.
+    """
+    program = HighsLp()
+    program.num_row_, program.num_col_ = rows.shape
+    program.col_cost_ = objective * (_SCALE / (np.abs(objective).max() or 1.0))
+    program.col_lower_, program.col_upper_ = np.zeros_like(objective), np.ones_like(objective)
+    program.integrality_ = [HighsVarType.kInteger] * len(objective)
+    program.row_lower_, program.row_upper_ = np.array(lower), np.array(upper)
+    matrix, (constraints, matrix_columns) = program.a_matrix_, np.nonzero(rows)
+    matrix.format_ = MatrixFormat.kRowwise
+    matrix.start_ = np.searchsorted(constraints, np.arange(len(rows) + 1))
+    matrix.index_, matrix.value_ = matrix_columns, rows[constraints, matrix_columns]
+    solver = Highs()
+    solver.silent()
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.passModel(program)
+    solver.run()
+    status = solver.getModelStatus()
+    if status == HighsModelStatus.kInfeasible:
         return None
-    return np.flatnonzero(result.x > 0.5)
+    if status != HighsModelStatus.kOptimal:
+        raise RuntimeError(f"the solver stopped: {solver.modelStatusToString(status)}")
+    return np.flatnonzero(np.array(solver.getSolution().col_value) > 0.5)
 
 
 def _check_finite(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets: Sequence[float]) -> None:

@@ -28,7 +28,7 @@ from compressor.selection.options import (
     pool_of,
     read_method_options,
 )
-from compressor.selection.plan_and_curves import LearningResult, recorded
+from compressor.selection.plan_and_curves import SelectedPlan, recorded
 from compressor.selection.ray_search.evaluator import evaluator_factory
 from compressor.selection.search import Decision, Search, all_heads
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
@@ -47,7 +47,7 @@ def learn(
     selection: Heads,
     checkpoint_dir: Path,
     on_progress: ProgressCallback = ignore_progress,
-) -> LearningResult:
+) -> SelectedPlan:
     """Select the heads of `model` to keep.
 
     A joint method (a gate) trains the model with its gates and leaves the trained weights in `model`; a pipelined
@@ -55,7 +55,6 @@ def learn(
     and so does a run that was interrupted and started again with the same `checkpoint_dir`.
 
     Args:
-        model: a float32 model.
         data: encoded rows; heads are selected by `Task.chooser`.
         checkpoint_dir: where checkpoints are written; those of another run are discarded.
 
@@ -96,7 +95,7 @@ def run_search(
     checkpoint_dir: Path,
     on_progress: ProgressCallback,
     make_evaluator: EvaluatorFactory = ModelSubsetEvaluator,
-) -> LearningResult:
+) -> SelectedPlan:
     """Run the search of `selection.method` and keep the heads of its last decision, or of its last certified one.
 
     Args:
@@ -143,7 +142,7 @@ def run_search(
         raise _nothing_removed(last, selection)
     options = {**search.options.model_dump(), **shared.model_dump()}
     plan = recorded(keep_only(sites, dict.fromkeys(last.kept, 1.0)), selection, options, data)
-    return LearningResult(plan, _curves(decisions, data.task), trained=False, notes=notes, certificate=certified)
+    return SelectedPlan(plan, _curves(decisions, data.task), trained=False, notes=notes, certificate=certified)
 
 
 def _read(selection: Heads) -> tuple[Search, SearchOptions]:

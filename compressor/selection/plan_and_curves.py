@@ -1,34 +1,43 @@
-"""The result of learning: the plan of kept units, and curves from the log."""
+"""The result of learning: the plan of kept units with all that a report says of it, and curves from the log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compressor.config.steps import Heads, Units
-from compressor.results import CertifiedLoss, CurvePoint, Note
+from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note
 from compressor.tasks.data import Data
 from graph_passes import Plan
 
 
 @dataclass(frozen=True)
-class LearningResult:
-    """A plan and how it was learned.
+class SelectedPlan:
+    """A plan and where it came from.
 
     Attributes:
-        plan: every site with the heads that are kept. The caller adds the fingerprint of the model.
-        curves: values that were measured during learning, by step.
-        trained: whether the weights of the model changed.
-        notes: facts for a reader of the plan, e.g. that it is certified.
-        certificate: the loss of a search that is certified; None: no certificate was requested.
+        plan: one entry a site, signed with the fingerprint of the weights that it belongs to.
+        curves: quantities logged while it was learned.
+        trained: whether the model's weights were trained with it.
+        notes: notes for the readers of the report.
+        budget: the budgets that it meets; empty without one.
+        costs: where the cost goes, before and after; empty without a budget.
+        certificate: the loss that is certified; None where no certificate was requested.
+        engine: label of the engine that units were removed for; empty without a budget.
+        weights: folder of the weights that the plan belongs to; None: the model has them.
     """
 
     plan: Plan
-    curves: tuple[CurvePoint, ...]
-    trained: bool
+    curves: tuple[CurvePoint, ...] = ()
+    trained: bool = False
     notes: tuple[Note, ...] = ()
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
     certificate: CertifiedLoss | None = None
+    engine: str = ""
+    weights: Path | None = None
 
 
 def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], data: Data) -> Plan:

@@ -55,7 +55,7 @@ class ModelSubsetEvaluator:
     Args:
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
         mixed_precision: precision of matmuls in evaluations; sensitivity is measured in float32.
-        measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
+        make_measurer: makes what measures the subsets, from the arguments of `SubsetMeasurer`.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class ModelSubsetEvaluator:
         seed: int,
         mixed_precision: MixedPrecision = "no",
         *,
-        measurer: Measurer | None = None,
+        make_measurer: Callable[..., Measurer] = SubsetMeasurer,
     ) -> None:
         self.heads = self._all_heads = all_heads(sites)
         self.always_kept: frozenset[Head] = frozenset()
         self.forwards = 0.0
         self._model, self._sites, self._data, self._batch_size = model, sites, data, batch_size
-        self._measurer = measurer or SubsetMeasurer(model, sites, data.task, data.eval, batch_size, mixed_precision)
+        self._measurer = make_measurer(model, sites, data.task, data.eval, batch_size, mixed_precision)
         self._evaluations: Evaluations = {}
         self._counted: set[frozenset[Head]] = set()
         self._store: EvaluationStore | None = None

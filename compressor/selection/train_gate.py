@@ -19,7 +19,7 @@ from compressor.selection.gates import Gate, PerKindGate
 from compressor.selection.gates.base import Keep
 from compressor.selection.gates.capacity import UnitBudget
 from compressor.selection.options import check_option_names, option_names, read_method_options
-from compressor.selection.plan_and_curves import LearningResult, recorded, training_curves
+from compressor.selection.plan_and_curves import SelectedPlan, recorded, training_curves
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.fisher import mask_gradients
 from compressor.selection.search import all_heads
@@ -102,7 +102,7 @@ def train_gate(
     keep: int | None,
     checkpoint_dir: Path,
     on_progress: ProgressCallback,
-) -> LearningResult:
+) -> SelectedPlan:
     """Train the gate of `selection.method` and keep the heads that it selects, at their scales; see `learn`.
 
     Without a number of heads, as many are kept as the penalty leaves open.
@@ -132,7 +132,7 @@ def train_pool(
     selection: Units,
     checkpoint_dir: Path,
     on_progress: ProgressCallback = ignore_progress,
-) -> LearningResult:
+) -> SelectedPlan:
     """Train the gate of `selection.method` on the units of a pool and keep those that it selects within the budgets.
 
     The same seed on the same machine gives the same plan, and so does a run that was interrupted and started again
@@ -182,7 +182,7 @@ class _GateTraining:
         setup = GateSetup(gate, groups, trains_model=self._method.trains_model)
         return fit(model, self._data, self._schedule, checkpoints, gating=setup, on_progress=on_progress)
 
-    def result(self, plan: Plan, log: Sequence[Mapping[str, Any]]) -> LearningResult:
+    def result(self, plan: Plan, log: Sequence[Mapping[str, Any]]) -> SelectedPlan:
         """The plan with its record, and the curves of the training."""
         plan = recorded(plan, self._selection, self.options, self._data)
-        return LearningResult(plan, training_curves(log, self._data.task.metric), self._method.trains_model)
+        return SelectedPlan(plan, training_curves(log, self._data.task.metric), self._method.trains_model)

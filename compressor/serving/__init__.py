@@ -1,6 +1,6 @@
 """Write a Triton model repository from the folder of a run, with real inputs for the served models."""
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.serving.inputs import real_rows
 from compressor.serving.repository import ExportResult, export
 

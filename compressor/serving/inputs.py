@@ -45,7 +45,6 @@ def real_rows(
     Args:
         folder: holds the tokenizer, if there is one.
         model: the graph, which determines the valid values of random inputs.
-        inputs: the inputs of the served model.
         texts: for each row a text, or a pair of texts.
         shortest: minimum tokens of a row; shorter ones are padded.
         longest: maximum tokens of a row; longer ones are cut.
@@ -77,8 +76,6 @@ def stored_rows(model: ir.Model, inputs: Sequence[TensorSpec], *, longest: int) 
     """A row of the example rows that a graph carries, without a tokenizer; random where it carries none.
 
     Args:
-        model: the graph.
-        inputs: the inputs of the served model.
         longest: size of free axes.
     """
     return _completed([{}], model, inputs, longest)
@@ -99,9 +96,7 @@ def image_rows(
     Args:
         folder: holds the image processor.
         model: the graph, which determines the valid values of random inputs.
-        inputs: the inputs of the served model.
         source: a folder of images, a file of rows, or the name of a data set.
-        maximum: maximum number of rows.
         longest: size of free axes of random inputs.
         column: the column of images in files of rows; None: the usual names.
 

@@ -36,8 +36,6 @@ def service(repository: Path, models: Sequence[Path], storage_uri: str | None, r
     Source: KServe's `ClusterServingRuntime` `kserve-tritonserver`, whose format `triton` is a whole repository.
 
     Args:
-        repository: the folder of the repository.
-        models: folders of all models.
         storage_uri: URI of the repository for the cluster; None: as in the existing YAML, else a placeholder.
         runtime_version: tag of Triton's image; None: as in the existing YAML, else the runtime's default.
 
@@ -93,11 +91,8 @@ def _read_or_create(repository: Path) -> dict[str, Any]:
             "spec": {"predictor": {"model": predictor}},
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        raise InputError(
-            f"{path}: not a readable InferenceService ({one_line(error)}); correct it or move it away",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"not a readable InferenceService ({one_line(error)}); correct it or move it away"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def _resources(models: Sequence[Path]) -> dict[str, str]:

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import graph_passes
 from compressor import report as reports
 from compressor.config.fields import flag_of
+from compressor.config.request import Backend, Device, ServeRequest
 from compressor.config.run import definite_fields
-from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
@@ -116,11 +116,8 @@ def find_files(request: ServeRequest) -> ModelFiles:
         UsageError: the request contradicts what the files permit: batch, device, or the backend's options.
     """
     if not request.out.is_dir():
-        raise InputError(
-            f"{request.out}: no such folder; give the folder of a finished run",
-            code=ErrorCode.FILE_MISSING,
-            path=request.out,
-        )
+        text = "no such folder; give the folder of a finished run"
+        raise InputError.of_file(request.out, text, ErrorCode.FILE_MISSING)
     report = reports.load(request.out)
     if request.backend in (None, "python") and not request.engine and (request.out / DECODER).is_file():
         return _generating_files(request, report)
@@ -143,11 +140,8 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
     """
     engine = request.out / "engine.onnx"
     if report.target == DEFAULT_TARGET and not request.plain and not engine.is_file():
-        raise InputError(
-            f"{engine}: missing, as after an interrupted build; build it again: compress build {request.out}",
-            code=ErrorCode.FILE_MISSING,
-            path=engine,
-        )
+        text = f"missing, as after an interrupted build; build it again: compress build {request.out}"
+        raise InputError.of_file(engine, text, ErrorCode.FILE_MISSING)
     path = engine if engine.is_file() and not request.plain else request.out / GRAPH
     graph = graph_passes.load(path)
     device = _device(request, report)
@@ -189,13 +183,11 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     runner.tokenize([SENTENCE])
     network = type(runner.model).__name__
     if not hasattr(transformers, network):
-        raise InputError(
-            f"{request.out}: transformers has no {network}, which the server's Python would need; use a model of a"
-            " class of transformers",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=request.out,
-            model_class=network,
+        problem = (
+            f"transformers has no {network}, which the server's Python would need; use a model of a class of"
+            " transformers"
         )
+        raise InputError.of_file(request.out, problem, ErrorCode.UNSUPPORTED_MODEL, model_class=network)
     files = {"model.py": _BACKEND / "generating_model.py"}
     for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
         engine = engine_of(graph)
@@ -419,8 +411,6 @@ def choose_placement(request: ServeRequest, report: Report, device: Device, *, s
 
     Args:
         request: the request, whose numbers of instances and threads have priority.
-        report: the report of the run.
-        device: device of the instances.
         serves_measured: whether the server runs the engine that the run measured.
     """
     rows = report.throughputs if serves_measured and device == "cpu" else ()

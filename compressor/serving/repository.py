@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor.config.serve import Backend, Device, ServeRequest
+from compressor.config.request import Backend, Device, ServeRequest
 from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
@@ -52,7 +52,6 @@ def export(request: ServeRequest, service: Callable[..., str] = kserve.service) 
     """Write a model into a repository, and the KServe service of all its models.
 
     Args:
-        request: the folder to serve, and how to serve it.
         service: returns the YAML of the service, from the arguments of `kserve.service`.
 
     Raises:
@@ -146,26 +145,17 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
 def _check_output(request: ServeRequest) -> None:
     """Make sure that the model's folder may be written."""
     if request.repository.exists() and not request.repository.is_dir():
-        raise InputError(
-            f"{request.repository}: not a folder; name another repository (-o)",
-            code=ErrorCode.FILE_UNWRITABLE,
-            path=request.repository,
-        )
+        text = "not a folder; name another repository (-o)"
+        raise InputError.of_file(request.repository, text, ErrorCode.FILE_UNWRITABLE)
     folder = request.model_dir
     if not folder.exists():
         return
     if not request.force:
-        raise UsageError(
-            f"{folder}: the model exists; add --force to replace it, or give another --name",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=folder,
-        )
+        text = "the model exists; add --force to replace it, or give another --name"
+        raise UsageError.of_file(folder, text, ErrorCode.OUTPUT_EXISTS)
     if not (folder / triton_config.FILE_NAME).is_file():
-        raise UsageError(
-            f"{folder}: not a model of a Triton repository, so --force does not replace it; give another --name",
-            code=ErrorCode.OUTPUT_EXISTS,
-            path=folder,
-        )
+        text = "not a model of a Triton repository, so --force does not replace it; give another --name"
+        raise UsageError.of_file(folder, text, ErrorCode.OUTPUT_EXISTS)
 
 
 @contextmanager

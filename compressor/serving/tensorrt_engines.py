@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
 from compressor.targets import target
@@ -139,18 +139,17 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
 
     Args:
         out: folder of a run, which has the graph.
-        paths: the engines.
 
     Raises:
         InputError: there is no engine, or one has no metadata, is damaged, or was built from another graph.
         UsageError: two engines are for the same GPU, or cannot share one configuration or one server.
     """
     if not paths:
-        raise InputError(
-            f"{out}: the folder has no TensorRT engine; build one on a machine with the server's GPU (compress build"
-            f" {out} --target trt), or use --backend onnxruntime",
-            code=ErrorCode.FILE_MISSING,
-            path=out,
+        raise InputError.of_file(
+            out,
+            f"the folder has no TensorRT engine; build one on a machine with the server's GPU (compress build {out}"
+            " --target trt), or use --backend onnxruntime",
+            ErrorCode.FILE_MISSING,
             field="engine",
         )
     engines = EngineSet({path: read_metadata(path) for path in paths})
@@ -158,11 +157,11 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
         metadata.check_file(path)
         graph = out / (target("trt").quantized_graph(metadata.precision) or "model.onnx")
         if not graph.is_file() or metadata.graph_hash != graph_digest(graph):
-            raise InputError(
-                f"{path}: the {metadata.precision} engine was built from another graph than {graph}; build it from that"
-                f" one (compress build {out} --target trt --precision {metadata.precision})",
-                code=ErrorCode.FILE_MISMATCH,
-                path=path,
+            raise InputError.of_file(
+                path,
+                f"the {metadata.precision} engine was built from another graph than {graph}; build it from that one"
+                f" (compress build {out} --target trt --precision {metadata.precision})",
+                ErrorCode.FILE_MISMATCH,
             )
     _check_combination(engines)
     return engines

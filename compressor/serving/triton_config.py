@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.serving.model_files import ModelFiles
 from compressor.targets import Feeds
@@ -78,7 +78,6 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     Args:
         request: name, batching and GPUs.
         files: files, inputs, outputs and instances.
-        warmups: requests that the server runs before it is ready.
     """
     config = pb.ModelConfig(name=request.model, backend=files.backend, max_batch_size=files.max_batch)
     if files.backend == "tensorrt":
@@ -137,11 +136,8 @@ def load(path: Path) -> Any:
     try:
         return from_text(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise InputError(
-            f"{path}: not a readable configuration of a Triton model; export the model again",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = "not a readable configuration of a Triton model; export the model again"
+        raise InputError.of_file(path, text, ErrorCode.FILE_UNREADABLE) from error
 
 
 def _data_type(tensor: TensorSpec) -> int:

@@ -42,9 +42,6 @@ class Task(ABC):
     their units. Every task is created from three arguments: `folder`, whose tokenizer or processor encodes rows, and
     whose configuration names classes; `request`, the columns and the maximum length of a recipe; and `metric`.
 
-    Args:
-        metric: one of `metrics`.
-
     Attributes:
         name: the name of the task, e.g. `text-classification`.
         metrics: the metrics of the task, the default first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +15,15 @@ from compressor.answers import IGNORED
 from compressor.config.sections import RowsConfig
 from compressor.config.values import PLAIN_TEXT
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
 from compressor.model_folder.text_limits import token_limit
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Batch, Task
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import pad
 from compressor.tasks.metrics import Metric, bits_per_token, perplexity, summed_losses
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 _TEXTS_PER_CALL = 64  # number of texts per call of the tokenizer
 
@@ -272,8 +271,6 @@ def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
     """Numbers of segments `[segments, streams]`; the segments of each stream are a consecutive part of the text.
 
     Args:
-        rows: number of segments of the text.
-        streams: number of parallel streams.
         whole: cover the whole text, and pad streams that end early with `FILLER`; otherwise drop the last segments,
             which do not fill all streams.
 
@@ -296,22 +293,19 @@ def read(
     examples: Dataset,
     forward: SegmentForward,
     streams: int = 32,
-    progress: Callable[[int], None] | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> np.ndarray:
     """Statistics of every segment, `[examples, 2]`; the text is read in order, with a memory of earlier segments.
 
     Args:
-        task: a task that reads streams, which collates segments.
         examples: segments in the order of the text.
         forward: runs the model on a segment of every stream; its memory is empty at the start.
         streams: number of parallel streams; more are faster, but each starts without memory.
-        progress: called after each batch with its number of segments.
     """
-    losses = np.zeros((len(examples), 2))
+    losses, done = np.zeros((len(examples), 2)), 0
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
         present = rows != FILLER
         batch = task.collate([examples[int(row)] if row != FILLER else {} for row in rows])
         losses[rows[present]] = forward(batch["input_ids"], batch["shift_labels"])[present]
-        if progress is not None:
-            progress(int(present.sum()))
+        on_progress(done := done + int(present.sum()), len(examples))
     return losses

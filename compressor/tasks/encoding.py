@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.model_folder import ModelFolder
 from compressor.model_folder.text_limits import takes_token_types, token_limit
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import Note, NoteCode
@@ -21,9 +22,6 @@ from compressor.tasks.columns import TextColumns, empty_text_notes
 from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 _CHUNK_ROWS = 2000  # rows that are encoded at once
 _TEXTS = 2  # maximum number of texts of an example that are shown
@@ -35,8 +33,6 @@ class TextTokenizer:
     """The tokenizer of a folder: it truncates texts to a maximum length, and pads batches as the model reads them.
 
     Args:
-        folder: its tokenizer and model.
-        request: the maximum length.
         texts: number of texts of an example, one or two.
         least: number of tokens, except special tokens, that must fit in an example; None: a token of each text.
 

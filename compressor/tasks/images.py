@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike
 from compressor.answers import AnswerKind, answer_kind
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError, TargetMissingError, UsageError
+from compressor.model_folder import ModelFolder
 from compressor.model_folder.processor import (
     IMAGE_CLASSIFICATION,
     image_settings,
@@ -40,9 +41,6 @@ from compressor.tasks.metrics import ACCURACY, Metric, column_mean, share
 from compressor.tasks.row_files import has_tables
 from compressor.tasks.row_store import RowOrigin, RowStore, SplitRows
 from compressor.tasks.splits import is_saved, named_splits, pick, pick_any
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 Result = TypeVar("Result")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
@@ -269,7 +267,6 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
     Args:
         source: a folder of images, a file of rows, or the name of a data set.
         folder: the folder of a model with an image processor.
-        maximum: maximum number of images.
         requested: the column of images in files of rows; None: the usual names.
 
     Raises:

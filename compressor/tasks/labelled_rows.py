@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from datasets import Dataset
 from numpy.typing import DTypeLike
-from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
 
 from compressor.answers import AnswerKind, answer_kind, class_names, has_default_names
 from compressor.config.sections import RowsConfig
@@ -236,16 +235,27 @@ def label_order(statistics: np.ndarray, classes: int) -> list[int] | None:
 
 
 def _best_order(answers: np.ndarray, classes: int) -> np.ndarray:
-    """The order of classes in which most answers are right; classes without examples keep their number."""
-    counts = np.zeros((classes, classes))
-    np.add.at(counts, tuple(answers.T), 1)
-    counts += 0.5 * np.eye(classes)
-    return np.asarray(linear_sum_assignment(counts, maximize=True)[1])
+    """The class of the labels for each class of the model: the most frequent pairs first, and each class once.
+
+    Classes without examples keep their number where they can.
+    """
+    pairs, counts = np.unique(answers, axis=0, return_counts=True)
+    frequent = pairs[np.argsort(-counts, kind="stable")].tolist()
+    order = np.full(classes, -1)
+    for predicted, label in (*frequent, *((number, number) for number in range(classes))):
+        if order[predicted] < 0 and label not in order:
+            order[predicted] = label
+    order[order < 0] = np.setdiff1d(np.arange(classes), order)
+    return order
 
 
 def _is_better(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether the first is right more often, by a sign test."""
     better, worse = int((first & ~second).sum()), int((second & ~first).sum())
-    return better + worse > 0 and binomtest(better, better + worse, alternative="greater").pvalue <= _SIGNIFICANCE
+    count = better + worse
+    least = math.lgamma(count + 1) - count * math.log(2)
+    logs = [least - math.lgamma(n + 1) - math.lgamma(count - n + 1) for n in range(better, count + 1)]
+    return count > 0 and sum(map(math.exp, logs)) <= _SIGNIFICANCE
 
 
 _COUNTS = 64

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
 
 from compressor.answers import IGNORED
 from compressor.errors import ErrorCode, UsageError
@@ -190,12 +189,19 @@ def matthews(statistics: np.ndarray) -> float:
 
 def spearman(statistics: np.ndarray) -> float:
     """Spearman's correlation of predicted and true number of each example, `[examples, 2]`; 0 if it is undefined."""
-    return 0.0 if _has_constant(statistics) else float(spearmanr(*statistics.T).statistic)
+    return pearson(np.apply_along_axis(_ranks, 0, statistics)) if len(statistics) else 0.0
 
 
 def pearson(statistics: np.ndarray) -> float:
     """Pearson's correlation of predicted and true number of each example, `[examples, 2]`; 0 if it is undefined."""
-    return 0.0 if _has_constant(statistics) else float(pearsonr(*statistics.T).statistic)
+    return 0.0 if _has_constant(statistics) else float(np.corrcoef(statistics.T)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The rank of each value, from 1; equal values have the mean of theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (counts.cumsum() - (counts - 1) / 2)[places]
+    return ranks
 
 
 def mean_loss(statistics: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -20,14 +20,12 @@ from datasets import Dataset
 from compressor.answers import LABELS, SPAN_ENDS
 from compressor.config.sections import RowsConfig
 from compressor.errors import RowError
+from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import TextTokenizer, encode_chunks, group_means, pad, require_fast_tokenizer
 from compressor.tasks.metrics import Metric, column_mean, share
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 _LEAST_TOKENS = 4  # minimum room of a window for the tokens of question and context
 _LONGEST_QUESTION = 64  # maximum tokens of a question, as in BERT (Devlin et al. 2019)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compressor.model_folder.processor import load_processor
+from compressor.model_folder.sentence_texts import SentenceTexts
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.sentence_similarity import SentenceSimilarity
 from compressor.tasks.splits import named_splits, pick_any
 from compressor.tasks.token_labels import word_column, words_of
-
-if TYPE_CHECKING:
-    from compressor.model_folder.sentence_texts import SentenceTexts
 
 
 def read_texts(
@@ -29,7 +27,6 @@ def read_texts(
     Args:
         source: a file of rows, or the name of a Hugging Face data set.
         columns: the columns of text; empty: those with usual names.
-        maximum: maximum number of rows.
         sentence: how the texts of a sentence encoder are prepared; None for other models. It changes the usual names.
 
     Raises:

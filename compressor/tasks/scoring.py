@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
 from compressor.graph.signature import GeneratingForward, RunsArrays
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.tasks.base import Batch, Forward, Task
 
 BATCH_SIZE = 32
@@ -26,19 +27,15 @@ def statistics(
     examples: Dataset,
     forward: Forward,
     batch_size: int = BATCH_SIZE,
-    progress: Callable[[int], None] | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> np.ndarray:
-    """`Task.measure` of all examples in their order, `[examples, k]`, summarized by `Task.summarize`.
-
-    `progress` is called after each batch with its number of examples.
-    """
+    """`Task.measure` of all examples in their order, `[examples, k]`, summarized by `Task.summarize`."""
     order: list[int] = []
     measured = []
     for indices in indices_by_length(examples, batch_size):
         measured.append(task.measure(forward, [examples[index] for index in indices]))
         order += indices
-        if progress is not None:
-            progress(len(indices))
+        on_progress(len(order), len(examples))
     return task.summarize(np.concatenate(measured)[np.argsort(order)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
@@ -13,14 +13,12 @@ from datasets import Dataset
 from compressor.answers import EMBEDDING, LABELS, RANKING
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
 from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns, empty_text_notes
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, group_means, require_tokens
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 TOP = 10
 """Number of documents that are retrieved for a query."""

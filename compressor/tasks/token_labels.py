@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +14,13 @@ from datasets import ClassLabel, Dataset
 from compressor.answers import IGNORED
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.model_folder import ModelFolder
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Batch, Forward, Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad, require_fast_tokenizer
 from compressor.tasks.labels import listed_names
 from compressor.tasks.metrics import TOKEN_ACCURACY, Metric, perplexity, share, token_losses
-
-if TYPE_CHECKING:
-    from compressor.model_folder import ModelFolder
 
 
 class TokenLabels(Task):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,11 +52,23 @@ class ClipGradients(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         gate_weights = set(self.gate.parameters()) if self.gate is not None else set()
         model_weights = [weight for weight in kwargs["model"].parameters() if weight not in gate_weights]
-        norms = [nn.utils.clip_grad_norm_(model_weights, self.max_grad_norm)]
+        clip(model_weights, self.max_grad_norm, state.global_step)
         if self.gate is not None:
-            norms.append(nn.utils.clip_grad_norm_(list(gate_weights), self.gate.max_grad_norm))
-        for norm in norms:
-            require_finite(norm, "gradient norm", state.global_step)
+            clip(list(gate_weights), self.gate.max_grad_norm, state.global_step)
+
+
+def clip(weights: Sequence[nn.Parameter], maximum: float, finished_steps: int) -> None:
+    """Scale the gradients of some weights where their joint norm exceeds a maximum.
+
+    `torch.nn.utils.clip_grad_norm_` writes them in any case, which takes half of its time.
+
+    Raises:
+        DivergedError: the norm is not finite.
+    """
+    norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+    require_finite(norm, "gradient norm", finished_steps)
+    if float(norm) > maximum:
+        nn.utils.clip_grads_with_norm_(weights, maximum, norm)
 
 
 class RunCallback(TrainerCallback):

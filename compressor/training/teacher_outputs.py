@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import shutil
 import zipfile
@@ -46,12 +47,11 @@ class _Layout:
     shapes: Mapping[str, tuple[int, ...]]
     by_position: frozenset[str]
 
-    def numbers(self, positions: int) -> dict[str, int]:
+    def numbers(self, positions: int) -> list[int]:
         """Numbers of each output of a row with as many positions."""
-        return {
-            name: int(np.prod(shape)) * (positions if name in self.by_position else 1)
-            for name, shape in self.shapes.items()
-        }
+        return [
+            math.prod(shape) * (positions if name in self.by_position else 1) for name, shape in self.shapes.items()
+        ]
 
 
 class KeptOutputs:
@@ -154,8 +154,8 @@ class KeptOutputs:
         Raises:
             _NotKeptError: the disk is too small, or another run uses the folder.
         """
-        per_row = sum(count for name, count in layout.numbers(1).items() if name not in layout.by_position)
-        per_token = sum(layout.numbers(1).values()) - per_row
+        per_row = sum(layout.numbers(0))
+        per_token = sum(layout.numbers(1)) - per_row
         numbers = self._rows * per_row + self._tokens * per_token
         try:
             self._folder = self._lock.enter_context(self._store.growing(_NAME, {}, self._compute))
@@ -188,20 +188,20 @@ class KeptOutputs:
     def _gather(self, keys: Sequence[bytes], masks: Tensor, device: torch.device) -> Outputs:
         assert self._layout is not None
         assert self._values is not None
-        layout, positions = self._layout, masks.shape[1]
-        outputs = {
-            name: torch.zeros(len(keys), *((positions,) if name in layout.by_position else ()), *shape)
-            for name, shape in layout.shapes.items()
-        }
-        for row, (key, mask) in enumerate(zip(keys, masks, strict=True)):
+        layout, parts = self._layout, dict[str, list[Tensor]]()
+        for key, count in zip(keys, masks.sum(1).tolist(), strict=True):
             start, length = self._index[key]
-            record = torch.from_numpy(self._values[start : start + length].astype(np.float32))
-            counts = layout.numbers(int(mask.sum()))
-            for (name, shape), part in zip(layout.shapes.items(), record.split(list(counts.values())), strict=True):
-                if name in layout.by_position:
-                    outputs[name][row, mask] = part.reshape(-1, *shape)
-                else:
-                    outputs[name][row] = part.reshape(shape)
+            record = torch.from_numpy(self._values[start : start + length])
+            for name, part in zip(layout.shapes, record.split(layout.numbers(count)), strict=True):
+                parts.setdefault(name, []).append(part)
+        outputs = dict[str, Tensor]()
+        for name, shape in layout.shapes.items():
+            values = torch.cat(parts[name]).float().reshape(-1, *shape)
+            if name in layout.by_position:
+                outputs[name] = torch.zeros(*masks.shape, *shape)
+                outputs[name][masks] = values
+            else:
+                outputs[name] = values
         return {name: value.to(device) for name, value in outputs.items()}
 
 

@@ -254,6 +254,9 @@ class GateTrainer(Trainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
+        """No norm: the trainer computes one only to log it, and `ClipGradients` has those of model and gate."""
+
     def _pace_of_gate(self, step: int) -> float:
         """Factor on the gate's learning rate at `step`."""
         assert self.gate is not None

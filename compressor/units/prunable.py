@@ -211,11 +211,9 @@ def known_groups(model: KnowsGroups, group_by: GroupBy) -> list[PrunableGroup]:
 
 def nothing_to_remove(model: KnowsGroups) -> InputError:
     """The error for a graph without units that can be removed."""
-    return InputError(
-        f"{model.file}: nothing can be removed. {model.search_outcome}",
-        code=ErrorCode.UNSUPPORTED_MODEL,
-        path=model.file,
-        obstacles=tuple(str(obstacle) for obstacle in model.obstacles),
+    text = f"nothing can be removed. {model.search_outcome}"
+    return InputError.of_file(
+        model.file, text, ErrorCode.UNSUPPORTED_MODEL, obstacles=tuple(str(obstacle) for obstacle in model.obstacles)
     )
 
 

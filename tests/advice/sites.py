@@ -31,7 +31,7 @@ PLACEHOLDER = re.compile(r"<([a-z_][a-z_0-9]*)>")
 _CONSTRUCTORS = ("Error", "Note")
 _FACTORIES = ("RowError.of", "TargetMissingError.of_package")
 _DECLARATIONS = (
-    *("click.option", "click.command", "click.group", "config_field", "option_of"),
+    *("click.option", "click.command", "click.group", "_field", "option_of"),
     *("config.addinivalue_line", "logger.debug"),
 )
 """Calls whose texts declare flags, or are for the log, and advise nobody."""
@@ -94,7 +94,7 @@ def _walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.expr
             names = (*names, name)
         case ast.Expr(value=ast.Constant()):
             return  # a docstring
-        case ast.Call(func=function) if ast.unparse(function) in _DECLARATIONS:
+        case ast.Call(func=function) if ast.unparse(function).endswith(_DECLARATIONS):
             return
         case ast.Call() if _constructs(node) and any(_advising_texts(node)):
             yield f"{'.'.join(names)} {_code(node)}", node, True

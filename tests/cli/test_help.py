@@ -78,6 +78,6 @@ def test_fields_are_not_basic_unless_marked() -> None:
 
 
 def test_heavy_libraries_are_not_loaded_for_help() -> None:
-    heavy = "{'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'matplotlib', 'graph_passes'}"
+    heavy = "{'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'graph_passes'}"
     code = f"import sys, compressor.cli; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from compressor.cli.language_models import train
 from compressor.config.fields import flag_of
-from compressor.config.train import Training
+from compressor.config.request import Training
 from compressor.errors import ErrorCode
 from tests import language
 from tests.command import compress, enable_ctrl_c

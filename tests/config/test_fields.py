@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compressor.config.fields import has_default
+from compressor.config.request import Training
 from compressor.config.run import FIELDS
-from compressor.config.train import Training
 
 
 @pytest.mark.parametrize(("name", "shown"), [("seed", True), ("max_length", True), ("force", False), ("keep", False)])

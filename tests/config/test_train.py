@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compressor.config.train import Training
+from compressor.config.request import Training
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 

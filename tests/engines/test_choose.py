@@ -67,16 +67,16 @@ def int8_run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Int8Run:
 def test_every_allowed_engine_is_tried() -> None:
     engine = Recipe(model=Path("model"), data="rows.tsv", target="auto", precision="auto").engine
     assert [choice.label for choice in choices(engine)] == [
-        "ort fp32",
-        "ort int8 portable, where faster",
         "ort int8 dynamic, where faster",
-        "openvino fp32",
-        "openvino bf16",
         "openvino int8 portable, where faster",
-        "trt fp32",
-        "trt fp16",
         "trt int8 symmetric",
         "trt fp8 symmetric",
+        "ort int8 portable, where faster",
+        "ort fp32",
+        "openvino fp32",
+        "openvino bf16",
+        "trt fp32",
+        "trt fp16",
     ]
     alone = Recipe(model=Path("model"), data="rows.tsv", target="openvino", precision="int8").engine
     assert [choice.label for choice in choices(alone)] == ["openvino int8 portable"]

@@ -16,10 +16,11 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -31,26 +32,26 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import pytest
 import torch
 from torch import Tensor
 
 import graph_passes
 from benchmarks.machine import machine
-from compressor.config.sections import graph_of
 from compressor.errors import CompressorError
 from compressor.graph.config import GraphConfig
 from compressor.graph.file import GraphFile
 from compressor.graph.program import Program
 from compressor.units import find_groups
 from graph_passes import GraphPassError, Plan, gate_groups, shrink
-from tests.graph_passes.exporters import Attention, export, free_axes, trace
+from tests.graph_passes.exporters import Attention, export, trace
 from tests.graph_passes.graphs import run
 from tests.graph_passes.test_shrink_exports import feeds
 from tests.zoo import FAMILIES as ZOO
 from tests.zoo import Case
 
 RECORD = Path(__file__).with_name("matrix.json")
+_PACKAGES = Path(os.environ.get("COMPRESSOR_EXPORTERS", Path(__file__).parents[2] / ".venv" / "exporters"))
+"""Where `scripts/exporters.sh` installs the exporters that are not part of the environment."""
 NOT_INSTALLED = "no graph: not installed"
 FLOAT_TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
 """Largest difference relative to the largest output."""
@@ -73,6 +74,14 @@ FAMILIES: Mapping[str, Callable[[int], Case]] = {
     **{name: ZOO[name] for name in _OF_ZOO},
     "whisper encoder": _whisper_encoder,
 }
+_TASKS = {
+    **dict.fromkeys(("gpt2", "llama", "qwen3"), "text-generation"),
+    "t5": "text2text-generation",
+    "vit": "image-classification",
+    "clip_text": "feature-extraction",
+    "whisper encoder": "automatic-speech-recognition",
+}
+"""Family -> task for optimum; that of other families is text classification."""
 _OPTIMIZED_AS = {"gpt2": "gpt2", "llama": "gpt2", "qwen3": "qwen3", "t5": "t5", "vit": "vit", "clip_text": "clip"}
 """Family -> type of model for ONNX Runtime's optimizer; other families are of type `bert`, or `bart` for Whisper."""
 
@@ -118,8 +127,9 @@ def _onnxruntime(family: str, folder: Path) -> Path:
 
 
 def _onnxsim(family: str, folder: Path) -> Path:
-    if importlib.util.find_spec("onnxsim") is None:
-        raise NotInstalledError
+    installed = _installed("onnxsim")
+    if installed not in sys.path:
+        sys.path.append(installed)
     simplified, _ = importlib.import_module("onnxsim").simplify(onnx.load(_legacy(17)(family, folder)))
     path = folder / f"{family} onnxsim.onnx"
     onnx.save(simplified, path)
@@ -127,35 +137,25 @@ def _onnxsim(family: str, folder: Path) -> Path:
 
 
 def _optimum(family: str, folder: Path) -> Path:
-    """A folder as optimum's exporter writes it: the whole model with all of its outputs, and its configuration."""
-    model, inputs = case_of(family)
-    written = folder / f"{family} optimum"
-    written.mkdir(exist_ok=True)
-    model.config.save_pretrained(written)
-    model.set_attn_implementation(_attention(family, 14))
-    forward = model.forward
-    outputs = [name for name, value in model(**inputs).items() if isinstance(value, Tensor)]
+    """The graph that optimum writes of a model folder: of the whole model, but of Whisper that of the encoder."""
+    python = _installed("optimum/bin/python")
+    model = ZOO["whisper"](0)[0] if family == "whisper encoder" else case_of(family)[0]
+    source, written = folder / f"{family} folder", folder / f"{family} optimum"
+    model.save_pretrained(source)
+    task = ["--task", _TASKS.get(family, "text-classification"), "--library-name", "transformers", "--opset", "18"]
+    whole = [] if family == "whisper encoder" else ["--monolith"]
+    command = [python, "-m", "optimum.exporters.onnx", "--model", source, *task, *whole, written]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
+    return written / ("model.onnx" if whole else "encoder_model.onnx")
 
-    def positional(*values: Tensor) -> tuple[Tensor, ...]:
-        answers = forward(**dict(zip(inputs, values, strict=True)))
-        return tuple(answers[name] for name in outputs)
 
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")
-        patch.setattr(model, "forward", positional)  # optimum does so too: a module around it would be part of names
-        torch.onnx.export(
-            model,
-            tuple(inputs.values()),
-            written / "model.onnx",
-            input_names=list(inputs),
-            output_names=outputs,
-            dynamic_axes=free_axes(inputs),
-            opset_version=14,
-            dynamo=False,
-        )
-    path = graph_of(written)
-    assert path is not None
-    return path
+def _installed(name: str) -> str:
+    """A path that `scripts/exporters.sh` writes."""
+    path = _PACKAGES / name
+    if not path.exists():
+        raise NotInstalledError
+    return str(path)
 
 
 def _halves(family: str, folder: Path) -> Path:
@@ -207,6 +207,8 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
         return f"no graph: the exporter raises {type(error).__name__}"
     try:
         source = graph_passes.load(path)
+        if any(value.name == "position_ids" for value in source.graph.inputs):
+            inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1]).expand_as(inputs["input_ids"])
         arrays = feeds(inputs, source)
         try:
             whole = run(source, arrays)

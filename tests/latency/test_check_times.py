@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.latency.rounds import RoundTimes
+from compressor.latency.check import RoundTimes
 
 
 @settings(deadline=None, max_examples=8)

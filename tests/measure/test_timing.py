@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -34,14 +36,18 @@ def _all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROUNDS", ROUNDS)
 
 
-def do_not_wait() -> None:
-    pass
+@contextmanager
+def timed_by(clock: FakeClock, wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Times are those of a clock, and `wait` replaces the wait for idle threads."""
+    with patch.multiple(timing, perf_counter=clock.read, sleep=lambda _: None, wait_until_idle=wait):
+        yield
 
 
 def timed(dense: FakeEngine, compressed: FakeEngine, **options: Any) -> tuple[Speed, FakeClock]:
     """The row of two engines on a clock that advances only with their calls."""
     clock = FakeClock(dense, compressed)
-    return interleave(dense, compressed, {}, batch=4, seq=8, wait=do_not_wait, clock=clock.read, **options), clock
+    with timed_by(clock):
+        return interleave(dense, compressed, {}, batch=4, seq=8, **options), clock
 
 
 def test_each_engine_has_its_own_times() -> None:
@@ -81,8 +87,9 @@ def test_the_number_of_rounds_is_doubled_once_if_more_are_needed(is_needed: bool
         clock.now += 0.03
 
     pairs: list[np.ndarray] = []
-    for pair in alternate_calls(call, call, 5.0, wait=do_not_wait, needs_more=needs_more, clock=clock.read):
-        pairs.append(pair)
+    with timed_by(clock):
+        for pair in alternate_calls(call, call, 5.0, needs_more=needs_more):
+            pairs.append(pair)
     assert len(pairs_so_far) == 1
     assert len(pairs) == pairs_so_far[0] * (1 + is_needed)
     assert len({pair.shape for pair in pairs}) == 1
@@ -97,7 +104,8 @@ def test_progress_counts_pairs_of_rounds() -> None:
     def on_progress(done: int, total: int) -> None:
         progress.append((done, total))
 
-    pairs = list(alternate_calls(call, call, 5.0, wait=do_not_wait, on_progress=on_progress, clock=clock.read))
+    with timed_by(clock):
+        pairs = list(alternate_calls(call, call, 5.0, on_progress=on_progress))
     assert progress == [(number + 1, len(pairs)) for number in range(len(pairs))]
 
 
@@ -108,7 +116,8 @@ def test_more_seconds_are_used(milliseconds: int) -> None:
     def call() -> None:
         clock.now += 1e-3 * milliseconds
 
-    list(alternate_calls(call, call, 60.0, wait=do_not_wait, clock=clock.read))
+    with timed_by(clock):
+        list(alternate_calls(call, call, 60.0))
     assert clock.now == pytest.approx(60.0, rel=0.1)
 
 
@@ -118,7 +127,8 @@ def test_timing_ends_on_a_machine_that_slows_down() -> None:
     def call() -> None:
         clock.now += 0.001 if next(calls) < 2000 else 0.01
 
-    pairs = list(alternate_calls(call, call, 5.0, wait=do_not_wait, clock=clock.read))
+    with timed_by(clock):
+        pairs = list(alternate_calls(call, call, 5.0))
     assert ROUNDS[0] <= len(pairs) < 40, "fewer than planned"
     assert clock.now < (OVERTIME + 0.5) * 5.0
 
@@ -217,7 +227,8 @@ MINIMUM_TURNS = 4
 def median_times_of(*engines: FakeEngine, seconds: float = 1.0) -> tuple[list[float], FakeClock]:
     """Median seconds of engines on a clock that advances only with their calls."""
     clock = FakeClock(*engines)
-    return median_times(engines, {}, seconds, wait=do_not_wait, clock=clock.read), clock
+    with timed_by(clock):
+        return median_times(engines, {}, seconds), clock
 
 
 def rounds_of(clock: FakeClock, engines: int, turns: int) -> list[FakeEngine]:
@@ -279,7 +290,8 @@ def test_each_round_waits_for_the_threads_of_the_other_engine() -> None:
     engines = FakeEngine(30.0), FakeEngine(30.0)
     clock = FakeClock(*engines)
     waits: list[int] = []
-    median_times(engines, {}, 0.0, wait=lambda: waits.append(len(clock.calls)), clock=clock.read)
+    with timed_by(clock, lambda: waits.append(len(clock.calls))):
+        median_times(engines, {}, 0.0)
     first = 2 * WARM_UP_CALLS
     length = (len(clock.calls) - first) // (2 * MINIMUM_TURNS)
     assert waits == [first + number * length for number in range(2 * MINIMUM_TURNS)]
@@ -301,7 +313,8 @@ class DisturbedEngine(FakeEngine):
 
 def turns_of(function: Callable[..., Any], *engines: FakeEngine, seconds: float = 20.0) -> Any:
     clock = FakeClock(*engines)
-    return function(engines, {}, seconds, wait=lambda: None, clock=clock.read)
+    with timed_by(clock):
+        return function(engines, {}, seconds)
 
 
 @given(st.floats(0.0, 10.0), st.floats(0.5, 40.0))

@@ -17,17 +17,18 @@ DRAWS = 200
 NAN = float("nan")
 
 
-@given(st.floats(*BOUNDS))
-def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float) -> None:
+@given(st.floats(*BOUNDS), st.sampled_from([1.05, 1.4, 2.0, math.inf]))
+def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float, step: float) -> None:
     """Plans that are faster than one of them lose too much."""
     holding: list[float] = []
     failed: list[float] = []
-    while speed := next_speed(holding, failed, BOUNDS, 1.01):
+    while speed := next_speed(holding, failed, BOUNDS, 1.01, step):
         assert BOUNDS[0] <= speed <= BOUNDS[1]
+        assert speed <= step * max(holding, default=BOUNDS[0])
         assert all(speed > slower for slower in holding)
         assert all(speed < faster for faster in failed)
         (holding if speed <= fastest else failed).append(speed)
-        assert len(holding) + len(failed) < 40
+        assert len(holding) + len(failed) < 100
     assert min(failed, default=BOUNDS[1]) <= 1.01 * max(holding, default=BOUNDS[0])
 
 

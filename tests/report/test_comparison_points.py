@@ -98,7 +98,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_points_are_drawn_at_their_size() -> None:
     result = frontier({**FAST, "batch": 8}, FAST, {**FAST, "seq": 64})
-    labels = [[series.label for series in all_series(result, size) if series.marker == "D"] for size in range(2)]
+    labels = [[series.label for series in all_series(result, size) if series.label] for size in range(2)]
     assert labels == [["2"], ["1", "2"]]
     assert [[bool(cell) for cell in row[3:]] for row in point_rows(result)] == [[False, True], [True] * 2, [False] * 2]
 

@@ -151,8 +151,7 @@ def test_tooltips_of_the_map_name_site_head_and_scale() -> None:
 
 
 def test_equal_numbers_give_equal_figures() -> None:
-    draw = vars(figures.curve)["__wrapped__"]
-    assert draw([1, 2], [0.5, 0.25]) == draw([1, 2], [0.5, 0.25])
+    assert figures.curve([1, 2], [0.5, 0.25]) == figures.curve([1, 2], [0.5, 0.25])
 
 
 def test_small_numbers_on_the_axes_are_not_rounded_away() -> None:

@@ -148,7 +148,7 @@ def test_recipe_is_written_as_valid_toml(recipe: dict[str, Any]) -> None:
     assert tomllib.loads(formatting.toml(recipe)) == recipe
 
 
-def test_reading_a_report_imports_neither_matplotlib_nor_torch() -> None:
-    code = "import sys, compressor.report; print({'matplotlib', 'torch'} & set(sys.modules))"
+def test_reading_a_report_does_not_import_torch() -> None:
+    code = "import sys, compressor.report; print({'torch'} & set(sys.modules))"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert text.stdout.strip() == "set()"

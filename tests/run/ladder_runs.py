@@ -12,7 +12,6 @@ import pytest
 from compressor.config.ladder import recipes_of
 from compressor.config.run import Recipe
 from compressor.config.tasks import load_own_task
-from compressor.report import frontier_page
 from compressor.report.files import JSON_NAME, to_json
 from compressor.report.frontier import Frontier
 from compressor.results import CostShare, Report, Score
@@ -112,7 +111,6 @@ def fake_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
 
     monkeypatch.setattr(Path, "touch", touch_later)
     monkeypatch.setattr(ladder, "run_rungs", fake)
-    monkeypatch.setattr(frontier_page, "render", lambda frontier: "")  # figures take most of the time
     return fake
 
 

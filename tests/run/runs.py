@@ -17,8 +17,8 @@ from compressor.config.step_list import steps_of
 from compressor.model_folder import load
 from compressor.results import NoteCode
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import SelectedPlan
 from compressor.run.steps.base import PLAN
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store
 from compressor.workdir import WorkDir
 from graph_passes import Plan, Refusal, Shrunk

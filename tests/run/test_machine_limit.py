@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from compressor.config.sections import EngineConfig
+from compressor.engines.matmul_times import ACTIVATIONS, matmul_graph
 from compressor.report import summary
 from compressor.report.html import render
 from compressor.results import Report
@@ -22,16 +23,18 @@ from tests.report import reports
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SIDE", 32)
+    monkeypatch.setattr(measure, "_SIDE", 32)
     monkeypatch.setattr(measure, "_SECONDS", 1e-6)
 
 
 @pytest.mark.parametrize("is_quantized", [False, True])
 def test_the_product_is_that_of_its_factors(tmp_path: Path, is_quantized: bool) -> None:
-    onnx.save(measure.product_graph(is_quantized=is_quantized), tmp_path / "product.onnx")
-    factor = np.random.default_rng(0).uniform(-1, 1, (32, 32)).astype(np.float32)
-    product = run_session(open_session(tmp_path / "product.onnx", session_settings("cpu", 1)), {"x": factor})["y"]
-    weight = np.random.default_rng(1).uniform(-1, 1, (32, 32)).astype(np.float32)
+    graph = matmul_graph((32, 16), np.random.default_rng(1), is_quantized=is_quantized, rows=8)
+    onnx.save(graph, tmp_path / "product.onnx")
+    factor = np.random.default_rng(0).uniform(-1, 1, (8, 32)).astype(np.float32)
+    session = open_session(tmp_path / "product.onnx", session_settings("cpu", 1))
+    (product,) = run_session(session, {ACTIVATIONS: factor}).values()
+    weight = np.random.default_rng(1).standard_normal((32, 16), dtype=np.float32)
     np.testing.assert_allclose(product, factor @ weight, atol=0.5 if is_quantized else 1e-5)
 
 

@@ -26,10 +26,11 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import NoteCode
 from compressor.run.load import load_model, read_rows
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import LoadedModel, SelectedPlan
+from compressor.run.run_context import LoadedModel
 from compressor.run.step_stores import open_stores
 from compressor.run.steps.base import PLAN, signed
 from compressor.selection.learn import learn
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import FORM, Store
 from compressor.tasks import Data
 from compressor.workdir import write_json

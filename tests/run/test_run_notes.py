@@ -17,7 +17,7 @@ from compressor.pruning.allocate import Allocation, Constraint, budget_notes
 from compressor.results import Latency, Note, NoteCode, Score, Speed
 from compressor.run import run_notes
 from compressor.run.plan_source import selection_notes
-from compressor.run.run_context import SelectedPlan
+from compressor.selection.plan_and_curves import SelectedPlan
 from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
 

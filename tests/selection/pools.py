@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback, ignore_progress
-from compressor.selection.plan_and_curves import LearningResult
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.selection.train_gate import UnitPool, make_bundles, train_pool
 from compressor.units import PrunableGroup, find_groups
 from graph_passes import Plan
@@ -55,7 +55,7 @@ def learn(
     model: PreTrainedModel | None = None,
     types: tuple[str, ...] = ("heads", "neurons"),
     steps: int = 6,
-) -> LearningResult:
+) -> SelectedPlan:
     """Learn a plan within a budget in a few steps."""
     network = classifier() if model is None else model
     pool = make_pool(network, share, types)

@@ -19,7 +19,7 @@ from tests.selection import tiny
 from tests.selection.tiny import GATE_METHODS, HEAD_METHODS, selection
 
 
-def plan_bytes(learned: tiny.LearningResult, folder: Path) -> bytes:
+def plan_bytes(learned: tiny.SelectedPlan, folder: Path) -> bytes:
     learned.plan.save(folder / "plan.json")
     return (folder / "plan.json").read_bytes()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import transformers as hf
 from transformers import PreTrainedModel
 
+from compressor.config.values import MixedPrecision
 from compressor.selection.measure_subsets import Measurement, Measurer, SubsetMeasurer
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator, sensitivity
@@ -23,12 +25,16 @@ BATCH_SIZE = 5
 
 
 def evaluator_of(
-    model: PreTrainedModel, task: Task | None = None, measurer: Measurer | None = None, **options: Any
+    model: PreTrainedModel,
+    task: Task | None = None,
+    measurer: Measurer | None = None,
+    mixed_precision: MixedPrecision = "no",
+    **options: Any,
 ) -> ModelSubsetEvaluator:
     """An evaluator of a tiny model; options are those of `SubsetMeasurer`."""
     data, sites = tiny.data(task), tiny.sites_of(model)
-    measurer = measurer or SubsetMeasurer(model, sites, data.task, data.eval, BATCH_SIZE, **options)
-    return ModelSubsetEvaluator(model, sites, data, BATCH_SIZE, 0, measurer=measurer)
+    make: Callable[..., Measurer] = partial(SubsetMeasurer, **options) if measurer is None else lambda *_: measurer
+    return ModelSubsetEvaluator(model, sites, data, BATCH_SIZE, 0, mixed_precision, make_measurer=make)
 
 
 def fast_and_plain(

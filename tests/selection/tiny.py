@@ -17,7 +17,7 @@ from compressor.models.forwards import tensors_of
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
 from compressor.selection.learn import learn
-from compressor.selection.plan_and_curves import LearningResult
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.tasks.base import Batch, Task
 from compressor.tasks.data import Data
 from compressor.tasks.encoding import pad
@@ -136,7 +136,7 @@ def learn_plan(
     model: PreTrainedModel | None = None,
     task: Task | None = None,
     on_progress: ProgressCallback = ignore_progress,
-) -> LearningResult:
+) -> SelectedPlan:
     """Learn on a classifier, or on `model`; checkpoints go into `folder`."""
     learner = classifier() if model is None else model
     return learn(learner, sites_of(learner), data(task), config or selection(), folder, on_progress)

@@ -19,7 +19,7 @@ import pytest
 from google.protobuf import json_format
 
 from compressor.config.check import CheckRequest
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.runner import load_engine
 from compressor.latency import check

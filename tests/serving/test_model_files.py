@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.results import RowRates, Throughput
 from compressor.serving import export, triton_config
 from compressor.serving.model_files import Placement, choose_placement

@@ -12,7 +12,7 @@ from tokenizers import processors
 
 import graph_passes
 from compressor.answers import EMBEDDING, STATES
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.local_engine import load_engine
 from compressor.model_folder import load_processor

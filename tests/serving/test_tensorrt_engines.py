@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config

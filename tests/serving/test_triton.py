@@ -14,7 +14,7 @@ import pytest
 
 import graph_passes
 from compressor.answers import EMBEDDING, STATES
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.serving import export, real_rows

@@ -77,7 +77,7 @@ CASES = [
 
 def opened(folder: ModelFolder, source: str, **fields: Any) -> Data:
     """Rows without labels, of which those that are scored get the answers of the model."""
-    return open_data(rows_config(source, **fields), folder, drawn_rows=8, scores_answers=True)
+    return open_data(rows_config(source, **fields), folder, drawn_rows=8, bounds_loss=True)
 
 
 def score(task: Task, folder: ModelFolder, examples: Dataset) -> float:
@@ -136,7 +136,7 @@ def test_the_targets_of_training_rows_are_generated(metric: str, tmp_path: Path)
     source = tsv(tmp_path / "rows.tsv", *SOURCES, header="de")
     for scores_answers in (True, False):
         config = rows_config(source, max_length=12, metric=metric)
-        data = open_data(config, folder, drawn_rows=8, scores_answers=scores_answers)
+        data = open_data(config, folder, drawn_rows=8, bounds_loss=scores_answers)
         assert len(data.train) == 8
         assert any(data.train["reference"])
         assert data.scores_eval is scores_answers
@@ -148,11 +148,12 @@ def test_targets_of_rows_are_not_replaced(tmp_path: Path) -> None:
     folder = load(save_translator(tmp_path / "model"), task="translation")
     pairs = [translations.sentence(seed) for seed in range(30)]
     source = tsv(tmp_path / "rows.tsv", *map("\t".join, pairs), header="de\ten")
-    data = open_data(rows_config(source, max_length=12), folder, drawn_rows=8, scores_answers=True)
+    data = open_data(rows_config(source, max_length=12), folder, drawn_rows=8, bounds_loss=True)
     assert set(data.train["reference"]) <= {target for _, target in pairs}
     assert data.task.metric == "bleu"
     further = tsv(tmp_path / "further.tsv", *SOURCES, header="de")
-    joined = open_data(rows_config(source, max_length=12, unlabelled_data=further), folder, drawn_rows=8)
+    config = rows_config(source, max_length=12, unlabelled_data=further)
+    joined = open_data(config, folder, drawn_rows=8, bounds_loss=True)
     assert len(joined.train) == len(data.train) + 8
     assert joined.train["reference"][: len(data.train)] == data.train["reference"][:]
 

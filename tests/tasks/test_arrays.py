@@ -42,7 +42,7 @@ Arrays = dict[str, np.ndarray]
 
 def opened(folder: ModelFolder, source: str, **fields: Any) -> Data:
     """Rows whose labels, where they lack some, are what the model answers."""
-    return open_data(rows_config(source, **fields), folder, drawn_rows=8, scores_answers=True)
+    return open_data(rows_config(source, **fields), folder, drawn_rows=8, bounds_loss=True)
 
 
 def score(data: Data, folder: ModelFolder, examples: Dataset) -> float:

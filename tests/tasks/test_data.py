@@ -119,6 +119,12 @@ def test_training_rows_alone_are_divided(classifier: ModelFolder, tmp_path: Path
     assert codes(data) == [NoteCode.ROWS_SET_ASIDE] * 2
 
 
+def test_more_rows_are_set_aside_where_they_have_to_tell_a_small_loss(classifier: ModelFolder, tmp_path: Path) -> None:
+    rows, test = tsv(tmp_path / "a.tsv", *labelled_rows(40)), tsv(tmp_path / "t.tsv", *labelled_rows(4))
+    for named, expected in (((rows,), [28, 6, 6]), ((rows, None, test), [28, 12, 4])):
+        assert sizes(open_data(rows_config(*named), classifier, drawn_rows=40, bounds_loss=True)) == expected
+
+
 def test_evaluation_or_test_rows_alone_suffice(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
     data = open_data(rows_config(eval_data=path), classifier)

@@ -28,10 +28,13 @@ def test_every_row_is_in_one_batch_of_rows_of_similar_length(data: Data) -> None
 
 
 def test_statistics_do_not_depend_on_the_batch(data: Data, classifier: ModelFolder) -> None:
-    progress: list[int] = []
+    reports: list[tuple[int, int]] = []
     whole = statistics(data.task, data.train, forward_of(classifier.model), 36)
-    assert np.array_equal(whole, statistics(data.task, data.train, forward_of(classifier.model), 5, progress.append))
-    assert sum(progress) == 36
+    forward = forward_of(classifier.model)
+    assert np.array_equal(
+        whole, statistics(data.task, data.train, forward, 5, lambda done, total: reports.append((done, total)))
+    )
+    assert reports == [(done, 36) for done in (*range(5, 36, 5), 36)]
     assert whole[:, 1].tolist() == list(data.train["labels"])
     assert data.task.score(whole) == np.mean(whole[:, 0] == whole[:, 1])
 

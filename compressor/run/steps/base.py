@@ -15,8 +15,8 @@ from compressor.engines.score import EvaluationScorer
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.access import ModelAccess
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
-from compressor.selection.plan_and_curves import LearningResult
+from compressor.run.run_context import RunContext, RunInputs
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Json, Store
 from graph_passes import Refusal
 
@@ -127,17 +127,11 @@ class StepContext:
         return self.whole
 
 
-def signed(learned: LearningResult, folder: ModelFolder) -> SelectedPlan:
+def signed(learned: SelectedPlan, folder: ModelFolder) -> SelectedPlan:
     """The plan that was learned, signed for the weights of the model."""
     folder.network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     signature = folder.access.fingerprint() if learned.trained else folder.fingerprint
-    return SelectedPlan(
-        plan=learned.plan.model_copy(update={"model": signature}),
-        curves=learned.curves,
-        trained=learned.trained,
-        notes=learned.notes,
-        certificate=learned.certificate,
-    )
+    return replace(learned, plan=learned.plan.model_copy(update={"model": signature}))
 
 
 def stored_state(store: Store, model: ModelAccess) -> State:

@@ -15,10 +15,10 @@ from compressor.model_folder.feeds import takes_text
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunInputs
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
 from compressor.selection.checks import check_options
-from compressor.selection.plan_and_curves import joined_curves
+from compressor.selection.plan_and_curves import SelectedPlan, joined_curves
 from compressor.store import Store, versioned
 from compressor.units.entmax import entmax_function
 from compressor.units.projections import require_interface

@@ -32,10 +32,10 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunContext, RunInputs, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, with_plan
 from compressor.selection.options import ScheduleOptions
-from compressor.selection.plan_and_curves import joined_curves, training_curves
+from compressor.selection.plan_and_curves import SelectedPlan, joined_curves, training_curves
 from compressor.store import Json, Store, versioned
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
@@ -324,7 +324,7 @@ def _step_seconds(step: Distill, data: Data, distillation: Distillation, network
 
 
 def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
-    """Mean seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
+    """Median seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
     rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0)
@@ -341,21 +341,15 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
         optimizer.zero_grad()
         loss.item()  # a GPU computes on after the call
         times.append(time.perf_counter() - start)
-    return float(np.mean(times[1:] or times))
+    return float(np.median(times[1:] or times))
 
 
 def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
     """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
 
     def refuse(difference: str, code: ErrorCode = ErrorCode.FILE_MISMATCH, **details: Any) -> InputError:
-        return InputError(
-            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
-            " itself",
-            code=code,
-            field="teacher",
-            path=teacher.path,
-            **details,
-        )
+        text = f"{difference}; choose another teacher (--teacher), or omit it to learn from the model itself"
+        return InputError.of_file(teacher.path, text, code, field="teacher", **details)
 
     def differs(read: Callable[[ModelFolder], object]) -> bool:
         return read(teacher) != read(student)

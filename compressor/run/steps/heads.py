@@ -9,7 +9,7 @@ from compressor.config.steps import Heads, Step
 from compressor.errors import ErrorCode, UsageError
 from compressor.processes import process_count, refuse_processes
 from compressor.run.plan_source import PlanFiles
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunInputs
 from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
 from compressor.selection.checks import (
     check_certificate,
@@ -20,6 +20,7 @@ from compressor.selection.checks import (
 )
 from compressor.selection.learn import learn
 from compressor.selection.options import heads_to_keep, pool_of
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
 
 

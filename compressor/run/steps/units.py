@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,7 +40,7 @@ from compressor.run.prune_units import (
     share_left,
     timed_sizes,
 )
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunInputs
 from compressor.run.steps.base import (
     DELIVERED,
     LABEL,
@@ -52,6 +54,7 @@ from compressor.run.steps.base import (
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.options import heads_to_keep
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Json, Store, versioned
 from compressor.targets import QUANTIZED, Engine
 from compressor.tasks.calibration import calibration_batches, calibration_rows, draw_rows, within_tokens
@@ -133,13 +136,13 @@ def _run(step: Units, state: State, context: StepContext, store: Store) -> State
         return _learn(step, state, context, store)
     removed = remove_units(step, state, context, store)
     shutil.rmtree(context.run.work.learning / STATISTICS, ignore_errors=True)
-    return removed
+    return with_last_engine(removed, context, store)
 
 
 def remove_units(
     step: Units, state: State, context: StepContext, store: Store, *, measured: PlanCosts | None = None
 ) -> State:
-    """The units that meet the budget, without training; the model has their weights.
+    """The units that meet the budget for the engine of the state, without training; the model has their weights.
 
     Raises:
         BudgetError: no plan meets the budget.
@@ -153,13 +156,14 @@ def remove_units(
         return prune_units(step, context, source, store.within(work), earlier, measured)
 
     selected = store.memo(PLAN, {}, remove, PlanFiles(context.run.model.folder.access))
-    return with_last_engine(State(selected, engine, scorer), context, store)
+    return State(replace(selected, engine=engine.choice.label), engine, scorer)
 
 
-def with_last_engine(state: State, context: StepContext, store: Store) -> State:
+def with_last_engine(state: State, context: StepContext, store: Store, deadline: float = math.inf) -> State:
     """The state with the engine to deliver: that for which units were removed, or its runner-up if that is faster.
 
-    Weights do not matter to times, so that this is known before they are trained for it.
+    Weights do not matter to times, so that this may be known before they are trained for it. After the deadline, by
+    `time.perf_counter`, the two are not compared.
     """
     run, engine, scorer, plan = context.run, state.engine, state.scorer, state.selected.plan
     assert engine is not None
@@ -169,6 +173,8 @@ def with_last_engine(state: State, context: StepContext, store: Store) -> State:
     nearest = {each.choice.label: replace(each, runner_up=None) for each in both}
 
     def compare(_: Path) -> str:
+        if time.perf_counter() > deadline:
+            return engine.choice.label
         scratch = run.work.scratch / "nearest"
         trials = run.engine_trials(scorer.dense.graph, scorer, scratch)
         built: dict[str, Engine] = {}

@@ -21,7 +21,6 @@ from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
-    LossEstimate,
     ResampledScore,
     estimate_losses,
     mean_table,
@@ -36,7 +35,7 @@ from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import fold_gates
-from compressor.run.run_context import RunInputs, SelectedPlan
+from compressor.run.run_context import RunContext, RunInputs
 from compressor.run.scorer import Scorer, metric_sums
 from compressor.run.steps import units
 from compressor.run.steps.base import (
@@ -50,6 +49,7 @@ from compressor.run.steps.base import (
     stored_state,
 )
 from compressor.selection.certify import certify, record_certificate, split_rows
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
@@ -57,6 +57,17 @@ from compressor.workdir import ATTEMPTS, write_json
 T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
 """Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
+_FIRST_STEP, _LATER_STEP = 2.0, 1.4
+"""Largest ratio of the speed of the first attempt that is trained to that of the whole model, and of a later one to the
+fastest that holds. A training that goes on from weights that hold is not lost, and that of too fast a plan is."""
+_TRAINING_RATIO = 3.0
+"""Least ratio of the time of a training to that of the pruning before it, by which there are fewer attempts."""
+_PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.06, 0.5
+"""Share of the time that is left which choosing and refitting the units of an attempt may take, by fewer rows."""
+_FORWARDS_OF_ROW = 30.0
+"""Forwards that choosing and refitting units takes for each row: 28 for MiniLM on SST-2."""
+_FEWEST_ROWS = 256
+"""Rows by which units are chosen at least, as far as there are."""
 _SHORTEST = 1.5
 """Ratio of the time that is left to that of an attempt without its training, below which no attempt is begun."""
 _COSTS_SHARE, _RUNGS_SHARE = 0.25, 0.1
@@ -73,6 +84,7 @@ class _Attempt(BaseModel):
         speedup: the speed that its units are removed for.
         start: number of the attempt whose units and weights it goes on from; None: the model before the first.
         counts: name of the group -> number of units that its plan keeps.
+        rows: maximum number of training rows by which its units are chosen; None: as many as the step says.
         minutes: time that its training may take; 0: it is not trained; None: as long as its training steps take.
         seconds: time that it took; None before it is finished.
         score: how the model scores after it.
@@ -85,6 +97,7 @@ class _Attempt(BaseModel):
     speedup: float
     start: int | None = None
     counts: dict[str, int] = {}
+    rows: int | None = None
     minutes: float | None = None
     seconds: float | None = None
     score: ResampledScore | None = None
@@ -110,7 +123,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(2)
+@versioned(3)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -118,15 +131,31 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
     """
     model, main_store, base = context.run.model.folder.access, replace(store, processes=None), state
     if context.run.state.is_main_process:
+        began = time.perf_counter()
         scorer, engine = units.with_engine(step.units, state, context, main_store)
+        deadline = _deadline(step, context.run, time.perf_counter() - began)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
-    attempts = _Attempts(step, base, context, store)
+    else:
+        deadline = math.inf
+    attempts = _Attempts(step, base, context, store, deadline)
     selected = store.memo(PLAN, {}, lambda _: _attempt(attempts), PlanFiles(model))
     if base.engine is None:
         return stored_state(store, model)
-    state = State(selected, base.engine, base.scorer)
-    state = attempts.with_engine(state) if step.trains else units.with_last_engine(state, context, main_store)
+    state = units.with_last_engine(State(selected, base.engine, base.scorer), context, main_store, deadline)
     return replace(state, rungs=_rungs(attempts))
+
+
+def _deadline(step: Within, run: RunContext, choosing: float) -> float:
+    """When the last attempt has to end, by `time.perf_counter`; infinite without a limit.
+
+    What follows takes about as long as what came before the choice of the engine, which took `choosing` seconds: the
+    model is exported, built and proven once more. Then engines are timed, and some of slower plans are delivered.
+    """
+    if step.minutes is None:
+        return math.inf
+    before = time.perf_counter() - run.log.start - choosing
+    timing = 2 * run.built.measure.seconds * len(run.timed_inputs)
+    return run.log.start + (1 - _RUNGS_SHARE) * 60 * step.minutes - before - timing
 
 
 def _rungs(attempts: _Attempts) -> Rungs | None:
@@ -145,7 +174,7 @@ def _attempt(attempts: _Attempts) -> SelectedPlan:
     run, base, model = attempts.context.run, attempts.base, attempts.model
     weights, noted = model.copy_state(), len(run.log.notes)
     if run.state.is_main_process:
-        attempts = _Search(attempts.step, base, attempts.context, attempts.store)
+        attempts = _Search(attempts.step, base, attempts.context, attempts.store, attempts.deadline)
     quiet = replace(attempts.context, run=replace(run, log=run.log.without_notes()))
     for number in itertools.count():
         model.load_state(weights)
@@ -176,14 +205,12 @@ class _Attempts:
     """The attempts of a step. Every process carries them out; in the main process `_Search` decides on them.
 
     Args:
-        step: the loss allowed, the number of attempts and their time.
         base: the state before the first attempt, with the engine that units are removed for.
-        context: the run.
-        store: holds the attempts.
+        deadline: when the last attempt has to end, by `time.perf_counter`; infinite without a limit.
     """
 
-    def __init__(self, step: Within, base: State, context: StepContext, store: Store) -> None:
-        self.step, self.base, self.context, self.store = step, base, context, store
+    def __init__(self, step: Within, base: State, context: StepContext, store: Store, deadline: float) -> None:
+        self.step, self.base, self.context, self.store, self.deadline = step, base, context, store, deadline
 
     @property
     def model(self) -> ModelAccess:
@@ -201,16 +228,8 @@ class _Attempts:
 
     def state(self, number: int) -> State:
         """The state after an attempt, whose weights the model gets."""
-        return self.with_engine(stored_state(self.stores(number)[-1], self.model))
-
-    def with_engine(self, state: State) -> State:
-        """The state with the engine that its units were removed for, of which stores have the label."""
-        engine = self.base.engine
-        if engine is None:
-            return state
-        candidates = (each for each in (engine, engine.runner_up) if each is not None)
-        chosen = next((each for each in candidates if each.choice.label == state.selected.engine), engine)
-        return State(state.selected, replace(chosen, runner_up=None), self.base.scorer)
+        state = stored_state(self.stores(number)[-1], self.model)
+        return replace(state, engine=self.base.engine, scorer=self.base.scorer)
 
     def carry_out(self, number: int, start: State, context: StepContext) -> None:
         """Remove the units of an attempt, train what is left and score it, as far as no interrupted run did."""
@@ -261,7 +280,6 @@ class _Search(_Attempts):
         searched: the number of these rows.
         unseen: the rows of the certificate; None: none is requested.
         whole: the score of the model before the first attempt.
-        deadline: when the last attempt has to end, by `time.perf_counter`; infinite without a limit.
 
     Raises:
         UsageError: the metric cannot be certified.
@@ -269,15 +287,11 @@ class _Search(_Attempts):
             too few rows for a certificate.
     """
 
-    def __init__(self, step: Within, base: State, context: StepContext, store: Store) -> None:
-        super().__init__(step, base, context, store)
-        run, self.deadline, self._pruning_seconds = context.run, math.inf, 0.0
-        if step.minutes is not None:
-            # The last stages of the run export and build once more, for smaller models: the fastest, and others.
-            first = time.perf_counter() - run.log.start
-            last = first + min(first, _RUNGS_SHARE * 60 * step.minutes)
-            spent = sum(attempt.seconds or 0.0 for attempt in _stored(store))
-            self.deadline = run.log.start + 60 * step.minutes - last - spent
+    def __init__(self, step: Within, base: State, context: StepContext, store: Store, deadline: float) -> None:
+        # Attempts of an interrupted run took their part of the time.
+        deadline -= sum(attempt.seconds or 0.0 for attempt in _stored(store))
+        super().__init__(step, base, context, store, deadline)
+        run, self._pruning_seconds = context.run, 0.0
         self.groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
         seconds = _COSTS_SHARE * max(0.0, self.deadline - time.perf_counter())
         source = replace(units.cost_source(step.units, context, base.engine), seconds=seconds)
@@ -324,11 +338,21 @@ class _Search(_Attempts):
         whole, highest = speed_bounds(self.costs.deciding, [group.name for group in self.groups])
         bounds = (whole, min(highest, _MOST_UNTRAINED * whole) if minutes == 0 else highest)
         speeds = [self._speed(attempts[number]) for number in holding]
-        speed = next_speed(speeds, failed, bounds, _CLOSE_TRAINED if self._trains(attempts) else _CLOSE)
-        start = holding[-1] if holding and self._trains(attempts) else None
+        trains = self._trains(attempts) and minutes != 0
+        close, step = (_CLOSE_TRAINED, _LATER_STEP if speeds else _FIRST_STEP) if trains else (_CLOSE, math.inf)
+        speed = next_speed(speeds, failed, bounds, close, step)
         if speed is None:
             return None
-        return _Attempt(speedup=speed, start=start, minutes=minutes if minutes == 0 else None)
+        start = holding[-1] if holding and trains else None
+        rows = attempts[0].rows if attempts else self._affordable_rows(left, trains=trains)
+        return _Attempt(speedup=speed, start=start, rows=rows, minutes=minutes if minutes == 0 else None)
+
+    def _affordable_rows(self, left: float, *, trains: bool) -> int | None:
+        """The number of rows by which units are chosen in a part of the time that is left; None: there is no limit."""
+        if math.isinf(left):
+            return None
+        seconds = (_PRUNED_SHARE if trains else _PRUNED_SHARE_UNTRAINED) * left
+        return max(_FEWEST_ROWS, int(seconds * self.searched / (_FORWARDS_OF_ROW * self._score_seconds)))
 
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
@@ -344,9 +368,11 @@ class _Search(_Attempts):
         """The state without the units of an attempt, which fails where no plan has its speed, or an earlier one did."""
         attempts, began, log = _stored(self.store), time.perf_counter(), context.run.log
         earlier = sum(log.seconds.get(stage, 0.0) for stage in RANKING_STAGES)
-        budget = {"speedup": attempts[number].speedup, "max_drop": None, "certify": None}
+        options = {"speedup": attempts[number].speedup, "max_drop": None, "certify": None}
+        if (rows := attempts[number].rows) is not None:
+            options["prune_rows"] = min(rows, self.step.units.prune_rows)
         try:
-            step = self.step.units.model_copy(update=budget)
+            step = self.step.units.model_copy(update=options)
             state = units.remove_units(step, start, context, store, measured=self.costs)
         except BudgetError as error:
             self.update(number, failure=str(error), seconds=time.perf_counter() - began)
@@ -371,10 +397,11 @@ class _Search(_Attempts):
         if self.step.minutes is None or attempts[number].minutes is not None:
             return
         left, untrained = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
-        # There are as many attempts as leave each training as long as the pruning before it.
+        # There are as many attempts as leave each training some times as long as the pruning before it.
         shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
         if left >= seconds and self._trains(attempts):
-            self.update(number, minutes=next((share for share in shares if share >= seconds), left) / 60)
+            least = _TRAINING_RATIO * seconds
+            self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
         elif number == 0 or not self._trains(attempts):
             self.update(number, minutes=0.0)
         else:
@@ -405,7 +432,7 @@ class _Search(_Attempts):
 
     def _note(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Note:
         """How fast the fastest attempt is that holds and what it is expected to lose, or which came closest."""
-        losses, task = self._losses(attempts), self.task
+        losses, task = self._estimated(attempts, estimate_losses), self.task
         count = sum(not attempt.failure for attempt in attempts)
         points = " points" if task.metric_unit is MetricUnit.POINTS else ""
 
@@ -457,10 +484,6 @@ class _Search(_Attempts):
         types = " and ".join(sorted({group.type for group in self.groups}))
         run.log.add_notes([certificate.note(kept, scope, types)])
         return certificate.result(kept, scope, types), holding[: certificate.certified - 1]
-
-    def _losses(self, attempts: Sequence[_Attempt]) -> dict[int, LossEstimate]:
-        """Number of each attempt that has a score -> its expected loss."""
-        return self._estimated(attempts, estimate_losses)
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""

@@ -97,7 +97,6 @@ class PerKindGate(Gate):
 
     Args:
         make: constructs the gate of a pool from its (layers, keep, seed).
-        layers: heads of each site, in site order.
         pools: the pool of each site, e.g. its kind.
         keep: number of heads to keep over all pools that learn, divided among them by `divide_heads`; None: as many as
             each leaves open.

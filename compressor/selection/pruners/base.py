@@ -86,10 +86,6 @@ class PruningInputs:
 class Pruner(ABC, Generic[OptionsT]):
     """Chooses the units that each group keeps at every number of units, and gives the model its weights.
 
-    Args:
-        inputs: the model and its rows.
-        options: an instance of `options_class`; None: its defaults.
-
     Attributes:
         options_class: class of the options; `MethodOptions` itself if there are none.
         reads_rows: whether the method reads the batches.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
-from scipy.sparse.linalg import lsmr
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
@@ -23,7 +22,7 @@ from transformers import PreTrainedModel
 
 from compressor.answers import AnswerKind, several_answers
 from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
-from compressor.progress import ProgressCallback, ignore_progress
+from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
@@ -166,7 +165,7 @@ def tuned_scales(
     contributions = np.add.reduceat((weight.T @ weight) * sums.gram.matrix, starts, 1)
     normal = np.add.reduceat(contributions, starts, 0)
     right = np.add.reduceat((weight.T * sums.cross).sum(1), starts) - normal.sum(1)
-    shifts = lsmr(normal, right, damp=DAMP)[0]
+    shifts = np.linalg.solve(normal.T @ normal + DAMP**2 * np.eye(len(normal)), normal.T @ right)
     falls = shifts @ normal @ shifts < 2 * shifts @ right
     if not falls or np.abs(1 + shifts).max() > LARGEST:
         shifts = np.zeros(len(starts))
@@ -192,8 +191,7 @@ def mask_gradients(
     generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
     with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
         deviations = number_deviations(model, batches, names[0])
-        for number, batch in enumerate(batches):
-            on_progress(number, len(batches))
+        for batch in tracked(batches, on_progress):
             rows = len(next(iter(batch.values())))
             masks = [torch.ones(rows, g.bundles, device=model.device, requires_grad=True) for g in groups]
             with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
@@ -203,7 +201,6 @@ def mask_gradients(
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
             for group, gradient in zip(groups, gradients, strict=True):
                 parts[group.name].append(gradient.cpu().numpy())
-    on_progress(len(batches), len(batches))
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 

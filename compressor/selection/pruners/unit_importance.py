@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compressor.progress import ProgressCallback, ignore_progress
+from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import OptionsT, Pruner, PruningInputs
@@ -34,11 +34,8 @@ class ImportancePruner(Pruner[OptionsT]):
         """The importance of each bundle of units of a group, `[bundles]`, not negative."""
 
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        groups = self.inputs.groups
-        for number, group in enumerate(groups):
-            on_progress(number, len(groups))
+        for group in tracked(self.inputs.groups, on_progress):
             self._importance[group.name] = self.importance(group)
-        on_progress(len(groups), len(groups))
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         shares = {name: importance / (importance.sum() or 1.0) for name, importance in self._importance.items()}
@@ -50,13 +47,10 @@ class ImportancePruner(Pruner[OptionsT]):
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress) -> None:
         self.require_counts(counts)
-        groups = self.inputs.groups
-        for number, group in enumerate(groups):
-            on_progress(number, len(groups))
+        for group in tracked(self.inputs.groups, on_progress):
             kept = self.kept(group, counts[group.name])
             access, path = self.inputs.access, str(group.linear)
             access.set_linear(path, scaled_units(access.linear(path), group, kept, np.ones(len(kept))))
-        on_progress(len(groups), len(groups))
 
 
 class MagnitudePruner(ImportancePruner[MethodOptions]):

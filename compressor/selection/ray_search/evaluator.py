@@ -25,7 +25,7 @@ from compressor.selection.measure_subsets import Measurement, SubsetMeasurer
 from compressor.selection.ray_search.cluster import RayPool, check_reachable
 from compressor.selection.search import Head
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
-from compressor.tasks.data import Data
+from compressor.tasks.base import Task
 from compressor.tasks.scoring import batches
 from compressor.units import Site
 
@@ -55,19 +55,7 @@ def evaluator_factory(where: str | None, *, restarts: int = 3) -> Iterator[Evalu
 
 def factory_of(pool: RayPool) -> EvaluatorFactory:
     """A factory of evaluators that measure on the workers of a pool."""
-
-    def make(
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        data: Data,
-        batch_size: int,
-        seed: int,
-        mixed_precision: MixedPrecision = "no",
-    ) -> ModelSubsetEvaluator:
-        measurer = DistributedMeasurer(pool, model, sites, data, batch_size, mixed_precision)
-        return ModelSubsetEvaluator(model, sites, data, batch_size, seed, mixed_precision, measurer=measurer)
-
-    return make
+    return partial(ModelSubsetEvaluator, make_measurer=partial(DistributedMeasurer, pool))
 
 
 class DistributedMeasurer:
@@ -78,11 +66,11 @@ class DistributedMeasurer:
         pool: RayPool,
         model: PreTrainedModel,
         sites: Sequence[Site],
-        data: Data,
+        task: Task,
+        rows: Dataset,
         batch_size: int,
         mixed_precision: MixedPrecision,
     ) -> None:
-        task, rows = data.task, data.eval
         batch_rows = [indices for indices, _ in batches(task, rows, batch_size)]  # as in a single process
         shared_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
         workers = pool.start(shared_bytes, len(batch_rows), on_gpu=model.device.type == "cuda")

@@ -14,11 +14,6 @@ _PROVIDERS = {"CPU": ["CPUExecutionProvider"], "GPU": ["CUDAExecutionProvider", 
 class Session:
     """The graph `model.onnx`, loaded on the instance's device.
 
-    Args:
-        folder: folder of the model's version.
-        config: configuration of the model.
-        args: arguments of the instance.
-
     Attributes:
         inputs: names of the inputs.
         outputs: names of the outputs.

@@ -16,11 +16,6 @@ Feeds = dict[str, np.ndarray]
 class Session:
     """The engine `engine.xml`, compiled for free axes and for its fixed shapes, on the processor.
 
-    Args:
-        folder: folder of the model's version.
-        config: configuration of the model.
-        args: arguments of the instance.
-
     Attributes:
         inputs: names of the inputs.
         outputs: names of the outputs.

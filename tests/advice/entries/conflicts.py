@@ -452,7 +452,7 @@ conflict(
     ROWS + "--method taylor --max-drop 0.1 --keep 1",
 )
 
-SERVE = "config.serve ServeRequest."
+SERVE = "config.request ServeRequest."
 conflict(SERVE + "_has_a_name invalid-value", EXPORT + "--name a/b", EXPORT + "--name a-b_c.d1")
 conflict(
     SERVE + "engine rule",
@@ -474,7 +474,7 @@ conflict(
 )
 
 TRAIN = "train out --data rows.tsv "
-FIELDS = "config.train Training._fields_agree "
+FIELDS = "config.request Training._fields_agree "
 conflict(FIELDS + "contradiction", TRAIN + "--hidden 30 --heads 4", TRAIN + "--hidden 32 --heads 4")
 conflict(
     FIELDS + "contradiction #2",
@@ -482,7 +482,7 @@ conflict(
     TRAIN + "--learning-rate 0.001 --final-learning-rate 0.0001",
 )
 conflict(
-    "config.train Training.vocabulary rule", TRAIN + "--level character --vocabulary 40", TRAIN + "--level character"
+    "config.request Training.vocabulary rule", TRAIN + "--level character --vocabulary 40", TRAIN + "--level character"
 )
 
 GENERATE = "generate model "

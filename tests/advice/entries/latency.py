@@ -33,7 +33,7 @@ def check_command(w: World, *flags: Any) -> tuple[Any, ...]:
     return ("check", "small.onnx", "--baseline", "dense.onnx", "--batch", "1", *flags)
 
 
-@advice("latency.artifacts read_history file-unreadable #2")
+@advice("latency.artifacts read_history text #2")
 def _(w: World) -> None:
     w.rows("history.jsonl", "no record")
     command = check_command(w, "--junit", "junit.xml", "--history")
@@ -41,7 +41,7 @@ def _(w: World) -> None:
     w.right(*command, "another.jsonl")
 
 
-@advice("latency.artifacts read_history file-unreadable")
+@advice("latency.artifacts read_history text")
 def _(w: World) -> None:
     from compressor.latency.artifacts import read_history
 
@@ -51,7 +51,7 @@ def _(w: World) -> None:
     w.right(read_history, w.file("history.jsonl"))
 
 
-@advice("latency.baseline Baseline.load code", zoo=True)
+@advice("latency.baseline Baseline.load text", zoo=True)
 def _(w: World) -> None:
     command = check_command(w)
     for content in (None, "{}"):
@@ -63,7 +63,7 @@ def _(w: World) -> None:
         w.file("base.json").unlink()
 
 
-@advice("latency.baseline check_comparable file-mismatch", zoo=True)
+@advice("latency.baseline check_comparable text", zoo=True)
 def _(w: World) -> None:
     command = check_command(w)
     w.right(*command, "--save-baseline", "base.json")
@@ -75,7 +75,7 @@ def _(w: World) -> None:
     w.right(*command, "--baseline", "base.json")
 
 
-@advice("latency.baseline check_comparable file-mismatch #2")
+@advice("latency.baseline check_comparable text #2")
 def _(w: World) -> None:
     command = check_command(w, "--inputs", "x.npz", "--seed", "1")
     w.right(*command, "--save-baseline", "base.json")
@@ -93,7 +93,7 @@ def _(w: World) -> None:
     w.right(*command, "--inputs", "x.npz")
 
 
-@advice("latency.local_engine load_engine file-missing")
+@advice("latency.local_engine load_engine text")
 def _(w: World) -> None:
     command = check_command(w)
     w.fails("check", "nowhere.onnx", *command[2:])
@@ -101,7 +101,7 @@ def _(w: World) -> None:
     w.clear("server-unreachable", *command[:1], *command[2:], "--model", "small", "--server", "http://127.0.0.1:9")
 
 
-@advice("latency.local_generator LocalGenerator.__init__ file-missing")
+@advice("latency.local_generator LocalGenerator.__init__ text")
 def _(w: World) -> None:
     from tests.generation.counting import write_decoder_only
 
@@ -197,7 +197,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("latency.output_check _run_graph file-missing")
+@advice("latency.output_check _run_graph text")
 def _(w: World) -> None:
     from compressor.targets import target
 
@@ -245,7 +245,7 @@ def _(w: World) -> None:
         w.right(lambda: run(expect=str(w.file("y.npz"))))
 
 
-@advice("latency.request_batches load_batches out-of-range", zoo=True)
+@advice("latency.request_batches load_batches text", zoo=True)
 def _(w: World) -> None:
     command = check_command(w)
     file = classifier(w.file("text.onnx"))
@@ -255,13 +255,13 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("latency.request_batches load_batches file-missing")
+@advice("latency.request_batches load_batches text #2")
 def _(w: World) -> None:
     w.fails(*check_command(w, "--inputs", "nowhere.npz"))
     w.right(*check_command(w, "--inputs", "x.npz"))
 
 
-@advice("latency.request_batches load_batches too-few-rows")
+@advice("latency.request_batches load_batches text #3")
 def _(w: World) -> None:
     command = check_command(w, "--inputs", "x.npz", "--batch")
     w.fails(*command, "8")
@@ -284,7 +284,7 @@ def _(w: World) -> None:
     w.right(*command, "--tokenizer", "texts")
 
 
-@advice("latency.request_batches _encode_texts file-missing")
+@advice("latency.request_batches _encode_texts text")
 def _(w: World) -> None:
     command = check_texts(w)
     w.file("empty").mkdir()

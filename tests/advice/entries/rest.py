@@ -109,7 +109,7 @@ def _(w: World) -> None:
     w.fails(raise_error)
 
 
-@advice("measure.bench sized_feeds tensor-mismatch")
+@advice("measure.bench sized_feeds text")
 def _(w: World) -> None:
     w.times_nothing()
     for name, length in (("fixed.onnx", "8"), ("free.onnx", "sequence")):
@@ -131,7 +131,7 @@ def _(w: World) -> None:
     w.right(*bench, "2")
 
 
-@advice("measure.bench require_run runtime-failed", zoo=True)
+@advice("measure.bench require_run text", zoo=True)
 def _(w: World) -> None:
     w.times_nothing()
     bench = ("bench", "dense.onnx", "dense.onnx", "--batch", "1", "--seconds", "0.01", "--seq")
@@ -200,7 +200,7 @@ def _(w: World) -> None:
     w.right(*w.run("--plan", "plan.json", "--precision", "fp16", "--target", "trt"))
 
 
-@advice("report.frontier read_points code")
+@advice("report.frontier read_points text")
 def _(w: World) -> None:
     w.rows("points.json", "[]")
     command = w.run("--macs", "80%,60%", "--compare-points")

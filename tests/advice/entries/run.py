@@ -58,7 +58,7 @@ def _(w: World) -> None:
     w.right(*command, "--teacher", "model")
 
 
-@advice("run.steps.distill require_same_interface.refuse code")
+@advice("run.steps.distill require_same_interface.refuse text")
 def _(w: World) -> None:
     from tests.cli.bad_inputs import teacher_of_another_vocabulary
 
@@ -119,7 +119,7 @@ def _(w: World) -> None:
     w.right(*ladder, "ladder")
 
 
-@advice("run.step_stores _discard_others run-differs")
+@advice("run.step_stores _discard_others text")
 def _(w: World) -> None:
     from compressor.run.step_stores import _discard_others
     from compressor.store import FORM, Store
@@ -225,7 +225,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "50%", "--start-from", w.pruned()))
 
 
-@advice("run.plan_source _other_model_error file-mismatch", zoo=True)
+@advice("run.plan_source _other_model_error text", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     plan = json.loads((run / "plan.json").read_text())
@@ -423,7 +423,7 @@ def _(w: World) -> None:
 @advice("run.plan_source selection_notes text")
 def _(w: World) -> None:
     from compressor.run.plan_source import selection_notes
-    from compressor.run.run_context import SelectedPlan
+    from compressor.selection.plan_and_curves import SelectedPlan
     from graph_passes import Plan
 
     folder: Any = SimpleNamespace(config=None, task="text-classification")

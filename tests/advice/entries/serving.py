@@ -25,7 +25,7 @@ def served(w: World) -> Any:
     return run_folder(w.file("served"))
 
 
-@advice("serving.model_files _graph_files file-missing", zoo=True)
+@advice("serving.model_files _graph_files text", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
     (run / "engine.onnx").unlink()
@@ -93,7 +93,7 @@ def _(w: World) -> None:
     w.right(*export(w, run, "--storage-uri", "s3://models", "--force"))
 
 
-@advice("serving.repository _check_output file-unwritable")
+@advice("serving.repository _check_output text")
 def _(w: World) -> None:
     run = served(w)
     w.rows("repository", "")
@@ -101,7 +101,7 @@ def _(w: World) -> None:
     w.right("export-triton", run, "-o", "another")
 
 
-@advice("serving.repository _check_output output-exists")
+@advice("serving.repository _check_output text #2")
 def _(w: World) -> None:
     run = served(w)
     w.right(*export(w, run, "--name", "small"))
@@ -110,7 +110,7 @@ def _(w: World) -> None:
     w.right(*export(w, run, "--name", "another"))
 
 
-@advice("serving.repository _check_output output-exists #2")
+@advice("serving.repository _check_output text #3")
 def _(w: World) -> None:
     run = served(w)
     w.rows("repository/small/letter.txt", "")

@@ -14,9 +14,9 @@ from compressor.engines.choices import Choice
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import ErrorCode, InputError
 from compressor.results import NoteCode
-from compressor.run.run_context import SelectedPlan
 from compressor.run.steps import units
 from compressor.run.steps.base import DELIVERED, LABEL, State
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store
 
 CHOICES = [Choice(EngineConfig(precision=precision)) for precision in ("fp32", "int8")]

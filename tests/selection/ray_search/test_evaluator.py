@@ -14,7 +14,7 @@ import pytest
 
 from compressor.errors import CompressorError, ErrorCode, InputError, TargetMissingError
 from compressor.selection.learn import run_search
-from compressor.selection.plan_and_curves import LearningResult
+from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.selection.ray_search.cluster import RayPool, ShareWorker, is_installed
 from compressor.selection.ray_search.evaluator import evaluator_factory, factory_of
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
@@ -108,7 +108,7 @@ def test_shared_content_is_released_with_the_evaluator() -> None:
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.zoo), 2])
 @pytest.mark.parametrize(("method", "options"), [("astar", {"variant": "lazy"}), ("random", {"trials": 8})])
 def test_the_plan_equals_that_of_one_process(workers: int, method: str, options: Any, tmp_path: Path) -> None:
-    def search(make: EvaluatorFactory, folder: Path) -> LearningResult:
+    def search(make: EvaluatorFactory, folder: Path) -> SelectedPlan:
         model, data = tiny.language_model(), tiny.data(tiny.NextToken())
         config = tiny.selection(method=method, keep=4, options=options)
         return run_search(model, tiny.sites_of(model), data, config, 4, folder, lambda done, total: None, make)

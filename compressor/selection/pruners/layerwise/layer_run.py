@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, tracked
 from compressor.selection.pruners.base import Batch
 from compressor.selection.pruners.layerwise.forwards import (
     CallOrder,
@@ -451,8 +451,6 @@ def calls_in_order(
                     target = target - (call.sum - call.output)[mask]
                 yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
 
-    for number, linears in enumerate(linear_sets):
-        on_progress(number, len(linear_sets))
+    for linears in tracked(linear_sets, on_progress):
         run.advance(run.layers_of(linears[0]).start)
         yield targeted(linears)
-    on_progress(len(linear_sets), len(linear_sets))

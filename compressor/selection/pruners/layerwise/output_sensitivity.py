@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from compressor.answers import SPAN_ENDS, AnswerKind, several_answers
 from compressor.errors import ErrorCode, InputError
 from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
-from compressor.progress import ProgressCallback, ignore_progress
+from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.layerwise.forwards import entries_per_row, token_mask
 from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.units.find import evaluation_mode
@@ -103,8 +103,7 @@ def sensitivity_of(
     metrics: dict[str, Tensor] = {}
     with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
         draws = Draws(generator, several_answers(model.config), number_deviations(model, batches, names[0]))
-        for number, batch in enumerate(batches):
-            on_progress(number, len(batches))
+        for batch in tracked(batches, on_progress):
             parts = [_fisher(model, part, linears, names, draws, metrics) for part in _parts(batch)]
             fisher = {
                 name: [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]

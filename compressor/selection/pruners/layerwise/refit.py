@@ -1,4 +1,4 @@
-"""Linears fitted to sums over the tokens that they read: Gram matrices, their factors and their file, and refits.
+"""Linears fitted to sums over the tokens that they read: Gram matrices, their damping and their file, and refits.
 
 With inputs A of the model as pruned so far, the weights of a linear are the ridge regression to its targets T that
 stays close to the weights W_0 of the second-order step: argmin ||A W' + b - T||^2 + lambda ||W - W_0||^2. Where T is
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.numpy
-from scipy.linalg import cho_solve
 
 from compressor.errors import ErrorCode, InputError
 from compressor.units.prunable import LinearWeights
@@ -69,22 +68,21 @@ class Gram:
         return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
 
 
-def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.ndarray, float]:
-    """Lower Cholesky factor of `matrix + damp * diag(damping)`, and the damping used.
-
-    The damping is raised tenfold until the factor exists.
+def damped(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.ndarray, float]:
+    """`matrix + damp * diag(damping)`, and the damping used, which is raised tenfold until it is positive definite.
 
     Raises:
-        InputError: the matrix is not finite, or has no factor with any damping.
+        InputError: the matrix is not finite, or not positive definite with any damping.
     """
     if not np.isfinite(matrix).all():
         text = "the sums over the calibration rows are NaN or infinite; check the weights of the model and the rows"
         raise InputError(text, code=ErrorCode.NOT_FINITE)
     while True:
-        damped = matrix.copy()
-        damped[np.diag_indices_from(damped)] += damp * damping
+        result = matrix.copy()
+        result[np.diag_indices_from(result)] += damp * damping
         try:
-            return np.linalg.cholesky(damped), damp
+            np.linalg.cholesky(result)
+            return result, damp
         except np.linalg.LinAlgError as error:
             if damp >= _MOST_DAMP:
                 raise InputError(
@@ -209,12 +207,12 @@ class RefitSums:
         """
         extended, sums = start.extended, self.gram
         gram, kept = sums.select(columns), sums.with_ones(columns)
-        factor, ridge = factorize(gram.matrix, gram.damping, ridge)
+        matrix, ridge = damped(gram.matrix, gram.damping, ridge)
         # lambda for each column; the bias has none.
         penalty = ridge * gram.damping
         fitted = np.zeros_like(extended)
         right = self.cross[kept] + penalty[:, None] * extended[:, kept].T
-        fitted[:, kept] = cho_solve((factor, True), right).T
+        fitted[:, kept] = np.linalg.solve(matrix, right).T
         return LinearWeights.of(fitted, ridge, has_ones=self.has_ones)
 
     def _check_finite(self, values: Array, subject: str) -> None:

@@ -18,7 +18,7 @@ from compressor.errors import InputError
 from compressor.graph.file import GraphFile
 from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
-from compressor.progress import ProgressCallback, ignore_progress
+from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
@@ -160,13 +160,11 @@ class SessionNetwork:
         self._changed.clear()
         dense = LayerPass(self._graph, self._statistics, {})
         pruned = LayerPass(self._graph, self._statistics, self._changed)
-        for number, part in enumerate(sets):
-            on_progress(number, len(sets))
+        for part in tracked(sets, on_progress):
             layer = self._calls[part.linears[0]].layer
             dense.advance(layer)
             pruned.advance(layer)
             yield partial(self._sums_of, part, dense, pruned)
-        on_progress(len(sets), len(sets))
 
     def _sums_of(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Mapping[str, RefitSums]:
         calls = {path: self._calls[path] for path in part.linears}

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from compressor.answers import AnswerKind, several_answers
 from compressor.model_folder.access import access_of
 from compressor.models.forwards import scored_logits_only
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, tracked
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.forwards import (
     CallOrder,
@@ -91,12 +91,10 @@ class TorchNetwork:
 
     def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
         sums = {name: self._sums(name) for name in linears}
-        batches = self._statistics
-        for number, (batch, weights) in enumerate(zip(batches, self.token_weights, strict=True)):
-            on_progress(number, len(batches))
+        batches = list(zip(self._statistics, self.token_weights, strict=True))
+        for batch, weights in tracked(batches, on_progress):
             observe = lambda name, inputs, scales: sums[name].add(inputs, weights=scales)  # noqa: E731
             collect_inputs(self._model, batch, list(linears), observe, weights)
-        on_progress(len(batches), len(batches))
         return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
 
     def divergence(self) -> Divergence:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, UsageError
-from compressor.progress import ProgressCallback, ignore_progress
+from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.results import Note, NoteCode
 from compressor.selection.allocation import Curve, require_finite_losses
 from compressor.selection.options import MethodOptions
@@ -56,7 +56,6 @@ def network_of(inputs: PruningInputs, *, gradients: bool = True) -> Network:
     """The network that forwards run on: sessions of ONNX Runtime for a file on the CPU, else modules of PyTorch.
 
     Args:
-        inputs: the model and its rows.
         gradients: whether tokens and errors of outputs are weighed by gradients; modules always weigh them.
     """
     if (sessions := sessions_of(inputs, gradients=gradients)) is not None:
@@ -139,11 +138,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             require_finite_losses(group.name, curve)
             return curve
 
-        for number, group in enumerate(inputs.groups):
-            on_progress(number, len(inputs.groups))
+        for group in tracked(inputs.groups, on_progress):
             name = f"loss-{digest(group.name)[:16]}"
             curves[group.name] = self.store.memo(name, {"group": group.name}, partial(measure, group), _CURVE)
-        on_progress(len(inputs.groups), len(inputs.groups))
         return curves
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:

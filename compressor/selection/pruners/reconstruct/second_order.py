@@ -12,16 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_solve, solve_triangular
-from scipy.linalg.blas import dgemm
-from scipy.linalg.lapack import dpotri
 from threadpoolctl import threadpool_limits
 
-from compressor.selection.pruners.layerwise.refit import Gram, factorize
+from compressor.selection.pruners.layerwise.refit import Gram, damped
 from compressor.units.prunable import LinearWeights
 
 _COMPACT_BELOW = 0.85
 """Share of columns in use below which the working arrays are copied without the others."""
+_ROWS = 128
+"""Rows of a product that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Removal:
 
     Attributes:
         order: every unit, the first to be removed first.
-        damp: the damping used; more than requested if the matrix has no Cholesky factor with that.
+        damp: the damping used; more than requested if the matrix is not positive definite with that.
     """
 
     order: tuple[int, ...]
@@ -70,8 +69,8 @@ def removal_order(
         values, vectors = np.linalg.eigh(metric)
         seen = values > values.max(initial=0.0) * 1e-12
         weight = (vectors[:, seen] * np.sqrt(values[seen])).T @ weight
-    factor, damp = factorize(gram.matrix, gram.damping, damp)
-    elimination = _Elimination(weight, gram, factor, gram.inputs // units, parts)
+    matrix, damp = damped(gram.matrix, gram.damping, damp)
+    elimination = _Elimination(weight, gram, matrix, gram.inputs // units, parts)
     order: list[int] = []
     # The products with vectors are bound by memory: more threads gain little, and on a busy machine they wait.
     with threadpool_limits(1, user_api="blas"):
@@ -93,9 +92,9 @@ def reconstruct(dense: LinearWeights, gram: Gram, columns: np.ndarray, *, damp: 
     """
     extended, kept = dense.extended, gram.with_ones(columns)
     removed = np.setdiff1d(np.arange(len(gram.matrix)), kept)
-    factor, damp = factorize(gram.matrix[np.ix_(kept, kept)], gram.damping[kept], damp)
+    matrix, damp = damped(gram.matrix[np.ix_(kept, kept)], gram.damping[kept], damp)
     reconstructed = np.zeros_like(extended)
-    change = cho_solve((factor, True), gram.matrix[np.ix_(kept, removed)] @ extended[:, removed].T)
+    change = np.linalg.solve(matrix, gram.matrix[np.ix_(kept, removed)] @ extended[:, removed].T)
     reconstructed[:, kept] = extended[:, kept] + change.T
     return LinearWeights.of(reconstructed, damp, has_ones=gram.has_ones)
 
@@ -113,18 +112,19 @@ class _Elimination:
         removed: number of units that each part has lost.
     """
 
-    def __init__(self, weight: np.ndarray, gram: Gram, factor: np.ndarray, width: int, parts: int) -> None:
+    def __init__(self, weight: np.ndarray, gram: Gram, matrix: np.ndarray, width: int, parts: int) -> None:
         self.width = width
         self.has_ones = gram.has_ones
         extended = np.column_stack([weight, np.zeros((len(weight), int(gram.has_ones)))])
         self.weight = np.ascontiguousarray(extended)
-        self.inverse = _inverse(factor)
-        self.columns = np.arange(len(factor))
+        inverse = np.linalg.inv(matrix)
+        self.inverse = (inverse + inverse.T) / 2
+        self.columns = np.arange(len(matrix))
         self.remaining = self.columns < gram.inputs
         self.part_of = self.columns // (gram.inputs // parts)
         self.removed = np.zeros(parts + int(gram.has_ones), np.intp)
         # The diagonal of an inverse is at least the inverse of the diagonal, which rounding could violate.
-        self.floor = 1 / (factor**2).sum(1)
+        self.floor = 1 / np.diagonal(matrix)
 
     def remove(self, count: int) -> list[int]:
         """Remove `count` units; return them in the order of their removal."""
@@ -147,8 +147,8 @@ class _Elimination:
         best = int(scores.argmin())
         chosen = members[best]
         factor = np.linalg.cholesky(blocks[best])
-        rows = solve_triangular(factor, self.inverse[chosen], lower=True)
-        part = solve_triangular(factor, parts[best], lower=True).T
+        rows = np.linalg.solve(factor, self.inverse[chosen])
+        part = np.linalg.solve(factor, parts[best]).T
         unit = int(self.columns[starts[best]]) // width
         self.removed[self.part_of[starts[best]]] += 1
         self._eliminate(chosen, part, rows)
@@ -193,18 +193,7 @@ class _Elimination:
             self.part_of = self.part_of[used]
 
 
-def _inverse(factor: np.ndarray) -> np.ndarray:
-    """Inverse of L L', C-contiguous, for a lower Cholesky factor L."""
-    inverse, info = dpotri(factor.T, lower=False)
-    if info:
-        raise np.linalg.LinAlgError(f"dpotri returned {info}")
-    # The other triangle holds the zeros of the factor.
-    full = np.ascontiguousarray(inverse + inverse.T)
-    full[np.diag_indices_from(full)] /= 2
-    return full
-
-
 def _subtract_product(target: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """`target -= left @ right` in place, for a C-contiguous target."""
-    result = dgemm(-1.0, right.T, left.T, 1.0, target.T, overwrite_c=True)
-    assert np.shares_memory(result, target)
+    """`target -= left @ right`, some rows at a time, which stay in the cache."""
+    for start in range(0, len(target), _ROWS):
+        target[start : start + _ROWS] -= left[start : start + _ROWS] @ right

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compressor.config.serve import ServeRequest
+from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, UsageError
 
 
