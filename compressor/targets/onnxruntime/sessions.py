@@ -72,7 +72,7 @@ def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Pat
 
 
 def check_rounded(graph: Path) -> None:
-    """Run a graph with `MatMulNBits`, which only some packages of ONNX Runtime have; see `Target.check_rounded`."""
+    """Load a graph with `MatMulNBits`, which only some packages of ONNX Runtime have; see `Target.check_rounded`."""
     unoptimized_runner(graph)
 
 

@@ -142,9 +142,9 @@ def _mark_missing_rows(model: openvino.Model) -> None:
     for node in model.get_ops():
         if node.get_type_name() != "Gather":
             continue
-        table, indices = node.input_value(0), node.input_value(1)
-        is_table = table.get_node().get_type_name() == "Constant" and len(table.get_shape()) == 2
-        if not is_table or indices.get_node().get_type_name() == "Constant":
+        table, indices, axis = (node.input_value(number) for number in range(3))
+        is_table = _is_constant(table) and len(table.get_shape()) == 2 and table.get_element_type().is_real()
+        if not is_table or _is_constant(indices) or not _is_constant(axis) or axis.get_node().data.any():
             continue
         readers = node.output(0).get_target_inputs()
         last = ops.constant(table.get_shape()[0] - 1, indices.get_element_type())
@@ -152,6 +152,10 @@ def _mark_missing_rows(model: openvino.Model) -> None:
         marked = ops.select(is_row, node, ops.constant(np.nan, node.get_element_type()))
         for reader in readers:
             reader.replace_source_output(marked.output(0))
+
+
+def _is_constant(value: openvino.Output) -> bool:
+    return bool(value.get_node().get_type_name() == "Constant")
 
 
 def open_sessions(
