@@ -40,7 +40,7 @@ from compressor.generation.workload import Workload
 from compressor.progress import NullListener
 from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, target
 from compressor.targets.caches import DECODER
-from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.units import find_groups, keep_all
 from graph_passes import load, save
 from graph_passes.attention.gate_initializers import set_gates
@@ -117,8 +117,9 @@ def _prepare(work: Path, layers: int, workload: Workload, threads: int) -> None:
         target(DEFAULT_TARGET).build_sessions(work / name, files, workload.contexts, threads)
         print(f"{name}: engine: {time.perf_counter() - start:.1f} s", flush=True)
         for precision in WEIGHT_BITS:
-            rounded = Rounding(precision).apply(load(engine_of(work / name / DECODER)))
-            save(rounded, work / f"{name}-{precision}" / DECODER)
+            out = work / f"{name}-{precision}"
+            engine = target(DEFAULT_TARGET).round_weights(work / name, Rounding(precision).apply, out)
+            save(load(engine), out / DECODER)
     (work / "ready").touch()
 
 

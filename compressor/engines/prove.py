@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from compressor.errors import CompressorError, ErrorCode, MismatchError, TargetMissingError, UsageError
 from compressor.progress import RunLog
-from compressor.results import Note, NoteCode, Proof, ProofStage, VariantName
+from compressor.results import CACHED_STAGES, Note, NoteCode, Proof, ProofStage, VariantName
 from compressor.targets import TARGETS, Target, target
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds, Precision
 from compressor.targets.graph_facts import is_quantized, stored_precision
@@ -24,6 +24,12 @@ from compressor.targets.relative_error import Outputs, ReferenceOutputs
 from compressor.workdir import QUANTIZED_GRAPHS
 from graph_passes import load, save
 
+_REMEDY = "do not use the result"
+_CACHED_REMEDIES = {
+    **dict.fromkeys(CACHED_STAGES, "compress the model with --no-cache, which leaves out these graphs"),
+    ProofStage.CACHED_WEIGHTS: "compress the model with --precision fp32",
+}
+"""What leaves out that whose proof does not hold."""
 _PRODUCT_TOLERANCE = 1e-2
 """Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
 Run = Callable[[Feeds], Outputs]
@@ -171,8 +177,8 @@ def require(proof: Proof) -> Proof:
     if not proof.holds:
         raise MismatchError(
             f"{proof.variant}: {proof.stage} does not hold: relative error {proof.error:.3g} where at most"
-            f" {proof.tolerance:g} is allowed, on {'; '.join(proof.cases)}; do not use the result, and please report"
-            " the family of the model",
+            f" {proof.tolerance:g} is allowed, on {'; '.join(proof.cases)};"
+            f" {_CACHED_REMEDIES.get(proof.stage, _REMEDY)}, and please report the family of the model",
             code=ErrorCode.NUMBERS_DIFFER,
             variant=proof.variant,
             stage=proof.stage,

@@ -14,18 +14,16 @@ import onnx_ir as ir
 import graph_passes
 from compressor.engines.build import require_complete
 from compressor.engines.prove import Case
-from compressor.generation.prove import prove_steps
-from compressor.generation.steps import run_in_steps
+from compressor.generation.prove import graph_outputs, prove_steps
 from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
-from compressor.targets import Provider, Target
+from compressor.targets import Target
 from compressor.targets.base import TOLERANCE, Precision
 from compressor.targets.caches import DECODER, PLAN, plan_digest
 from compressor.targets.onnxruntime.sessions import OrtSessions
-from compressor.targets.relative_error import Outputs
 from compressor.units.prunable import Attention
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import set_gates
@@ -143,7 +141,7 @@ def shrink_graphs(
     for graph in graphs.values():
         runtime.prepare_caches(graph)
     _write(graphs, out)
-    expected, shrunk = _outputs(scratch, texts), OrtSessions(out, optimized=False)
+    expected, shrunk = graph_outputs(scratch, texts), OrtSessions(out, optimized=False)
     return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk, whole.tolerance)
 
 
@@ -182,12 +180,6 @@ def _write(graphs: Mapping[str, ir.Model], out: Path) -> None:
             graph_passes.save(model, out / name)
 
 
-def _outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
-    """Logits of the graphs of a folder, which the runtime does not optimize, on each text in steps."""
-    sessions = OrtSessions(folder, optimized=False)
-    return [run_in_steps(sessions, text.feeds) for text in texts]
-
-
 def build_plan(
     whole: CachedGraphs, plan: Plan, runtime: Target, workload: Workload, out: Path, threads: int | None
 ) -> CachedEngine:
@@ -211,32 +203,7 @@ def build_plan(
 
 def open_engines(runtime: Target, folder: Path, threads: int | None) -> CachedEngine:
     """Load the engines with caches that a target has built in a folder; `threads` None: one per core."""
-    return CachedEngine.of(runtime.open_sessions(folder, provider=_provider(runtime), threads=threads))
-
-
-def _provider(runtime: Target) -> Provider:
-    """The device that engines with caches are built, proven and timed for."""
-    return "cpu" if "cpu" in runtime.providers else runtime.providers[0]
-
-
-def prove_engines(
-    folder: Path, whole: CachedGraphs, runtime: Target, threads: int | None, variant: VariantName
-) -> Proof:
-    """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
-
-    Args:
-        folder: the folder of the graphs and engines.
-        whole: the graphs of the whole model.
-        runtime: the target of the engines.
-        threads: threads of the sessions; None: one per core.
-        variant: name of the variant.
-
-    Raises:
-        MismatchError: it does not hold.
-    """
-    engines = runtime.open_sessions(folder, provider=_provider(runtime), threads=threads)
-    expected = _outputs(folder, whole.texts)
-    return prove_steps(ProofStage.CACHED_BUILD, variant, whole.texts, expected, engines, whole.tolerance)
+    return CachedEngine.of(runtime.open_sessions(folder, provider="cpu", threads=threads))
 
 
 def count_caches(whole: CachedGraphs, compressed: Path, workload: Workload) -> Generation:

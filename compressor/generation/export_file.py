@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 import graph_passes
-from compressor.engines.prove import Case, case_name, prove_outputs, require
+from compressor.engines.prove import Case, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
 from compressor.generation.prove import generation_cases
-from compressor.generation.steps import LOGITS, MASK, run_in_steps
+from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.model_folder import ModelFolder
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.targets.base import TOLERANCE
@@ -25,11 +23,7 @@ from graph_passes import Plan
 
 def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
     """The cases of a run as texts to continue, without padding where the graph reads none on the left."""
-    texts = generation_cases(cases)
-    if folder.model.pads_left:
-        return texts
-    feeds = [{**text.feeds, MASK: np.ones_like(text.feeds[MASK])} for text in texts]
-    return tuple(Case(each, f"{case_name(each)}, in steps") for each in feeds)
+    return generation_cases(cases, pads_left=folder.model.pads_left)
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:

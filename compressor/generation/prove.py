@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+
+import numpy as np
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
 from compressor.generation.steps import MASK, TARGET, TEXT, padded_left, run_in_steps
 from compressor.results import Proof, ProofStage, VariantName
+from compressor.targets import Target
 from compressor.targets.base import TOLERANCE
 from compressor.targets.caches import Sessions
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from graph_passes.errors import listed
 
@@ -18,8 +23,12 @@ _READ = frozenset((TEXT, MASK, TARGET, "decoder_attention_mask", "input_features
 """Inputs of the models whose graphs have caches."""
 
 
-def generation_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
+def generation_cases(cases: Sequence[Case], *, pads_left: bool = True) -> tuple[Case, ...]:
     """The cases of a run as texts to continue: with a mask, and padding on the left of a decoder-only model.
+
+    Args:
+        cases: the cases.
+        pads_left: whether the graphs read padding on the left; else the texts have none.
 
     Raises:
         InputError: the model reads more than a text, such as images beside it.
@@ -34,6 +43,8 @@ def generation_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
             )
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
         feeds = {name: array for name, array in feeds.items() if name != "decoder_attention_mask"}
+        if not pads_left:
+            feeds[MASK] = np.ones_like(feeds[MASK])
         texts.append(Case(feeds, f"{case_name(feeds)}, in steps"))
     return tuple(texts)
 
@@ -60,3 +71,33 @@ def prove_steps(
         MismatchError: the proof does not hold.
     """
     return require(prove_outputs(stage, variant, cases, expected, partial(run_in_steps, sessions), tolerance))
+
+
+def graph_outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
+    """Logits of the graphs of a folder, which the runtime does not optimize, on each text in steps."""
+    sessions = OrtSessions(folder, optimized=False)
+    return [run_in_steps(sessions, text.feeds) for text in texts]
+
+
+def prove_engines(
+    folder: Path,
+    texts: Sequence[Case],
+    runtime: Target,
+    threads: int | None,
+    variant: VariantName,
+    tolerance: float = TOLERANCE["fp32"],
+) -> Proof:
+    """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
+
+    Args:
+        folder: the folder of the graphs and engines.
+        cases: inputs of the proofs of the run.
+        runtime: the target of the engines.
+        threads: threads of the sessions; None: one per core.
+        variant: name of the variant.
+
+    Raises:
+        MismatchError: it does not hold.
+    """
+    engines = runtime.open_sessions(folder, provider="cpu", threads=threads)
+    return prove_steps(ProofStage.CACHED_BUILD, variant, texts, graph_outputs(folder, texts), engines, tolerance)

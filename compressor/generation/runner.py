@@ -254,14 +254,28 @@ def load_engine(
         InputError: the folder has no model that generates, lacks a graph, or has a file that cannot be read.
         TargetMissingError: the device is missing.
     """
-    # A served model has copies of this package, and no folder of weights to read.
+    from compressor.targets import cached_target  # a served model has copies of this package
+
+    folder = Path(folder)
+    return runner_of(folder, lambda: cached_target(folder).open_sessions(folder, provider=provider, threads=threads))
+
+
+def runner_of(folder: Path, open_sessions: Callable[[], Sessions]) -> Runner:
+    """The runner of a folder with other sessions.
+
+    Args:
+        folder: the folder with the configuration and the tokenizer or processor of the model.
+        open_sessions: loads the sessions, once the model is known to generate.
+
+    Raises:
+        InputError: the folder has no model that generates, or has a file that cannot be read.
+    """
+    # A served model has no folder of weights to read.
     from compressor.model_folder.files import damaged, load_config, read_config
     from compressor.model_folder.model_class import model_class
     from compressor.model_folder.processor import load_processor
     from compressor.model_folder.text_limits import token_limit
-    from compressor.targets import cached_target
 
-    folder = Path(folder)
     read_config(folder)
     config = load_config(folder, False)
     network, _ = model_class(folder, config, None, False)
@@ -272,8 +286,7 @@ def load_engine(
             path=folder,
             model_class=network.__name__,
         )
-    sessions = cached_target(folder).open_sessions(folder, provider=provider, threads=threads)
-    model = EngineModel.of(network, config, sessions)
+    model = EngineModel.of(network, config, open_sessions())
     try:
         read_generation_config(model, folder)
     except Exception as error:  # any value can raise any error

@@ -28,15 +28,15 @@ from compressor.generation.workload import CachedEngine, Call, Workload
 from compressor.measure.timing import alternate_calls
 from compressor.progress import ProgressCallback, RunLog
 from compressor.results import Candidate, Note, NoteCode, Proof, ProofStage, loss_of, size_label
+from compressor.targets import Target, cached_target
 from compressor.targets.base import TOLERANCE, WEIGHT_BITS, Feeds, WeightPrecision
-from compressor.targets.caches import DECODER
-from compressor.targets.onnxruntime.ort_session import unoptimized_runner
-from compressor.targets.onnxruntime.sessions import FINER, WEIGHTS, OrtSessions, engine_of
+from compressor.targets.caches import DECODER, FINER, WEIGHTS, Sessions
+from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
-from graph_passes.passes import FoldWeights, JoinProducts, QuantizeWeights, ReturnToFloats
+from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import OPERATOR, matrix_of, weights_of
-from graph_passes.quantizers.weight_blocks import floats_of_blocks, round_blocks
+from graph_passes.quantizers.weight_blocks import BLOCK, floats_of_blocks, round_blocks
 
 _FINER: Mapping[WeightPrecision, str] = {"int4w": "int8w", "int8w": "floats"}
 """What weights become that cost too much in a precision."""
@@ -48,14 +48,14 @@ _SWITCH = "switch:"
 """Beginning of the names of the factors that `_switchable` adds."""
 
 
-def require_operator() -> None:
-    """Check that the installed ONNX Runtime multiplies by weights of few bits.
+def require_rounded(runtime: Target) -> None:
+    """Check that a runtime multiplies by weights of few bits on this machine.
 
     Raises:
         TargetMissingError: it does not.
     """
-    ends = [ir.val(name, ir.DataType.FLOAT, (1, 1)) for name in ("x", "y")]
-    weights = ir.val("w", const_value=ir.tensor(np.ones((1, 1), np.float32), name="w"))
+    ends = [ir.val(name, ir.DataType.FLOAT, (1, width)) for name, width in (("x", BLOCK), ("y", 2))]
+    weights = ir.val("w", const_value=ir.tensor(np.ones((BLOCK, 2), np.float32), name="w"))
     product = ir.node("MatMul", [ends[0], weights], outputs=[ends[1]], name="product")
     graph = ir.Graph(
         ends[:1], ends[1:], nodes=[product], initializers=[weights], opset_imports={"": 18}, name="product"
@@ -64,11 +64,11 @@ def require_operator() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "product.onnx"
             graph_passes.save(QuantizeWeights(4)(ir.Model(graph, ir_version=10)).model, path)
-            unoptimized_runner(path)({"x": np.ones((1, 1), np.float32)})
+            runtime.check_rounded(path)
     except InputError as error:
         raise TargetMissingError(
-            f"weights of few bits: the installed ONNX Runtime cannot multiply by them ({error}); install the package"
-            " onnxruntime",
+            f"weights of few bits: the installed {runtime.title} cannot multiply by them on this machine ({error});"
+            f" install the package {runtime.packages[0]}, or use --precision fp32",
             code=ErrorCode.UNSUPPORTED,
             field="precision",
         ) from error
@@ -87,16 +87,26 @@ class Rounding:
     finer: tuple[str, ...] = ()
 
     @property
+    def label(self) -> str:
+        """The precision with its exceptions, as of `Sessions.precision`."""
+        return ", ".join(filter(None, (self.precision or "fp32", self.form)))
+
+    @property
     def form(self) -> str:
         """The exceptions, in words."""
         if self.precision is None or not self.finer:
             return ""
         return f"{len(self.finer)} matmul{'s' if len(self.finer) > 1 else ''} in {_FINER[self.precision]}"
 
-    @property
-    def row(self) -> Candidate:
+    @classmethod
+    def of(cls, sessions: Sessions) -> Rounding:
+        """The rounding of an engine that is loaded."""
+        precision = next((name for name in WEIGHT_BITS if sessions.precision.startswith(name)), None)
+        return cls(precision, sessions.finer)
+
+    def row(self, runtime: Target) -> Candidate:
         """The row of a table of candidates, without measurements."""
-        return Candidate(target="ort", precision=self.precision or "fp32", form=self.form, in_float=self.finer)
+        return Candidate(target=runtime.name, precision=self.precision or "fp32", form=self.form, in_float=self.finer)
 
     def apply(self, model: ir.Model) -> ir.Model:
         """Round the weights of a graph, which is edited in place.
@@ -117,8 +127,7 @@ class Rounding:
             )
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
-        JoinProducts()(model)
-        model.metadata_props[WEIGHTS] = ", ".join(filter(None, (self.precision, self.form)))
+        model.metadata_props[WEIGHTS] = self.label
         model.metadata_props[FINER] = json.dumps(self.finer)
         return model
 
@@ -132,12 +141,9 @@ def reference_sessions(folder: Path) -> OrtSessions:
     Raises:
         InputError: it has no graphs that generate, or they cannot be loaded.
     """
-    engine = engine_of(folder / DECODER)
-    known = graph_passes.load(engine).metadata_props if engine.is_file() else {}
-    if WEIGHTS not in known:
+    rounding = Rounding.of(cached_target(folder).open_sessions(folder, provider="cpu"))
+    if rounding.precision is None:
         return OrtSessions(folder, optimized=False)
-    precision = next(name for name in WEIGHT_BITS if known[WEIGHTS].startswith(name))
-    rounding = Rounding(precision, tuple(json.loads(known[FINER])))
     with tempfile.TemporaryDirectory() as scratch:
         return _reference(folder, rounding, Path(scratch) / DECODER)
 
@@ -149,6 +155,38 @@ def _reference(folder: Path, rounding: Rounding, path: Path) -> OrtSessions:
     assert all(names.values()), "a matmul without a name would be compared with itself"
     graph_passes.save(ReturnToFloats(names.values())(model).model, path)
     return OrtSessions(folder, optimized=False, decoder=path)
+
+
+def build_rounded(
+    folder: Path, runtime: Target, rounding: Rounding, texts: Sequence[Case], threads: int | None, out: Path
+) -> tuple[Sessions, Proof]:
+    """Build the engine of a decoder with rounded weights, and prove that it computes what the graph with them does.
+
+    Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance is
+    that of engines in int8.
+
+    Args:
+        folder: the folder of the graphs, with their engines in fp32.
+        runtime: the target of the engine.
+        rounding: how the weights are stored.
+        texts: inputs of the proofs.
+        threads: threads of the engine; None: one per core.
+        out: an empty folder for the engine.
+
+    Returns:
+        The sessions of the folder with that decoder, and the proof.
+
+    Raises:
+        InputError: no weights can be rounded, or the runtime cannot multiply by them.
+        MismatchError: the proof does not hold.
+    """
+    path = runtime.round_weights(folder, rounding.apply, out)
+    sessions = runtime.open_sessions(folder, provider="cpu", threads=threads, decoder=path)
+    with tempfile.TemporaryDirectory(dir=out) as scratch:
+        reference = _reference(folder, rounding, Path(scratch) / DECODER)
+    expected = [run_in_steps(reference, text.feeds) for text in texts]
+    stage, tolerance = ProofStage.CACHED_WEIGHTS, TOLERANCE["int8"]
+    return sessions, prove_steps(stage, "compressed", texts, expected, sessions, tolerance)
 
 
 @dataclass(frozen=True)
@@ -174,6 +212,7 @@ class WeightTrials:
 
     Attributes:
         folder: the folder of the graphs, with their engines in fp32.
+        runtime: the target of the engines.
         texts: inputs of the proofs.
         scorer: scores engines on the evaluation rows, in comparison with the dense engine.
         workload: the requests whose tokens are timed.
@@ -184,6 +223,7 @@ class WeightTrials:
     """
 
     folder: Path
+    runtime: Target
     texts: Sequence[Case]
     scorer: EvaluationScorer
     workload: Workload
@@ -219,39 +259,37 @@ class WeightTrials:
         chosen = self._best(trials)
         if chosen.rounding.precision is not None:
             assert chosen.engine is not None
-            graph_passes.save(graph_passes.load(chosen.engine), engine_of(self.folder / DECODER))
+            move_engines(self.runtime, chosen.engine.parent, self.folder)
         self.log.add_notes(self._notes(chosen))
         return tuple(trial.candidate.model_copy(update={"chosen": trial is chosen}) for trial in trials)
 
     def _try(self, rounding: Rounding) -> Trial:
         """Make, prove and score one candidate; a failure is recorded in its row."""
-        floats, row = engine_of(self.folder / DECODER), rounding.row
-        engine = floats if rounding.precision is None else self.scratch / f"decoder{next(self._numbers)}.onnx"
+        row, proofs = rounding.row(self.runtime), list[Proof]()
         try:
             with self.log.stage(f"trying {row.label}, with caches"):
-                if rounding.precision is not None:
-                    graph_passes.save(rounding.apply(graph_passes.load(floats)), engine)
-                opened = self._open(engine)
-                proofs = () if rounding.precision is None else (self._prove(rounding, opened),)
+                if rounding.precision is None:
+                    opened = self._open()
+                else:
+                    out = self.scratch / f"decoder{next(self._numbers)}"
+                    out.mkdir()
+                    parts = self.folder, self.runtime, rounding, self.texts, self.threads, out
+                    opened, *proofs = build_rounded(*parts)
             whole = dataclasses.replace(self.scorer.dense, engine=CachedEngine.of(opened))
             scored = self.scorer.measure(whole, f"{row.label}, with caches")
         except CompressorError as error:
             return Trial(rounding, row.model_copy(update={"failure": str(error), "holds": False}), error=error)
-        update = {**self.scorer.compare(scored), "proofs": proofs, "file_bytes": _bytes(engine)}
-        return Trial(rounding, row.model_copy(update=update), engine)
+        update = {**self.scorer.compare(scored), "proofs": tuple(proofs), "file_bytes": self._bytes(opened.path)}
+        return Trial(rounding, row.model_copy(update=update), opened.path)
 
-    def _open(self, decoder: Path) -> OrtSessions:
-        return OrtSessions(self.folder, provider="cpu", threads=self.threads, decoder=decoder)
+    def _open(self, decoder: Path | None = None) -> Sessions:
+        return self.runtime.open_sessions(self.folder, provider="cpu", threads=self.threads, decoder=decoder)
 
-    def _prove(self, rounding: Rounding, sessions: OrtSessions) -> Proof:
-        """The proof that an engine computes what the graph with its rounded weights does.
-
-        Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance
-        is that of engines in int8.
-        """
-        reference = _reference(self.folder, rounding, self.scratch / "rounded.onnx")
-        expected = [run_in_steps(reference, text.feeds) for text in self.texts]
-        return prove_steps(ProofStage.CACHED_WEIGHTS, "compressed", self.texts, expected, sessions, TOLERANCE["int8"])
+    def _bytes(self, engine: Path) -> int:
+        """Bytes of the engines of the folder, with another one of the decoder."""
+        folders = self.folder, engine.parent
+        files = {file.name: file for folder in folders for file in self.runtime.session_files(folder)}
+        return sum(file.stat().st_size for file in files.values())
 
     def _with_finer(self, trial: Trial) -> Trial:
         """The candidate with as few matmuls in a finer precision as keep the metric."""
@@ -271,7 +309,9 @@ class WeightTrials:
                 "the metric does not hold, however many matmuls have a finer precision", code=ErrorCode.NUMBERS_DIFFER
             )
         except CompressorError as error:
-            row = trial.rounding.row.model_copy(update={"form": "mixed", "failure": str(error), "holds": False})
+            row = trial.rounding.row(self.runtime).model_copy(
+                update={"form": "mixed", "failure": str(error), "holds": False}
+            )
             return Trial(trial.rounding, row, error=error)
 
     def _ranked(self, precision: WeightPrecision) -> tuple[str, ...]:
@@ -290,7 +330,7 @@ class WeightTrials:
 
     def _timed(self, trials: Sequence[Trial]) -> list[Trial]:
         """The candidates with the time of a token by size, and their speed against the engine in fp32."""
-        dense = OrtSessions(self.folder, provider="cpu", threads=self.threads)
+        dense = self._open()
         texts = self.workload.feeds(self.folder, dense.vocabulary)
         timed = []
         for trial in trials:
@@ -302,7 +342,7 @@ class WeightTrials:
                 if size.phase != "token":
                     continue
                 label = size_label(*size)
-                with self.log.stage(f"timing weights in {trial.rounding.row.label}, {label}") as on_progress:
+                with self.log.stage(f"timing weights in {trial.candidate.label}, {label}") as on_progress:
                     calls = [Call(each, feeds) for each in (dense, sessions)]
                     seconds = 2 * min(_TIMED_SECONDS, self.seconds)
                     pairs = list(alternate_calls(calls[0], calls[1], seconds, on_progress=on_progress))
@@ -344,6 +384,12 @@ class WeightTrials:
             text = f"{row.label}: the metric does not hold with fewer matmuls in a finer precision: {names}"
             notes.append(Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text))
         return notes
+
+
+def move_engines(runtime: Target, source: Path, folder: Path) -> None:
+    """Move the engines with caches of one folder to another, over those of the same names."""
+    for file in runtime.session_files(source):
+        file.replace(folder / file.name)
 
 
 def rank_weights(
@@ -419,8 +465,3 @@ def _constant(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
     value = ir.val(name, const_value=ir.tensor(content, name=name))
     graph.register_initializer(value)
     return value
-
-
-def _bytes(graph: Path) -> int:
-    """Bytes of a graph with its external data."""
-    return sum(path.stat().st_size for path in (graph, *graph_passes.data_files(graph_passes.load(graph))))

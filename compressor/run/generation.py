@@ -19,7 +19,7 @@ from compressor.model_folder.files import CONFIG, GENERATION, read_json
 from compressor.model_folder.text_limits import token_limit
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
-from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, Target, WeightPrecision, target
+from compressor.targets import DEFAULT_TARGET, TARGETS, WEIGHT_BITS, Target, WeightPrecision, target
 from compressor.targets.caches import GeneratingModel
 from compressor.units import keep_all
 from graph_passes import GraphPassError, Plan
@@ -43,9 +43,11 @@ def cached_runtime(config: EngineConfig) -> Target:
 
 
 def is_engine_of_caches(config: EngineConfig) -> bool:
-    """Whether engines with caches are those that a target and a precision name, so that budgets bound their times."""
-    has_engines = config.target != AUTO and cached_runtime(config).caches is not None
-    return has_engines and config.precision in ("fp32", *WEIGHT_BITS)
+    """Whether engines with caches are those that a target and a precision name, so that budgets bound their times.
+
+    Where the precision is to be chosen, they are in fp32, or their weights have the precision that is chosen for them.
+    """
+    return cached_runtime(config).caches is not None and config.precision in ("fp32", *WEIGHT_BITS, AUTO)
 
 
 def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
@@ -53,14 +55,18 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
 
     Raises:
         UsageError: they cannot: on another runtime or device, or without an engine with caches.
-        TargetMissingError: the installed ONNX Runtime lacks the operator.
+        TargetMissingError: the installed runtime cannot multiply by them.
     """
     engine = recipe.engine
     if engine.weight_precision is None:
         return
-    fields, reason = ("precision", "target"), ""
-    if engine.target not in (DEFAULT_TARGET, AUTO):
-        reason = "ONNX Runtime alone multiplies by such weights; use --target ort, or --precision int8"
+    fields, reason, runtime = ("precision", "target"), "", cached_runtime(engine)
+    if runtime.caches is None:
+        named = " or ".join(name for name in TARGETS if target(name).caches is not None)
+        reason = (
+            f"no engines of {runtime.title} with key/value caches are built here, whose weights would be rounded; use"
+            f" --target {named}, or --precision int8"
+        )
     elif engine.provider == "cuda":
         fields, reason = ("precision", "provider"), "engines with caches are built for the CPU; omit --provider"
     elif not folder.generates:
@@ -75,9 +81,9 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
             fields=fields,
             value=engine.precision,
         )
-    from compressor.generation.weights import require_operator
+    from compressor.generation.weights import require_rounded
 
-    require_operator()
+    require_rounded(runtime)
 
 
 def export_cached(run: RunContext) -> CachedGraphs | None:
@@ -153,6 +159,7 @@ def deliver_cached(
     if whole is None or workload is None:
         return reads_whole
     from compressor.generation import deliver
+    from compressor.generation.prove import prove_engines
 
     runtime, folder = cached_runtime(run.recipe.engine), run.model.folder
     scratch = run.work.scratch / "cached.compressed"
@@ -170,14 +177,16 @@ def deliver_cached(
         return replace(reads_whole, generation=deliver.count_caches(whole, out, workload), proofs=tuple(proofs))
     with log.stage("compressed: building the engines with caches"):
         runtime.build_sessions(out, whole.files, workload.contexts, threads)
-        proofs.append(deliver.prove_engines(out, whole, runtime, threads, "compressed"))
+        proofs.append(prove_engines(out, whole.texts, runtime, threads, "compressed", whole.tolerance))
     config = chosen.choice.config
     serves = is_engine_of_caches(config) and config.target == runtime.name and run.recipe.engine.provider != "cuda"
     is_scored = serves and run.data is not None and run.data.task.generates
     if is_scored:
         with log.stage("dense: building the engines with caches"):
             whole_engine = deliver.dense_engines(whole, runtime, workload, threads)
-            proofs.append(deliver.prove_engines(whole_engine.path.parent, whole, runtime, threads, "dense"))
+            proofs.append(
+                prove_engines(whole_engine.path.parent, whole.texts, runtime, threads, "dense", whole.tolerance)
+            )
         dense = replace(dense, engine=whole_engine)
         scorer = run.stages.scorer(dense)
     candidates = _round_weights(run, whole.texts, workload, scorer)
@@ -229,6 +238,7 @@ def _round_weights(
     scratch.mkdir(exist_ok=True)
     trials = WeightTrials(
         folder=run.work.result,
+        runtime=cached_runtime(run.recipe.engine),
         texts=texts,
         scorer=scorer,
         workload=workload,
@@ -246,7 +256,7 @@ def _weight_precisions(recipe: Recipe, scorer: EvaluationScorer) -> tuple[Weight
     if engine.weight_precision is not None:
         return (engine.weight_precision,)
     is_bounded = scorer.max_drop is not None and data is not None and data.scores_eval
-    tries = engine.precision == AUTO and engine.target in (DEFAULT_TARGET, AUTO) and engine.provider != "cuda"
+    tries = engine.precision == AUTO and engine.provider != "cuda" and cached_runtime(engine).caches is not None
     return (None, *WEIGHT_BITS) if tries and is_bounded else ()
 
 

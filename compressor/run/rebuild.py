@@ -27,7 +27,7 @@ from compressor.engines.build import ShrunkGraph, Variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, SYMMETRIC, Choice
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
-from compressor.environment import machine, require_pytorch
+from compressor.environment import has_pytorch, machine, require_pytorch
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure import require_run
 from compressor.progress import Listener, RunLog
@@ -36,8 +36,10 @@ from compressor.results import (
     BudgetRow,
     CostShare,
     DropStatus,
+    Generation,
     Note,
     NoteCode,
+    Proof,
     ProofStage,
     Report,
     Size,
@@ -47,7 +49,8 @@ from compressor.results import (
 from compressor.run import run_notes
 from compressor.run.measure import Results, drop_status
 from compressor.run.stages import Stages, build_options, row_cases
-from compressor.targets import QUANTIZED, TARGETS, WEIGHT_BITS, BuildOptions, target
+from compressor.targets import QUANTIZED, TARGETS, WEIGHT_BITS, BuildOptions, Target, target
+from compressor.targets.caches import DECODER, ENCODER, GeneratingModel
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
 from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
@@ -57,8 +60,10 @@ from graph_passes.block_sparse.masks import REACH
 if TYPE_CHECKING:
     from compressor.tasks import Data
 
-_OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE, *CACHED_STAGES)
+_OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE, *CACHED_STAGES[:2])
 """Stages of the proofs of graphs, which hold whatever engine is built from them."""
+_OF_CACHED_ENGINES = CACHED_STAGES[2:]
+"""Stages of the proofs of engines with caches."""
 _WITHOUT_ENGINE: Mapping[str, Any] = {
     **dict.fromkeys(("file", "peak_memory_bytes", "built")),
     **dict.fromkeys(("attentions", "fused"), 0),
@@ -183,21 +188,23 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     return recipe.updated(max_drop=report.recipe.get("max_drop"))
 
 
-def _is_of_engine(row: BudgetRow | CostShare) -> bool:
-    """Whether a row is a time of the engine that a build replaces; engines with caches stay."""
-    return row.unit == "ms" and row.phase is None
+def _is_of_engine(row: BudgetRow | CostShare, cached: CachedBuild | None) -> bool:
+    """Whether a row is a time of an engine that a build replaces."""
+    return row.unit == "ms" and (row.phase is None or cached is not None)
 
 
-def _lasting_notes(run: FinishedRun, results: Results) -> list[Note]:
+def _lasting_notes(run: FinishedRun, results: Results, cached: CachedBuild | None) -> list[Note]:
     """The notes of a run that a build of its engine does not replace."""
     before, outdated = run.report, set(map(NoteCode, _OF_THE_ENGINE.split()))
+    if cached is not None:
+        outdated |= {NoteCode.CACHED_ENGINE_MISSING, NoteCode.LIBRARY_LIMITED}
     if before.generation is not None and before.generation.precision != "fp32":
         outdated -= {NoteCode.LOSS_UNBOUNDED, NoteCode.PRODUCTS_IN_FLOAT}
     elif run.recipe.engine.precision not in QUANTIZED:
         outdated.update(map(NoteCode, _OF_QUANTIZED_GRAPHS.split()))
     if results.embeddings is not None:
         outdated.add(NoteCode.EMBEDDINGS_CHANGED)
-    if any(map(_is_of_engine, before.budget)):
+    if any(_is_of_engine(row, cached) for row in before.budget):
         outdated |= {NoteCode.BUDGET_MET, NoteCode.BUDGET_MISSED}
     return [note for note in before.notes if note.code not in outdated]
 
@@ -239,16 +246,75 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         for variant in variants.values():
             for (batch, seq, _), feeds in inputs.items():
                 require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
+        cached = _build_cached(run, scratch, log)
         results = stages.finish(variants, {"dense": engine.reference, "compressed": engine})
         lost = bool((run.report.speeds and not results.speeds) or (run.report.scores and not results.scores))
+        lost = lost or (cached is not None and _has_results(run.report.generation))
         _note_build(run, log, lost=lost)
         log.add_notes(_kept_files_notes(run))
-        report = _report(run, variants, results, log.notes, chooses=chose)
+        report = _report(run, variants, results, log.notes, cached, chooses=chose)
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
         replace_engine(scratch / "compressed", out, engine.target, report)
     return report
+
+
+@dataclass(frozen=True)
+class CachedBuild:
+    """Engines with caches that a build has made, beside the engine that reads whole texts.
+
+    Attributes:
+        generation: what the report says of them.
+        proofs: their proofs.
+    """
+
+    generation: Generation
+    proofs: tuple[Proof, ...]
+
+
+def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> CachedBuild | None:
+    """Build the engines with caches again; None: the run has no graphs of them, or the target no engines.
+
+    Raises:
+        CompressorError: they cannot be built, or a proof does not hold.
+    """
+    generation, engine, out = run.report.generation, run.recipe.engine, run.graphs["compressed"].parent
+    runtime = target(engine.target)
+    if generation is None or runtime.caches is None or not (out / DECODER).is_file():
+        return None
+    from compressor.generation.rebuild import build_again, rounding_of
+
+    rounding, folder = rounding_of(generation), scratch / "cached"
+    timed = [(row.speed.batch, row.speed.seq or 1) for row in generation.speeds]
+    sizes = timed or [(batch, seq or 1) for batch, seq in itertools.product(run.recipe.measure.batch, run.lengths)]
+    folder.mkdir()
+    with log.stage("compressed: building the engines with caches"):
+        proofs = build_again(out, folder, runtime, rounding, run.cases, sizes, engine.threads)
+        if has_pytorch():
+            _write_library_files(out, folder, runtime, log)
+    for file in folder.iterdir():
+        if not file.name.startswith((ENCODER, DECODER)):  # copies of the graphs
+            file.replace(scratch / "compressed" / file.name)
+    changes = {"precision": rounding.label, "speeds": (), "is_scored": False}
+    return CachedBuild(generation.model_copy(update=changes), proofs)
+
+
+def _has_results(generation: Generation | None) -> bool:
+    """Whether a report has times or a metric of engines with caches, which a build does not measure."""
+    return generation is not None and bool(generation.speeds or generation.is_scored)
+
+
+def _write_library_files(out: Path, folder: Path, runtime: Target, log: RunLog) -> None:
+    """Write what the runtime's own library reads beside engines with caches; `out` has the tokenizer."""
+    from compressor.generation.runner import runner_of
+
+    runner = runner_of(out, lambda: runtime.open_sessions(folder, provider="cpu"))
+    tokenizer = getattr(runner.processor, "tokenizer", runner.processor)
+    settings = runner.model.config.to_dict(), runner.model.generation_config.to_dict()
+    reason = runtime.write_library_files(folder, GeneratingModel(*settings, runner.limit, tokenizer))
+    if reason is not None:
+        log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
 
 
 def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
@@ -388,7 +454,13 @@ def _kept_files_notes(run: FinishedRun) -> list[Note]:
 
 
 def _report(
-    run: FinishedRun, variants: Mapping[VariantName, Variant], results: Results, notes: Sequence[Note], *, chooses: bool
+    run: FinishedRun,
+    variants: Mapping[VariantName, Variant],
+    results: Results,
+    notes: Sequence[Note],
+    cached: CachedBuild | None,
+    *,
+    chooses: bool,
 ) -> Report:
     """The report of the run, updated with what this build measured; `chooses`: the next build chooses the precision."""
     before, recipe, allowed = run.report, run.recipe, run.report.recipe.get("max_drop")
@@ -396,7 +468,9 @@ def _report(
     if results.scores:  # a metric that failed on another engine has not passed on this one
         status = drop_status(allowed, results.scores)
     # Proofs of graphs hold whatever engine is built from them.
-    proofs = [proof for proof in before.proofs if proof.stage in _OF_GRAPHS] if before.graphs else []
+    lasting = _OF_GRAPHS if cached is not None else (*_OF_GRAPHS, *_OF_CACHED_ENGINES)
+    proofs = [proof for proof in before.proofs if proof.stage in lasting] if before.graphs else []
+    proofs += () if cached is None else cached.proofs
     dense = before.dense.model_copy(update=_WITHOUT_ENGINE)
     measured = replace(results, facts={"dense": dense, **results.facts}).fields(
         variants["compressed"],
@@ -408,20 +482,21 @@ def _report(
         blocks=before.blocks,
         missing=None,
         # Times of the run are of its own engine; what was counted holds for every engine.
-        budget=tuple(row for row in before.budget if not _is_of_engine(row)),
+        budget=tuple(row for row in before.budget if not _is_of_engine(row, cached)),
     )
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
     if None not in run.lengths:  # recorded even if nothing was timed: the next build of the folder uses them
         fields["seq"] = list(run.lengths)
     if chooses:
         fields["precision"] = AUTO
-    if before.recipe.get("precision") in WEIGHT_BITS:  # of the engine with caches, which stays as it is
+    if before.recipe.get("precision") in WEIGHT_BITS:  # of the engine with caches, which a build keeps
         fields["precision"] = before.recipe["precision"]
     changes = {
         **measured,
-        "notes": tuple(dict.fromkeys((*_lasting_notes(run, results), *notes))),
+        "notes": tuple(dict.fromkeys((*_lasting_notes(run, results, cached), *notes))),
         "candidates": (),
-        "costs": tuple(row for row in before.costs if not _is_of_engine(row)),
+        "costs": tuple(row for row in before.costs if not _is_of_engine(row, cached)),
+        "generation": before.generation if cached is None else cached.generation,
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "recipe": {**before.recipe, **fields},
@@ -435,7 +510,8 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
     The file without which the engine cannot be loaded (the metadata of a TensorRT engine, else the engine itself) is
     removed first and moved last, after the report. An interruption therefore leaves no engine beside the report of
     another one. Files of the former engine of this target that the new one lacks, such as those of its weights, are
-    removed; engines of other targets stay.
+    removed; engines of other targets stay. New engines with caches replace those of every target, since a folder
+    generates with one.
 
     Args:
         built: folder of the files that were built.
@@ -448,9 +524,12 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
     last = metadata if metadata is not None and (built / metadata).is_file() else runtime.engine_file
     files = sorted(built.iterdir())  # before anything is removed: a run may have replaced the folder
     (out / last).unlink(missing_ok=True)
-    for former in runtime.engine_files(out):
-        if not (built / former.name).is_file():
-            former.unlink()
+    former = runtime.engine_files(out)
+    if runtime.session_files(built):
+        former += [file for each in map(target, TARGETS) for file in each.session_files(out)]
+    for path in former:
+        if not (built / path.name).is_file():
+            path.unlink()
     for path in files:
         if path.name != last:
             path.replace(out / path.name)

@@ -188,8 +188,10 @@ class Target(ABC):
         name: key in `TARGETS`, and value of `--target`.
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
-        caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`,
-            `session_files`); None: engines of this runtime keep no keys and values here.
+        caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`),
+            also with rounded weights (`round_weights`, `check_rounded`); None: engines of this runtime keep no keys
+            and values here.
+        session_names: patterns of the names of their files.
         library: the runtime's own library that generates with such engines; None: there is none.
         packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
@@ -208,6 +210,7 @@ class Target(ABC):
     title: ClassVar[str]
     engines: ClassVar[str]
     caches: ClassVar[str | None] = None
+    session_names: ClassVar[tuple[str, ...]] = ()
     library: ClassVar[str | None] = None
     packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
@@ -408,21 +411,57 @@ class Target(ABC):
         present = [name for name in files if (folder / name).is_file()]
         self._sessions.build_sessions(folder, present, sizes, threads)
 
-    def open_sessions(self, folder: Path, *, provider: Provider | None = None, threads: int | None = None) -> Sessions:
+    def round_weights(self, folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Path) -> Path:
+        """Build the engine of a decoder once more, with rounded weights; only for a target with `caches`.
+
+        Args:
+            folder: the folder of the graphs, and of the engines that `build_sessions` has built.
+            rounds: replaces matmuls of a graph by `MatMulNBits` (`graph_passes.passes.QuantizeWeights`).
+            out: another folder, which exists, for the files of the engine; they replace those of the same names.
+
+        Returns:
+            The file of the engine.
+
+        Raises:
+            InputError: `rounds` refuses the graph, or the runtime does not multiply by the weights as they are stored.
+        """
+        path: Path = self._sessions.round_weights(folder, rounds, out)
+        return path
+
+    def check_rounded(self, graph: Path) -> None:
+        """Check that the runtime multiplies by rounded weights as they are stored; only for a target with `caches`.
+
+        Args:
+            graph: a graph with `MatMulNBits`.
+
+        Raises:
+            InputError: it does not, with this installation or on this processor.
+        """
+        self._sessions.check_rounded(graph)
+
+    def open_sessions(
+        self,
+        folder: Path,
+        *,
+        provider: Provider | None = None,
+        threads: int | None = None,
+        decoder: Path | None = None,
+    ) -> Sessions:
         """Load the engines of a model that generates; only for a target with `caches`.
 
         Args:
             folder: their folder.
             provider: device to run on; None: a GPU where there is one.
             threads: threads per call; None: one per core.
+            decoder: the file of the decoder; None: the one of the folder.
 
         Raises:
             UsageError: the target runs on no such provider.
             TargetMissingError: the runtime or its device is missing.
             InputError: an engine is missing, or cannot be loaded.
         """
-        self.check_request(provider=provider)
-        sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads)
+        self.check(provider=provider)
+        sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads, decoder=decoder)
         return sessions
 
     def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
@@ -439,8 +478,7 @@ class Target(ABC):
 
     def session_files(self, folder: Path) -> list[Path]:
         """The files of the engines of a model that generates in a folder; empty without `caches`."""
-        files: list[Path] = self._sessions.session_files(folder) if self.caches is not None else []
-        return files
+        return sorted(path for pattern in self.session_names for path in folder.glob(pattern))
 
     @property
     def _sessions(self) -> ModuleType:

@@ -25,6 +25,9 @@ PLAN = "compressor.plan"
 """Entry of the metadata of a graph without what a plan drops, and of its engine: the digest of the plan."""
 PADDING = "compressor.padding"
 """Entry of the metadata of a decoder that reads no padding on the left: `right`."""
+WEIGHTS, FINER = "compressor.weights", "compressor.weights.finer"
+"""Entries of the metadata of a decoder with rounded weights: their precision, and the JSON list of those in the next
+finer one."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
 
@@ -88,6 +91,7 @@ class Sessions(ABC):
         settings: runtime, device and options, as recorded in reports.
         vocabulary: number of logits of each position.
         precision: the precision of the decoder; of its weights alone where these have fewer bits, e.g. `int4w`.
+        finer: names of the weights that have the next finer precision.
         bytes_per_token: bytes of keys and values that a token adds to the caches of a text.
     """
 
@@ -95,6 +99,7 @@ class Sessions(ABC):
     settings: Mapping[str, Any]
     vocabulary: int
     precision: str
+    finer: tuple[str, ...]
     bytes_per_token: int
 
     @property

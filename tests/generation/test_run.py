@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from compressor.model_folder import load as load_folder
 from compressor.progress import NullListener, RunLog
 from compressor.results import CACHED_STAGES, NoteCode, Report
 from compressor.run.generation import _refusal_noted
+from compressor.run.rebuild import rebuild
 from compressor.run.run_context import RunContext
 from compressor.targets import cached_target, target
 from compressor.targets.caches import DECODER
@@ -109,6 +111,27 @@ def test_generated_tokens_are_those_of_the_gated_model(finished: tuple[Path, Rep
     assert torch.equal(tokens, expected)
 
 
+def test_a_build_for_another_runtime_builds_its_engines_with_caches(
+    finished: tuple[Path, Report], tmp_path: Path
+) -> None:
+    out, before = finished
+    copy = Path(shutil.copytree(out, tmp_path / "copy"))
+    other = next(name for name in RUNTIMES if name != before.target)
+    report = rebuild(copy, {"target": other, "seconds": 0.01, "threads": 1}, NullListener())
+    assert cached_target(copy).name == other
+    assert not target(before.target).session_files(copy)
+    proven = [proof.stage for proof in report.proofs if proof.stage in CACHED_STAGES]
+    assert proven == [CACHED_STAGES[0], *CACHED_STAGES[:3]]
+    assert report.generation is not None
+    assert (report.generation.is_scored, report.generation.speeds) == (False, ())
+    batch = {"input_ids": torch.tensor([[7, 9, 11]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    tokens = [
+        compressor.load_engine(each).generate(**batch, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        for each in (out, copy)
+    ]
+    assert torch.equal(*tokens)
+
+
 @pytest.mark.usefixtures("shared_exports")
 def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_floats(tmp_path: Path) -> None:
     model = folders.save(folders.gpt2(), tmp_path / "model")
@@ -133,6 +156,9 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     assert tokens.shape == (1, 7)
     (timed,) = bench_generation([out], Workload(((1, 4),), 4), threads=1, seconds=0.01, listener=NullListener())
     assert timed.precision == "int4w"
+    rebuilt = rebuild(out, {"target": "openvino", "seconds": 0.01, "threads": 1}, NullListener())
+    assert cached_target(out).open_sessions(out, threads=1).precision == "int4w"
+    assert [proof.stage for proof in rebuilt.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
 
 
 @pytest.mark.usefixtures("shared_exports")
@@ -178,7 +204,7 @@ def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
     def export_wrong(network: Any, plan: Plan, folder: Path, **options: Any) -> tuple[str, ...]:
         files = export_generation(network, plan, folder, **options)
         graph = load(folder / DECODER)
-        weights = graph.graph.initializers["transformer.wte.weight"]
+        weights = graph.graph.initializers["transformer.wpe.weight"]
         assert weights.const_value is not None
         weights.const_value = ir.tensor(-weights.const_value.numpy(), name=weights.name)
         save(graph, folder / DECODER)
@@ -186,10 +212,12 @@ def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
 
     monkeypatch.setattr(deliver, "export_generation", export_wrong)
     model, out = folders.save(folders.gpt2(), tmp_path / "model"), tmp_path / "out"
+    recipe = Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, **SHORT)
     with pytest.raises(MismatchError) as raised:
-        compressor.compress(Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, **SHORT))
+        compressor.compress(recipe)
     assert (raised.value.code, raised.value.details["stage"]) == (ErrorCode.NUMBERS_DIFFER, CACHED_STAGES[0])
     assert not out.exists()
+    assert compressor.compress(recipe.updated(no_cache=True)).generation is None  # as the message advises
 
 
 @pytest.mark.zoo

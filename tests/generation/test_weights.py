@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,21 +17,26 @@ from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.prove import Case
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
-from compressor.generation import weights
+from compressor.generation.prove import generation_cases
 from compressor.generation.steps import LOGITS, run_in_steps
-from compressor.generation.weights import Rounding, WeightTrials, rank_weights
+from compressor.generation.weights import Rounding, WeightTrials, rank_weights, reference_sessions, require_rounded
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener, RunLog
 from compressor.results import NoteCode, ProofStage
 from compressor.run.generation import require_weights
-from compressor.targets import WEIGHT_BITS, WeightPrecision, target
+from compressor.targets import WEIGHT_BITS, Target, WeightPrecision, target
 from compressor.targets.base import Feeds
-from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.caches import DECODER, ENCODER, Sessions
+from compressor.targets.onnxruntime import sessions as ort_sessions
 from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
+from compressor.targets.openvino import stateful
+from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
+from compressor.targets.openvino.session import read_model
+from compressor.targets.openvino.stateful import OpenVinoSessions
 from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import matrix_of, weights_of
 from tests.faults import fails_with
-from tests.generation.exported import QUICK, exported, inputs
+from tests.generation.exported import QUICK, RUNTIMES, exported, inputs
 from tests.targets.engines import FakeEngine
 
 
@@ -41,19 +47,27 @@ def text_of(name: str) -> Feeds:
 
 @pytest.fixture(scope="module", params=QUICK)
 def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Feeds]:
-    """A folder with graphs and their engines in fp32, and a batch of texts."""
+    """A folder with graphs and their engines of each runtime in fp32, and a batch of texts."""
     source, folder = exported(request.param), tmp_path_factory.mktemp("graphs")
-    names = [name for name in (ENCODER, DECODER) if (source / name).is_file()]
-    for name in names:
-        graph_passes.save(graph_passes.load(source / name), folder / name)
-    target("ort").build_sessions(folder, names, [(1, 8)], 1)
+    for name in (ENCODER, DECODER):
+        if (source / name).is_file():
+            graph_passes.save(graph_passes.load(source / name), folder / name)
+    for runtime in map(target, RUNTIMES):
+        runtime.build_sessions(folder, (ENCODER, DECODER), [(1, 8)], 1)
     return folder, text_of(request.param)
 
 
-def engine(folder: Path, rounding: Rounding, out: Path) -> OrtSessions:
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> Target:
+    """A runtime whose engines keep caches."""
+    return target(request.param)
+
+
+def open_rounded(folder: Path, runtime: Target, rounding: Rounding, out: Path) -> Sessions:
     """The engine of a rounded decoder."""
-    graph_passes.save(rounding.apply(graph_passes.load(engine_of(folder / DECODER))), out)
-    return OrtSessions(folder, provider="cpu", threads=1, decoder=out)
+    return runtime.open_sessions(
+        folder, provider="cpu", threads=1, decoder=runtime.round_weights(folder, rounding.apply, out)
+    )
 
 
 def matrices(folder: Path) -> dict[str, int]:
@@ -79,12 +93,12 @@ def logits_with(folder: Path, feeds: Feeds, rounding: Rounding, scratch: Path) -
 
 @pytest.mark.parametrize("precision", WEIGHT_BITS)
 def test_tokens_are_those_of_the_graph_with_rounded_weights(
-    graphs: tuple[Path, Feeds], precision: WeightPrecision, tmp_path: Path
+    graphs: tuple[Path, Feeds], runtime: Target, precision: WeightPrecision, tmp_path: Path
 ) -> None:
     folder, feeds = graphs
     rounding = Rounding(precision, tuple(list(matrices(folder))[:2]))
-    sessions = engine(folder, rounding, tmp_path / "engine.onnx")
-    assert sessions.precision.startswith(precision)
+    sessions = open_rounded(folder, runtime, rounding, tmp_path)
+    assert Rounding.of(sessions) == rounding
     output = run_in_steps(sessions, feeds)[LOGITS]
     expected = logits_with(folder, feeds, rounding, tmp_path / "rounded.onnx")
     valid = feeds["attention_mask"] != 0 if "decoder_input_ids" not in feeds else np.ones((3, 6), bool)
@@ -123,18 +137,19 @@ class Scorer(SimpleNamespace):
 
 
 @pytest.fixture
-def trials(graphs: tuple[Path, Feeds], tmp_path: Path) -> WeightTrials:
-    """Trials on a copy of a folder."""
+def trials(graphs: tuple[Path, Feeds], runtime: Target, tmp_path: Path) -> WeightTrials:
+    """Trials on a copy of a folder, with the engines of one runtime."""
     source, feeds = graphs
-    for file in source.glob("*.onnx"):
-        graph_passes.save(graph_passes.load(file), tmp_path / file.name)
+    for file in (*source.glob("*coder.onnx*"), *runtime.session_files(source)):
+        shutil.copy(file, tmp_path)
     (tmp_path / "scratch").mkdir()
     dense: Any = Variant(SimpleNamespace(), FakeEngine(), ())  # type: ignore[arg-type]
     expected = run_in_steps(OrtSessions(source, provider="cpu", threads=1), feeds)[LOGITS]
     scorer: Any = Scorer(dense=dense, feeds=feeds, expected=expected, max_drop=None, seed=0, data=None)
     return WeightTrials(
         folder=tmp_path,
-        cases=[Case(feeds, "three texts")],
+        runtime=runtime,
+        texts=generation_cases([Case(feeds, "three texts")]),
         scorer=scorer,
         workload=Workload(((3, 5),), 4),
         threads=1,
@@ -144,10 +159,17 @@ def trials(graphs: tuple[Path, Feeds], tmp_path: Path) -> WeightTrials:
     )
 
 
-def columns_of(folder: Path) -> dict[int, int]:
-    """Bits of weights -> the number of columns of the matrices that a delivered engine stores with so many bits."""
+def columns_of(sessions: Sessions) -> dict[int, int]:
+    """Bits of weights -> the number of columns of the matrices that an engine has with so many bits when it runs."""
     columns: dict[int, int] = Counter()
-    for node in graph_passes.load(engine_of(folder / DECODER)).graph:
+    if isinstance(sessions, OpenVinoSessions):
+        for node in sessions.request.get_compiled_model().get_runtime_model().get_ordered_ops():
+            facts = {name: str(value.value) for name, value in node.get_rt_info().items()}
+            if facts["layerType"] == "FullyConnected" and facts["runtimePrecision"] in ("u4", "u8"):
+                width = node.get_output_partial_shape(0)[-1].get_length()
+                columns[int(facts["runtimePrecision"][1:])] += width
+        return columns
+    for node in graph_passes.load(sessions.path).graph:
         if node.op_type == "MatMulNBits":
             columns[node.attributes.get_int("bits")] += node.attributes.get_int("N")
     return columns
@@ -156,13 +178,21 @@ def columns_of(folder: Path) -> dict[int, int]:
 @pytest.mark.parametrize("precision", WEIGHT_BITS)
 def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials, precision: WeightPrecision) -> None:
     (row,) = trials.choose([precision])
-    assert (row.label, row.chosen, row.failure) == (f"ort {precision}", True, "")
+    assert (row.label, row.chosen, row.failure) == (f"{trials.runtime.name} {precision}", True, "")
     assert [proof.stage for proof in row.proofs] == [ProofStage.CACHED_WEIGHTS]
-    assert columns_of(trials.folder) == {WEIGHT_BITS[precision]: sum(matrices(trials.folder).values())}
+    delivered = trials._open()
+    assert columns_of(delivered) == {WEIGHT_BITS[precision]: sum(matrices(trials.folder).values())}
     assert [note.code for note in trials.log.notes] == [NoteCode.LOSS_UNBOUNDED]
-    assert OrtSessions(trials.folder, provider="cpu", threads=1).precision == precision
+    assert delivered.precision == precision
+    assert trials._bytes(delivered.path) == row.file_bytes
+    rounded, floats = (
+        run_in_steps(sessions, trials.texts[0].feeds)[LOGITS]
+        for sessions in (reference_sessions(trials.folder), OrtSessions(trials.folder, optimized=False))
+    )
+    assert not np.allclose(rounded, floats, rtol=1e-3)
 
 
+@pytest.mark.parametrize("runtime", ["ort"], indirect=True)
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.0, 0), (0.5, None)], ids=["nothing holds", "some products in 8 bits hold"]
 )
@@ -180,7 +210,7 @@ def test_the_metric_bounds_what_rounding_may_lose(trials: WeightTrials, share: f
         assert not fewer.candidate.holds
         columns = matrices(trials.folder)
         finer = sum(columns[name] for name in second.in_float)
-        assert columns_of(trials.folder) == {8: finer, 4: sum(columns.values()) - finer}
+        assert columns_of(trials._open()) == {8: finer, 4: sum(columns.values()) - finer}
     else:
         assert first.chosen
         assert second.failure
@@ -194,12 +224,14 @@ def test_the_fastest_precision_that_holds_is_chosen(trials: WeightTrials) -> Non
     assert [row.precision for row in rows] == ["fp32", *WEIGHT_BITS]
     (chosen,) = (row for row in rows if row.chosen)
     assert chosen.speed == max(row.speed for row in rows)  # type: ignore[type-var]
-    assert OrtSessions(trials.folder, provider="cpu", threads=1).precision == chosen.precision
+    assert trials._open().precision == chosen.precision
 
 
+@pytest.mark.parametrize("runtime", ["ort"], indirect=True)
 def test_a_decoder_without_weights_to_round_is_refused(trials: WeightTrials) -> None:
-    model = QuantizeWeights(8)(graph_passes.load(engine_of(trials.folder / DECODER))).model
-    graph_passes.save(model, engine_of(trials.folder / DECODER))
+    for graph in (trials.folder / DECODER, engine_of(trials.folder / DECODER)):
+        if graph.is_file():
+            graph_passes.save(QuantizeWeights(8)(graph_passes.load(graph)).model, graph)
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, precision="int4w"):
         trials.choose(["int4w"])
 
@@ -207,7 +239,6 @@ def test_a_decoder_without_weights_to_round_is_refused(trials: WeightTrials) -> 
 @pytest.mark.parametrize(
     ("fields", "generates", "named"),
     [
-        ({"target": "openvino"}, True, "target"),
         ({"target": "trt"}, True, "target"),
         ({"provider": "cuda"}, True, "provider"),
         ({}, False, "model"),
@@ -219,13 +250,27 @@ def test_weights_are_rounded_for_engines_with_caches_alone(fields: Any, generate
     with fails_with(ErrorCode.CONTRADICTION, UsageError, fields=("precision", named), value="int4w"):
         require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w", **fields), folder)
     require_weights(Recipe(model="m", data="d", keep="50%", precision="fp32", **fields), folder)
-    require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w"), SimpleNamespace(generates=True))  # type: ignore[arg-type]
+    folder = SimpleNamespace(generates=True)
+    for name in RUNTIMES:
+        require_weights(Recipe(model="m", data="d", keep="50%", precision="int4w", target=name), folder)
 
 
-def test_a_runtime_without_the_operator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_cannot_multiply_by_rounded_weights_is_refused(
+    runtime: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise InputError("no such operator", code=ErrorCode.RUNTIME_FAILED)
 
-    monkeypatch.setattr(weights, "unoptimized_runner", fail)
+    monkeypatch.setattr(ort_sessions, "unoptimized_runner", fail)
+    monkeypatch.setattr(stateful, "read_rounded", fail)
     with fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, field="precision"):
-        weights.require_operator()
+        require_rounded(runtime)
+
+
+def test_weights_that_openvino_turns_into_floats_are_noticed(graphs: tuple[Path, Feeds], tmp_path: Path) -> None:
+    graph = Rounding("int4w").apply(graph_passes.load(graphs[0] / DECODER))
+    path, count = tmp_path / DECODER, sum(node.op_type == "MatMulNBits" for node in graph.graph)
+    graph_passes.save(graph, path)
+    require_integers(read_rounded(path), path, count)
+    with fails_with(ErrorCode.UNSUPPORTED, InputError, needed=count):
+        require_integers(read_model(path), path, count)  # OpenVINO's own reader folds the weights

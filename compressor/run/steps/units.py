@@ -280,12 +280,18 @@ def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -
 
 
 def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None = None) -> CostSource:
-    """What gives the costs of plans; without an engine, costs are those of the engine of the whole model."""
+    """What gives the costs of plans: of the engines with caches in fp32 where budgets bound requests.
+
+    Without an engine, costs of whole texts are those of the engine of the whole model.
+    """
     run, dense = context.run, context.graphs.dense
-    choice = Choice(run.built.engine.reference) if engine is None else engine.choice
-    engines = _plan_engines(context, choice, run.work.scratch / "plans", None if engine is None else engine.source)
-    structure, groups = run.model.folder.access.structure_with(run.model.groups), run.model.groups
     cached, workload = context.graphs.cached, _requests(step, context)
+    if engine is None or workload is not None:
+        choice, source = Choice(run.built.engine.reference), None
+    else:
+        choice, source = engine.choice, engine.source
+    engines = _plan_engines(context, choice, run.work.scratch / "plans", source)
+    structure, groups = run.model.folder.access.structure_with(run.model.groups), run.model.groups
     if cached is not None and workload is not None:
         from compressor.run.request_costs import RequestEngines
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -16,9 +16,11 @@ from compressor.targets.base import BuildOptions, Feeds, Provider, missing_input
 from compressor.targets.caches import (
     DECODER,
     ENCODER,
+    FINER,
     MASKS,
     PADDING,
     PLAN,
+    WEIGHTS,
     Caches,
     Sessions,
     missing_encoder,
@@ -31,13 +33,13 @@ from compressor.targets.onnxruntime.ort_session import (
     error_line,
     open_session,
     session_settings,
+    unoptimized_runner,
 )
 from graph_passes.flow.caches import CACHES
 
-FINER = "compressor.weights.finer"
-"""Key of the metadata of an engine: JSON list of the weights in the next finer precision."""
-WEIGHTS = "compressor.weights"
-"""Entry of the metadata of an engine with the precision of its weights."""
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 _CHOICE_SECONDS = 1.0
 """Maximum time spent on choosing the form of an operator."""
 
@@ -45,12 +47,6 @@ _CHOICE_SECONDS = 1.0
 def engine_of(graph: Path) -> Path:
     """The file of ONNX Runtime's engine of a graph, beside it."""
     return graph.with_name(f"{graph.stem}.engine.onnx")
-
-
-def session_files(folder: Path) -> list[Path]:
-    """The engines in a folder with their weights; see `Target.session_files`."""
-    engines = [engine_of(folder / name) for name in (ENCODER, DECODER)]
-    return sorted(path for engine in engines for path in folder.glob(f"{engine.name}*"))
 
 
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
@@ -66,9 +62,24 @@ def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int
         build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
 
 
-def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None) -> OrtSessions:
+def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Path) -> Path:
+    """Round the weights of the engine in fp32, whose operators are fused; see `Target.round_weights`."""
+    from graph_passes import load, save  # a server that generates rounds nothing
+    from graph_passes.passes import JoinProducts
+
+    engine = engine_of(folder / DECODER)
+    save(JoinProducts()(rounds(load(engine))).model, out / engine.name)
+    return out / engine.name
+
+
+def check_rounded(graph: Path) -> None:
+    """Load a graph with `MatMulNBits`, which only some packages of ONNX Runtime have; see `Target.check_rounded`."""
+    unoptimized_runner(graph)
+
+
+def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None, decoder: Path | None) -> OrtSessions:
     """Load the engines of a folder, or its graphs where it has no engines; see `Target.open_sessions`."""
-    return OrtSessions(folder, provider=provider, threads=threads)
+    return OrtSessions(folder, provider=provider, threads=threads, decoder=decoder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +175,8 @@ class OrtSessions(Sessions):
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
         stored = "fp16" if logits.type == "tensor(float16)" else "fp32"
-        self.precision, self._pads_right = metadata.get(WEIGHTS, stored), PADDING in metadata
+        self.precision, self.finer = metadata.get(WEIGHTS, stored), tuple(json.loads(metadata.get(FINER, "[]")))
+        self._pads_right = PADDING in metadata
         values = [self._inputs[name] for name in self._decoded]
         self.bytes_per_token = sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
         self.constants = dict[str, np.ndarray]()

@@ -18,6 +18,7 @@ class OnnxRuntimeTarget(Target):
     title = "ONNX Runtime"
     engines = "compressor.targets.onnxruntime.engine"
     caches = "compressor.targets.onnxruntime.sessions"
+    session_names = ("encoder.engine.onnx*", "decoder.engine.onnx*")
     library = "onnxruntime-genai"
     packages = ("onnxruntime",)
     engine_file = "engine.onnx"

@@ -129,14 +129,18 @@ def session_settings(
     return settings
 
 
-def read_model(path: Path) -> openvino.Model:
+def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
     """A graph in ONNX or in OpenVINO's format.
+
+    Args:
+        path: its file.
+        core: reads it, with extensions where it has any.
 
     Raises:
         InputError: OpenVINO cannot read it; the message names the operator where there is one.
     """
     try:
-        return _CORE.read_model(path)
+        return core.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
             f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again",

@@ -8,8 +8,9 @@ values that an encoder computes stay inputs of the decoder.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import Feeds, Provider
-from compressor.targets.caches import DECODER, ENCODER, MASKS, Caches, Sessions, missing_encoder
+from compressor.targets.caches import DECODER, ENCODER, FINER, MASKS, WEIGHTS, Caches, Sessions, missing_encoder
 from compressor.targets.openvino.batches import EngineRequest
+from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
 from compressor.targets.openvino.session import (
     Names,
     compile_model,
@@ -37,48 +39,73 @@ from graph_passes import load, save
 from graph_passes.flow.caches import bytes_per_token, cache_names
 from graph_passes.passes import DropIdleCaches
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
+from graph_passes.passes.quantize_weights import OPERATOR
 
 ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.xml"
 """Files of a decoder without an encoder, of a decoder that reads one, and of the encoder."""
 _BEAMS = "beam_idx"
 
 
-def session_files(folder: Path) -> list[Path]:
-    """The engines in a folder with their weights; see `Target.session_files`."""
-    engines = (folder / name for name in (ALONE, _AFTER_ENCODER, _ENCODER))
-    return [file for path in engines for file in (path, path.with_suffix(".bin")) if file.is_file()]
-
-
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
     """Convert graphs, the decoder with its caches as states; see `Target.build_sessions`."""
     files = tuple(files)
     for name in files:
-        graph = DropIdleCaches()(load(folder / name)).model  # a state that nothing reads fails in OpenVINO 2026.4
-        inputs = [str(value.name) for value in graph.graph.inputs if not value.is_initializer()]
-        caches, outputs = cache_names(graph), [str(value.name) for value in graph.graph.outputs]
-        states = {past: present for past, present in caches.items() if present in outputs}
-        info: dict[str, Any] = {
-            "inputs": [name for name in inputs if name not in states],
-            "outputs": [name for name in outputs if name not in states.values()],
-            "encoded": {past: present for past, present in caches.items() if past not in states},
-        }
         path = folder / (_ENCODER if name == ENCODER else _AFTER_ENCODER if ENCODER in files else ALONE)
-        model = _convert(graph, folder)
-        if name == DECODER:
-            info |= {"bytes_per_token": bytes_per_token(graph), "inputs": [*info["inputs"], _BEAMS]}
-            _keep_states(model, inputs, states)
-            # The default rounds the keys and values to 8 bits.
-            model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
-        write_model(model, path, info)
+        _build(folder / name, path)
 
 
-def _convert(graph: ir.Model, folder: Path) -> openvino.Model:
-    """A graph whose attentions over caches are one operator each, which extends a state where it is."""
+def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Path) -> Path:
+    """Convert the decoder with rounded weights; see `Target.round_weights`."""
+    path = out / _decoder_of(folder).name
+    graph = _build(folder / DECODER, path, rounds)
+    require_integers(read_model(path), path, _rounded(graph))
+    return path
+
+
+def check_rounded(graph: Path) -> None:
+    """Compile a graph with `MatMulNBits`; see `Target.check_rounded`."""
+    require_integers(read_rounded(graph), graph, _rounded(load(graph)))
+
+
+def _rounded(graph: ir.Model) -> int:
+    """The number of products by rounded weights."""
+    return sum(node.op_type == OPERATOR for node in graph.graph)
+
+
+def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None = None) -> ir.Model:
+    """Convert a graph, whose attentions over caches become one operator each, which extends a state where it is.
+
+    Args:
+        onnx: the graph.
+        path: the file to write; that of an encoder has no states.
+        rounds: rounds the weights; None: they stay in floats.
+
+    Returns:
+        The graph that was converted.
+    """
+    graph = DropIdleCaches()(load(onnx)).model  # a state that nothing reads fails in OpenVINO 2026.4
+    inputs = [str(value.name) for value in graph.graph.inputs if not value.is_initializer()]
+    caches, outputs = cache_names(graph), [str(value.name) for value in graph.graph.outputs]
+    states = {past: present for past, present in caches.items() if present in outputs}
+    info: dict[str, Any] = {
+        "inputs": [name for name in inputs if name not in states],
+        "outputs": [name for name in outputs if name not in states.values()],
+        "encoded": {past: present for past, present in caches.items() if past not in states},
+    }
     FuseCachedAttention(folds_queries=False)(graph)
-    with tempfile.TemporaryDirectory(prefix=".openvino-", dir=folder) as scratch:
-        path = Path(scratch) / DECODER
-        save(graph, path)
-        return read_model(path)
+    graph = graph if rounds is None else rounds(graph)
+    with tempfile.TemporaryDirectory(prefix=".openvino-", dir=path.parent) as scratch:
+        save(graph, Path(scratch) / onnx.name)
+        model = read_rounded(Path(scratch) / onnx.name)
+    if onnx.name == DECODER:
+        info |= {"bytes_per_token": bytes_per_token(graph), "inputs": [*info["inputs"], _BEAMS]}
+        info |= {name: graph.metadata_props[name] for name in (WEIGHTS, FINER) if name in graph.metadata_props}
+        _keep_states(model, inputs, states)
+        _mark_missing_rows(model)
+        # The default rounds the keys and values to 8 bits.
+        model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
+    write_model(model, path, info)
+    return graph
 
 
 def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[str, str]) -> None:
@@ -110,9 +137,48 @@ def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[s
     model.validate_nodes_and_infer_types()
 
 
-def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None) -> OpenVinoSessions:
+def _mark_missing_rows(model: openvino.Model) -> None:
+    """Let rows that a table lacks be NaN instead of zeros: those of positions, or of tokens, beyond its last."""
+    for node in model.get_ops():
+        if node.get_type_name() != "Gather":
+            continue
+        table, indices, axis = (node.input_value(number) for number in range(3))
+        is_table = _is_constant(table) and len(table.get_shape()) == 2 and table.get_element_type().is_real()
+        if not is_table or _is_constant(indices) or not _is_constant(axis) or axis.get_node().data.any():
+            continue
+        readers = node.output(0).get_target_inputs()
+        last = ops.constant(table.get_shape()[0] - 1, indices.get_element_type())
+        is_row = ops.unsqueeze(ops.less_equal(indices, last), ops.constant(-1))
+        marked = ops.select(is_row, node, ops.constant(np.nan, node.get_element_type()))
+        for reader in readers:
+            reader.replace_source_output(marked.output(0))
+
+
+def _is_constant(value: openvino.Output) -> bool:
+    return bool(value.get_node().get_type_name() == "Constant")
+
+
+def open_sessions(
+    folder: Path, *, provider: Provider | None, threads: int | None, decoder: Path | None
+) -> OpenVinoSessions:
     """Load the engines of a folder; see `Target.open_sessions`."""
-    return OpenVinoSessions(folder, threads=threads)
+    return OpenVinoSessions(folder, threads=threads, decoder=decoder)
+
+
+def _decoder_of(folder: Path) -> Path:
+    """The engine of the decoder in a folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again",
+            code=ErrorCode.FILE_MISSING,
+            path=folder / ALONE,
+        )
+    return path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +226,7 @@ class OpenVinoSessions(Sessions):
     Args:
         folder: the folder.
         threads: threads per call; None: one per core.
+        decoder: the file of the decoder; None: the one of the folder.
 
     Attributes:
         request: runs the decoder, and holds the state.
@@ -168,20 +235,14 @@ class OpenVinoSessions(Sessions):
         InputError: an engine is missing or cannot be loaded.
     """
 
-    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
-        path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
-        if path is None:
-            raise InputError(
-                f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again",
-                code=ErrorCode.FILE_MISSING,
-                path=folder / ALONE,
-            )
-        self.path, self.settings = path, session_settings(threads)
+    def __init__(self, folder: Path, *, threads: int | None = None, decoder: Path | None = None) -> None:
+        self.path = path = decoder or _decoder_of(folder)
+        self.settings = session_settings(threads)
         model = read_model(path)
         info = stored_info(model)
         self.bytes_per_token, self._encoded = info["bytes_per_token"], info["encoded"]
         self.vocabulary = model.outputs[0].partial_shape[-1].get_length()
-        self.precision = "fp32"
+        self.precision, self.finer = info.get(WEIGHTS, "fp32"), tuple(json.loads(info.get(FINER, "[]")))
         self._names, self.request = self._open(model, path)
         self._run = EngineRequest(self.request)
         self._encoder = None
@@ -220,6 +281,12 @@ class OpenVinoSessions(Sessions):
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too
         logits = run_request(self._run, self._names, arrays)["logits"]
+        if np.isnan(logits[:, -1, 0]).any():  # of the last token, which every text has
+            raise InputError(
+                "OpenVINO cannot run the graph on these inputs (the model has no such token, or fewer positions than"
+                f" {caches.length + input_ids.shape[1]}); pass shorter texts",
+                code=ErrorCode.RUNTIME_FAILED,
+            )
         return logits, dataclasses.replace(
             caches,
             length=caches.length + input_ids.shape[1],

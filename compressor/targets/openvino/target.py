@@ -22,6 +22,9 @@ class OpenVinoTarget(Target):
     title = "OpenVINO"
     engines = "compressor.targets.openvino.engine"
     caches = "compressor.targets.openvino.stateful"
+    session_names = tuple(
+        f"{name}.{kind}" for name in ("openvino_model", "encoder", "decoder") for kind in ("xml", "bin")
+    )
     library = "openvino-genai"
     packages = ("openvino",)
     engine_file = "engine.xml"

@@ -13,7 +13,7 @@ import numpy as np
 from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Distill, Units, Within
-from compressor.results import Note
+from compressor.results import Note, Proof, ProofStage
 from compressor.run.generation import require_weights
 from tests import folders
 from tests.advice.world import SHORT, World, advice
@@ -795,30 +795,54 @@ def _round_weights(w: World, *, generates: bool = True, **fields: Any) -> Callab
 
 
 @advice("run.generation require_weights text")
-def _(w: World) -> None:
-    for target in ("openvino", "trt"):
-        w.fails(_round_weights(w, target=target))
-        w.right(_round_weights(w, target=target, precision="int8"))
-    w.right(_round_weights(w, target="ort"))
-
-
 @advice("run.generation require_weights text #2")
+def _(w: World) -> None:
+    w.fails(_round_weights(w, target="trt"))
+    w.right(_round_weights(w, target="trt", precision="int8"))
+    for target in ("ort", "openvino"):
+        w.right(_round_weights(w, target=target))
+
+
+@advice("run.generation require_weights text #3")
 def _(w: World) -> None:
     w.fails(_round_weights(w, provider="cuda"))
     w.right(_round_weights(w))
 
 
-@advice("run.generation require_weights text #3")
+@advice("run.generation require_weights text #4")
 def _(w: World) -> None:
     w.fails(*w.keep_one("--precision", "int4w"))
     w.right(*w.keep_one("--precision", "int8"))
 
 
-@advice("run.generation require_weights text #4")
+@advice("run.generation require_weights text #5")
 @advice("run.generation require_weights contradiction")
 def _(w: World) -> None:
     w.fails(_round_weights(w, no_cache=True))
     w.right(_round_weights(w))
+
+
+@advice("generation.weights require_rounded unsupported")
+@advice("targets.openvino.rounded_weights require_integers unsupported")
+def _(w: World) -> None:
+    from compressor.targets.openvino import rounded_weights
+
+    with w.patch.context() as patch:
+        patch.setattr(rounded_weights, "executed_layers", lambda compiled: [])
+        w.fails_inside(_round_weights(w, target="openvino"))
+        w.right(_round_weights(w, target="openvino", precision="fp32"))
+        w.right(_round_weights(w, target="ort"))
+
+
+@advice("engines.prove constant text")
+@advice("engines.prove constant text #2")
+def _(w: World) -> None:
+    from compressor.engines.prove import require
+
+    is_rounded = "--precision" in w.site.texts[0]
+    stage = ProofStage.CACHED_WEIGHTS if is_rounded else ProofStage.CACHED_EXPORT
+    w.fails(require, Proof(stage=stage, variant="compressed", error=1.0, tolerance=0.1, cases=("a batch",)))
+    w.right(*w.keep_one(*(("--precision", "fp32") if is_rounded else ("--no-cache",))))
 
 
 @advice("generation.weights Rounding.apply unsupported-model")
@@ -836,11 +860,12 @@ def _(w: World) -> None:
 @advice("generation.weights WeightTrials._notes text #2")
 def _(w: World) -> None:
     from compressor.generation.weights import Rounding, Trial, WeightTrials
+    from compressor.targets import target
 
     rounding = Rounding("int4w")
 
     def notes(max_drop: float | None, *, holds: bool) -> list[Note]:
-        row = rounding.row.model_copy(update={"holds": holds, "difference": -0.1})
+        row = rounding.row(target("ort")).model_copy(update={"holds": holds, "difference": -0.1})
         trials: Any = SimpleNamespace(scorer=SimpleNamespace(max_drop=max_drop))
         return WeightTrials._notes(trials, Trial(rounding, row))
 

@@ -18,7 +18,7 @@ from compressor.results import ProofStage
 from compressor.targets import target
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.openvino.session import executed_layers
-from compressor.targets.openvino.stateful import OpenVinoCaches, OpenVinoSessions, session_files
+from compressor.targets.openvino.stateful import OpenVinoCaches, OpenVinoSessions
 from tests.generation.exported import MODELS, QUICK, built, inputs, whole_graphs
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
@@ -75,6 +75,16 @@ def test_copies_are_read_again_and_others_once(sessions: OpenVinoSessions) -> No
     np.testing.assert_allclose(decode(sessions, token, kept)[0], first, atol=1e-5)
 
 
+def test_positions_that_the_model_lacks_are_refused(sessions: OpenVinoSessions) -> None:
+    ids = np.full((2, 65), 5)
+    logits, caches = decode(sessions, ids[:, :64], sessions.start(2))
+    assert np.isfinite(logits).all()
+    for texts, earlier in ((ids[:, :1], caches), (ids, sessions.start(2))):
+        with pytest.raises(InputError) as error:
+            decode(sessions, texts, earlier)
+        assert error.value.code is ErrorCode.RUNTIME_FAILED
+
+
 def test_an_input_that_is_missing_is_named(sessions: OpenVinoSessions) -> None:
     with pytest.raises(InputError) as error:
         sessions.decode(IDS, None, None, sessions.start(2))
@@ -84,7 +94,7 @@ def test_an_input_that_is_missing_is_named(sessions: OpenVinoSessions) -> None:
 @pytest.mark.parametrize(("name", "file"), [("gpt2", "openvino_model.xml"), ("t5", "encoder.xml")])
 def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str, file: str) -> None:
     folder = shutil.copytree(built(name, "openvino"), tmp_path / "folder")
-    assert folder / file in session_files(folder)
+    assert folder / file in target("openvino").session_files(folder)
     (folder / file).unlink()
     with pytest.raises(InputError) as error:
         OpenVinoSessions(folder)

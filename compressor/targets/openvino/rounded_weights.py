@@ -1,0 +1,80 @@
+"""Rounded weights in OpenVINO: `MatMulNBits` as a product by integers that the compiled graph keeps as they are.
+
+OpenVINO's own reader of this operator moves the weights behind operators that are folded when the graph is compiled,
+which turns the weights into floats, and it reads none of 8 bits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from openvino import opset13 as ops
+from openvino.frontend.onnx import ConversionExtension
+
+from compressor.errors import ErrorCode, InputError
+from compressor.targets.openvino.session import compile_model, executed_layers, read_model, session_settings
+from graph_passes.passes.quantize_weights import DOMAIN, OPERATOR
+from graph_passes.quantizers.weight_blocks import BLOCK
+
+_TYPES = {4: openvino.Type.u4, 8: openvino.Type.u8}
+"""Bits of weights -> the type of their integers."""
+
+
+def read_rounded(path: Path) -> openvino.Model:
+    """A graph in ONNX, whose products by rounded weights read integers, scales and a zero point.
+
+    Raises:
+        InputError: OpenVINO cannot read it.
+    """
+    core = openvino.Core()
+    core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _product))
+    return read_model(path, core)
+
+
+def _product(node: Any) -> list[openvino.Output]:
+    """A `MatMulNBits` in operators of OpenVINO. With the zero point in the type of the integers, its kernels round
+    activations to 8 bits where the processor has dot products of them.
+    """
+    activations, packed, scales = (node.get_input(number) for number in range(3))
+    bits, inputs = (node.get_attribute(name) for name in ("bits", "K"))
+    outputs, blocks, _ = packed.get_shape()
+    shape = openvino.Shape([outputs, blocks, BLOCK])
+    content = openvino.Tensor(np.ascontiguousarray(packed.get_node().data), shape, _TYPES[bits])
+    integers = openvino.op.Constant(content, shared_memory=False)
+    zero = ops.constant(2 ** (bits - 1), _TYPES[bits])
+    centred = ops.subtract(*(ops.convert(value, np.float32) for value in (integers, zero)))
+    floats = ops.multiply(centred, ops.reshape(scales, ops.constant([outputs, blocks, 1]), False))
+    matrix = ops.reshape(floats, ops.constant([outputs, blocks * BLOCK]), False)
+    if padding := blocks * BLOCK - inputs:  # the last block is padded with zeros
+        before = [0] * activations.get_partial_shape().rank.get_length()
+        ends = ops.constant(before), ops.constant([*before[1:], padding])
+        activations = ops.pad(activations, *ends, "constant", ops.constant(np.float32(0))).output(0)
+    return [ops.matmul(activations, matrix, False, True).output(0)]
+
+
+def require_integers(model: openvino.Model, path: Path, count: int) -> None:
+    """Check that OpenVINO keeps the integers of rounded weights on this processor, which it may turn into floats.
+
+    Args:
+        model: the graph.
+        path: its file, for messages.
+        count: number of its products by rounded weights.
+
+    Raises:
+        InputError: it keeps those of fewer products.
+    """
+    types = {kind.get_type_name() for kind in _TYPES.values()}
+    layers = executed_layers(compile_model(model, path, session_settings(None)))
+    kept = sum(layer.kind == "FullyConnected" and layer.precision in types for layer in layers)
+    if kept < count:
+        raise InputError(
+            f"{path}: on this processor OpenVINO multiplies by integers in {kept} of {count} products with rounded"
+            " weights, and by floats in the others; use --target ort, or --precision fp32",
+            code=ErrorCode.UNSUPPORTED,
+            path=path,
+            count=kept,
+            needed=count,
+        )
