@@ -144,7 +144,7 @@ def _optimum(family: str, folder: Path) -> Path:
     model.save_pretrained(source)
     task = ["--task", _TASKS.get(family, "text-classification"), "--library-name", "transformers", "--opset", "18"]
     whole = [] if family == "whisper encoder" else ["--monolith"]
-    command = [python, "-m", "optimum.exporters.onnx", "--model", source, *task, *whole, written]
+    command: list[str | Path] = [python, "-m", "optimum.exporters.onnx", "--model", source, *task, *whole, written]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
     return written / ("model.onnx" if whole else "encoder_model.onnx")
