@@ -53,7 +53,7 @@ def of_file(folder: Path, rows: str) -> list[str | Path]:
 
 def of_decoder(folder: Path) -> list[str | Path]:
     """Arguments of a run on a file with caches."""
-    rows = ["--data", folder / "rows.txt", "--tokenizer", folder / "tokenizer", "--max-length", "8"]
+    rows: list[str | Path] = ["--data", folder / "rows.txt", "--tokenizer", folder / "tokenizer", "--max-length", "8"]
     return [*rows, "--macs", "70%", "--prompt-tokens", "4", "--new-tokens", "2", *TIMING]
 
 

@@ -134,7 +134,7 @@ def trials(graphs: tuple[Path, Feeds], tmp_path: Path) -> WeightTrials:
     scorer: Any = Scorer(dense=dense, feeds=feeds, expected=expected, max_drop=None, seed=0, data=None)
     return WeightTrials(
         folder=tmp_path,
-        cases=[Case(feeds, "three texts")],
+        texts=[Case(feeds, "three texts")],
         scorer=scorer,
         workload=Workload(((3, 5),), 4),
         threads=1,

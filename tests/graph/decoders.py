@@ -138,7 +138,7 @@ def build_grouped(path: Path, dtype: type = np.float32, *, layers: int = 2) -> P
 
     def norm(name: str) -> str:
         nonlocal stream, added
-        scale, options = constant(f"{name}.weight", rng.uniform(0.5, 1.5, hidden)), {"epsilon": 1e-5}
+        scale, options = constant(f"{name}.weight", rng.uniform(0.5, 1.5, hidden)), dict[str, Any](epsilon=1e-5)
         if not added:
             return add("SimplifiedLayerNormalization", [stream, scale], [f"{name}/output"], axis=-1, **options)
         outputs, read = [f"{name}/output", "", "", f"{name}/sum"], [stream, added, scale]

@@ -214,7 +214,7 @@ def fixed_length(graph: onnx.GraphProto) -> None:
 
 
 def of_encoder(graph: onnx.GraphProto) -> None:
-    axes = ["batch", 2, "source", 12]
+    axes: list[str | int | None] = ["batch", 2, "source", 12]
     graph.input.append(helper.make_tensor_value_info("past_key_values.0.encoder.key", TensorProto.FLOAT, axes))
 
 
