@@ -287,8 +287,8 @@ def _require_caches(model: ir.Model, file: Path) -> None:
         if len(axes) != 2 or isinstance(axes[1], int):
             raise _other_kind(
                 file,
-                f"has key/value caches, and its input {value.name} is {axes}, which holds no texts of any length; export"
-                " it with two free axes, texts and tokens",
+                f"has key/value caches, and its input {value.name} is {axes}, which holds no texts of any length;"
+                " export it with two free axes, texts and tokens",
                 input=value.name,
             )
     if caches and LOGITS not in outputs:
