@@ -282,18 +282,17 @@ def _require_caches(model: ir.Model, file: Path) -> None:
             f" {listed(_OF_TEXTS)}; export it so, or without caches (use_cache=False)",
             input=unknown[0] if unknown else IDS,
         )
-    shapes = {value.name: list(value.shape) for value in model.graph.inputs if value.shape is not None}
-    forms = [name for name in _OF_TEXTS if caches and name in shapes and len(shapes[name]) != 2]
-    if forms or (caches and IDS in shapes and isinstance(shapes[IDS][1], int)):
-        name = forms[0] if forms else IDS
-        raise _other_kind(
-            file,
-            f"has key/value caches, and its input {name} is {shapes[name]}, which holds no texts of any length;"
-            " export it with two free axes, texts and tokens",
-            input=name,
-        )
+    for value in (value for value in model.graph.inputs if caches and value.name in _OF_TEXTS):
+        axes = list(value.shape or ())
+        if len(axes) != 2 or isinstance(axes[1], int):
+            raise _other_kind(
+                file,
+                f"has key/value caches, and its input {value.name} is {axes}, which holds no texts of any length;"
+                " export it with two free axes, texts and tokens",
+                input=value.name,
+            )
     if caches and LOGITS not in outputs:
-        names = ", ".join(sorted(str(name) for name in outputs - set(caches.values())))
+        names = ", ".join(sorted(map(str, outputs - set(caches.values()))))
         text = f"has key/value caches and no output {LOGITS} ({names}); give the output with the scores of tokens this"
         raise _other_kind(file, f"{text} name", outputs=names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -11,10 +12,13 @@ import pytest
 
 from compressor.config.run import Recipe
 from compressor.config.step_list import blocks_of
+from compressor.engines.prove import Case
+from compressor.model_folder import load
+from compressor.targets.caches import DECODER
 from graph_passes import BlockMask, Plan, find_attention, save
 from graph_passes.attention.match_plan import match_plan
 from tests import language
-from tests.advice.world import World, advice
+from tests.advice.world import SHORT, World, advice
 from tests.graph_passes.stacked_attention import keeping, stack
 from tests.latency.graphs import softmax_graph
 from tests.targets.graphs import parsed
@@ -373,3 +377,40 @@ def _(w: World) -> None:
     assert part in Streams._remedy
     w.provoked += 1
     w.right(*training(w, "--vocabulary", "40"))
+
+
+@advice("targets.onnxruntime.sessions OrtSessions.decode unsupported")
+def _(w: World) -> None:
+    from compressor.targets.onnxruntime.sessions import OrtSessions
+
+    folder = _grouped_decoder(w)
+    model = load(folder / "model.onnx", tokenizer=w.model).model
+    save(model.with_weights(with_caches=True), folder / DECODER)
+    sessions, ids, mask = OrtSessions(folder, optimized=False), np.array([[5, 6], [7, 8]]), np.array([[0, 1], [1, 1]])
+    w.fails(lambda: sessions.decode(ids, mask, None, sessions.start(2)))
+    w.right(lambda: sessions.decode(ids[1:], mask[1:], None, sessions.start(1)))
+
+
+@advice("generation.export_file prove_export unsupported-model")
+def _(w: World) -> None:
+    from compressor.generation import export_file
+    from compressor.units import keep_all
+
+    file = _grouped_decoder(w) / "model.onnx"
+    folder = load(file, tokenizer=w.model)
+    plan, ids = keep_all(folder.access.groups({}, "eager")), np.array([[5, 6, 7]])
+    texts = [Case({"input_ids": ids, "attention_mask": np.ones_like(ids)}, "text")]
+    other = {"logits": np.zeros((1, 3, 25), np.float32)}
+    w.patch.setattr(export_file, "run_in_steps", lambda sessions, feeds: other)
+    w.fails(lambda: export_file.prove_export(folder, plan, texts, file.parent, "eager", "dense"))
+    rows = w.rows("lines.txt", *["good film plot"] * 40)
+    w.right(file, "--tokenizer", w.model, "--data", rows, "--macs", "70%", "--no-cache", *SHORT, "-o", w.out)
+
+
+def _grouped_decoder(w: World) -> Path:
+    """A folder with the file of a decoder that reads no padding on the left."""
+    from tests.graph.decoders import build_grouped
+
+    folder = w.file("decoder")
+    folder.mkdir()
+    return build_grouped(folder / "model.onnx").parent
