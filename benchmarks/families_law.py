@@ -26,7 +26,8 @@ from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.generation.engine_model import EngineModel
 from compressor.generation.export import export_generation
-from compressor.generation.prove import generation_cases, prove_steps, whole_outputs
+from compressor.generation.export_module import whole_outputs
+from compressor.generation.prove import generation_cases, prove_steps
 from compressor.generation.steps import TARGET, run_in_steps
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.input_rules import VIDEOS

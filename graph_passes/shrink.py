@@ -30,6 +30,7 @@ from graph_passes.passes import (
     RemoveDeadBranches,
     RemoveUnits,
     SimplifyLookups,
+    StateCacheSizes,
     TransferWeights,
 )
 from graph_passes.passes.insert_gates import FINGERPRINT
@@ -241,6 +242,7 @@ def shrink_parts(models: Mapping[str, ir.Model], plan: Plan) -> dict[str, Shrunk
 def _normalize(model: ir.Model) -> None:
     Normalize()(model)
     SimplifyLookups()(model)
+    StateCacheSizes()(model)
 
 
 def _transfer_weights(

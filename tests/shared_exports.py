@@ -46,11 +46,11 @@ def sharing_exports() -> Iterator[None]:
     of each runtime is measured.
     """
     from compressor.engines import export_module
-    from compressor.generation import deliver
+    from compressor.generation import export_module as cached_export
     from compressor.run import measure, proof_lengths
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deliver, "export_generation", shared_generation)
+        patch.setattr(cached_export, "export_generation", shared_generation)
         for module in (export_module, proof_lengths):
             patch.setattr(module, "export_reference", shared_export)
         patch.setattr(engine, "fuse", shared_fusion)

@@ -24,7 +24,8 @@ from compressor.environment import PYTORCH_PACKAGES, ROW_PACKAGES
 from compressor.errors import TargetMissingError
 from compressor.results import NoteCode
 from tests.command import compress
-from tests.folders import tokenizer
+from tests.folders import WORDS, tokenizer
+from tests.graph.decoders import build_grouped
 from tests.graph.files import arrays, classifier, npz, texts
 from tests.latency.http_server import serving_http
 from tests.light_environment import ROOT, extra, hidden_packages
@@ -50,6 +51,12 @@ def of_file(folder: Path, rows: str) -> list[str | Path]:
     return [folder / "model.onnx", "--data", folder / rows, *options, *budget, *TIMING]
 
 
+def of_decoder(folder: Path) -> list[str | Path]:
+    """Arguments of a run on a file with caches."""
+    rows: list[str | Path] = ["--data", folder / "rows.txt", "--tokenizer", folder / "tokenizer", "--max-length", "8"]
+    return [*rows, "--macs", "70%", "--prompt-tokens", "4", "--new-tokens", "2", *TIMING]
+
+
 @dataclass(frozen=True)
 class Light:
     """A folder of a run that a process without PyTorch worked on, and the results of its commands by name."""
@@ -67,6 +74,8 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory, shared_export
     npz(folder / "rows.npz", **arrays(48))
     texts(folder / "rows.tsv")
     tokenizer().save_pretrained(folder / "tokenizer")
+    build_grouped(folder / "decoder.onnx")
+    (folder / "rows.txt").write_text("\n".join([" ".join(WORDS)] * 10))
     return folder
 
 
@@ -111,6 +120,7 @@ def _light(folder: Path, inputs: Path, is_run: Callable[[str], bool]) -> Light:
             "sites file": ["sites", folder / "model.onnx"],
             "explain file": ["explain", folder / "model.onnx", "--data", folder / "rows.npz"],
             **{f"run {name}": ["run", *of_file(folder, name), "-o", folder / f"light {name}"] for name in ROWS},
+            "run decoder": ["run", folder / "decoder.onnx", *of_decoder(folder), "-o", folder / "light decoder"],
             "check texts": ["check", small, "--baseline", dense, *TEXTS, "--inputs", rows, "--tokenizer", out],
         }
         commands = {name: command for name, command in commands.items() if is_run(name)}
@@ -133,7 +143,7 @@ TIMED = ("bench folder", "bench graphs", "check folder", "check texts", "build",
 """Commands that time engines."""
 WORKING = (
     *("--version", "--help", "sites graph", "apply", "check server", "report", "recipe", "explain"),
-    *("export-triton", "sites file", "explain file", "run rows.npz", "run rows.tsv"),
+    *("export-triton", "sites file", "explain file", "run rows.npz", "run rows.tsv", "run decoder"),
 )
 
 

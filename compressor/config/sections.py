@@ -80,6 +80,8 @@ class SourceConfig(Config):
 _GRAPH = ".onnx"
 _LAYOUTS = ("model.onnx", "onnx/model.onnx", "onnx/encoder_model.onnx")
 """Graphs of a folder of optimum, and of one of sentence-transformers or transformers.js."""
+_DECODER, _ENCODER = "decoder.onnx", "encoder.onnx"
+"""Graphs of an output folder of a model that generates, which `model.onnx` there reads whole texts without."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_config.json")
 
 
@@ -93,6 +95,8 @@ def graph_of(path: Path) -> Path | None:
         return path
     if not path.is_dir() or any(any(path.glob(pattern)) for pattern in _WEIGHTS):
         return None
+    if (path / _DECODER).is_file() and not (path / _ENCODER).is_file():
+        return path / _DECODER
     named = [path / name for name in _LAYOUTS if (path / name).is_file()]
     graphs = named[:1] or sorted(path.glob(f"*{_GRAPH}")) or sorted(path.glob(f"onnx/*{_GRAPH}"))
     if len(graphs) > 1:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 import onnx_ir as ir
 
 import graph_passes
 from compressor.engines.build import require_complete
-from compressor.engines.prove import Case, case_name, prove_outputs
-from compressor.engines.prove_export import require_export
-from compressor.errors import ErrorCode, InputError
-from compressor.export import rewrite_reference
-from compressor.generation.export import export_generation
-from compressor.generation.prove import generation_cases, graph_outputs, prove_steps, whole_outputs
-from compressor.generation.steps import run_in_steps
+from compressor.engines.prove import Case
+from compressor.generation.prove import graph_outputs, prove_steps
 from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.timing import alternate_calls, speed_of
-from compressor.model_folder import ModelFolder, fresh_model
+from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
 from compressor.targets import Target
-from compressor.targets.base import TOLERANCE, Feeds
+from compressor.targets.base import TOLERANCE, Precision
 from compressor.targets.caches import DECODER, PLAN, plan_digest
 from compressor.targets.onnxruntime.sessions import OrtSessions
-from compressor.targets.relative_error import Outputs
-from compressor.units.hook import Attention, family
+from compressor.units.prunable import Attention
 from graph_passes import Plan
-from graph_passes.attention.gate_initializers import find_gates, set_gates
+from graph_passes.attention.gate_initializers import set_gates
 from graph_passes.flow.caches import bytes_per_token
 from graph_passes.shrink import shrink_parts
 
@@ -45,6 +41,8 @@ class CachedGraphs:
         plan: the plan that keeps every unit.
         attention: the form of attention in them.
         proof: model = graphs with gates.
+        texts: inputs of the proofs.
+        precision: the precision of their weights.
     """
 
     files: tuple[str, ...]
@@ -52,6 +50,44 @@ class CachedGraphs:
     plan: Plan
     attention: Attention
     proof: Proof
+    texts: tuple[Case, ...] = ()
+    precision: Precision = "fp32"
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative error between them and what is made from them."""
+        return TOLERANCE[self.precision]
+
+
+class CachedExporter(Protocol):
+    """The functions of a module that `ModelAccess.cached_exporter` names."""
+
+    def texts_of(self, folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
+        """The cases of a run as texts to continue."""
+
+    def export_graphs(
+        self, folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention
+    ) -> tuple[str, ...]:
+        """Write the graphs with gates, and return their names in the order in which they run."""
+
+    def rewrite_graphs(self, folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
+        """Write the graphs with the gates of a plan and the present weights, where those of the whole model exist."""
+
+    def prove_export(
+        self,
+        folder: ModelFolder,
+        plan: Plan,
+        texts: Sequence[Case],
+        graphs: Path,
+        attention: Attention,
+        variant: VariantName,
+    ) -> Proof:
+        """The proof that graphs with gates, in steps, compute what the model computes on whole texts."""
+
+
+def _exporter_of(folder: ModelFolder) -> CachedExporter:
+    exporter: Any = import_module(folder.access.cached_exporter)
+    return cast(CachedExporter, exporter)
 
 
 def export_whole(
@@ -71,20 +107,15 @@ def export_whole(
         InputError: the model cannot be exported with caches.
         MismatchError: the proof does not hold.
     """
-    texts = generation_cases(cases)
-    files = export_generation(folder.model, plan, out, opset=opset, attention=attention)
-    proof = _prove_export(folder, plan, texts, out, attention, "dense")
-    return CachedGraphs(files, out, plan, attention, proof)
+    exporter = _exporter_of(folder)
+    texts = exporter.texts_of(folder, cases)
+    files = exporter.export_graphs(folder, plan, out, opset=opset, attention=attention)
+    proof = exporter.prove_export(folder, plan, texts, out, attention, "dense")
+    return CachedGraphs(files, out, plan, attention, proof, texts, folder.access.precision)
 
 
 def shrink_graphs(
-    whole: CachedGraphs,
-    folder: ModelFolder,
-    plan: Plan,
-    cases: Sequence[Case],
-    runtime: Target,
-    scratch: Path,
-    out: Path,
+    whole: CachedGraphs, folder: ModelFolder, plan: Plan, runtime: Target, scratch: Path, out: Path
 ) -> tuple[Proof, ...]:
     """Write the graphs of a plan without what it drops, each proven.
 
@@ -92,7 +123,6 @@ def shrink_graphs(
         whole: the graphs of the whole model.
         folder: the model, which has the weights of the plan.
         plan: the plan.
-        cases: inputs of the proofs.
         runtime: the target that the graphs are for.
         scratch: folder for the graphs with the gates and weights of the plan, which exists.
         out: folder of the result.
@@ -104,54 +134,15 @@ def shrink_graphs(
         PlanError, SiteRefusedError: the graphs cannot lose what the plan drops.
         MismatchError: a proof does not hold.
     """
-    files, texts = whole.files, generation_cases(cases)
-    for name in files:
-        part = plan.part(find_gates(graph_passes.load(whole.folder / name).graph))
-        if not rewrite_reference(whole.folder / name, folder.model, part, scratch / name):
-            raise InputError(
-                f"{name}: the graph has no gate for a group of the plan, or the plan has masks",
-                code=ErrorCode.PLAN_MISMATCH,
-                file=name,
-            )
-    exported = _prove_export(folder, plan, texts, scratch, whole.attention, "compressed")
-    graphs = _shrink({name: graph_passes.load(scratch / name) for name in files}, plan)
+    exporter, texts = _exporter_of(folder), whole.texts
+    exporter.rewrite_graphs(folder, plan, whole.folder, whole.files, scratch)
+    exported = exporter.prove_export(folder, plan, texts, scratch, whole.attention, "compressed")
+    graphs = _shrink({name: graph_passes.load(scratch / name) for name in whole.files}, plan)
     for graph in graphs.values():
         runtime.prepare_caches(graph)
     _write(graphs, out)
     expected, shrunk = graph_outputs(scratch, texts), OrtSessions(out, optimized=False)
-    return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk)
-
-
-def _prove_export(
-    folder: ModelFolder,
-    plan: Plan,
-    texts: Sequence[Case],
-    graphs: Path,
-    attention: Attention,
-    variant: VariantName,
-) -> Proof:
-    """The proof that graphs with gates, in steps, compute what the gated model computes on whole texts.
-
-    The reference is the folder, loaded afresh: with the weights of its model where these may have been trained.
-    """
-    fresh, gated = fresh_model(folder, trained=variant != "dense"), OrtSessions(graphs, optimized=False)
-
-    def run(feeds: Feeds) -> Outputs:
-        try:
-            return run_in_steps(gated, feeds)
-        except InputError as error:
-            raise InputError(
-                f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
-                f" ({error}); the exporter of transformers fixes a size of this family",
-                code=ErrorCode.EXPORT_FAILED,
-                family=family(fresh),
-            ) from error
-
-    def prove() -> Proof:
-        expected = whole_outputs(fresh, plan, texts, attention)
-        return prove_outputs(ProofStage.CACHED_EXPORT, variant, texts, expected, run, TOLERANCE["fp32"])
-
-    return require_export(prove, fresh, texts)
+    return exported, prove_steps(ProofStage.CACHED_SHRINK, "compressed", texts, expected, shrunk, whole.tolerance)
 
 
 def shrink_whole(whole: CachedGraphs, plan: Plan) -> dict[str, ir.Model]:

@@ -1,37 +1,34 @@
-"""Proofs that graphs with caches, run in steps, compute what the model computes on the whole text at once."""
+"""Proofs that graphs with caches, run in steps, return the expected logits."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from compressor.engines.prove import Case, case_name, prove_outputs, require
 from compressor.errors import ErrorCode, InputError
-from compressor.generation.steps import LOGITS, MASK, TARGET, TEXT, padded_left, positions, run_in_steps
+from compressor.generation.steps import MASK, TARGET, TEXT, padded_left, run_in_steps
 from compressor.results import Proof, ProofStage, VariantName
-from compressor.silence_libraries import quiet_transformers
 from compressor.targets import Target
 from compressor.targets.base import TOLERANCE
 from compressor.targets.caches import Sessions
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
-from graph_passes import Plan
 from graph_passes.errors import listed
-
-if TYPE_CHECKING:  # a build of a finished run needs no PyTorch
-    from transformers import PreTrainedModel
-
-    from compressor.units.hook import Attention
 
 _READ = frozenset((TEXT, MASK, TARGET, "decoder_attention_mask", "input_features"))
 """Inputs of the models whose graphs have caches."""
 
 
-def generation_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
+def generation_cases(cases: Sequence[Case], *, pads_left: bool = True) -> tuple[Case, ...]:
     """The cases of a run as texts to continue: with a mask, and padding on the left of a decoder-only model.
+
+    Args:
+        cases: the cases.
+        pads_left: whether the graphs read padding on the left; else the texts have none.
 
     Raises:
         InputError: the model reads more than a text, such as images beside it.
@@ -46,39 +43,10 @@ def generation_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
             )
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
         feeds = {name: array for name, array in feeds.items() if name != "decoder_attention_mask"}
+        if not pads_left:
+            feeds[MASK] = np.ones_like(feeds[MASK])
         texts.append(Case(feeds, f"{case_name(feeds)}, in steps"))
     return tuple(texts)
-
-
-def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], attention: Attention) -> list[Outputs]:
-    """Logits of the gated model on each case, from one forward over the whole text and without a cache.
-
-    Args:
-        model: the model; to be the reference, nothing has run on it.
-        plan: the plan, whose dropped units the gates switch off.
-        cases: the inputs.
-        attention: form of attention.
-    """
-    import torch
-
-    from compressor.model_folder import copy_of
-    from compressor.units import gated
-    from compressor.units.find import evaluation_mode
-
-    expected = list[Outputs]()
-    for case in cases:
-        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
-        if TARGET not in inputs and MASK in inputs and "position_ids" in inspect.signature(model.forward).parameters:
-            inputs["position_ids"] = torch.from_numpy(positions(case.feeds[MASK]))
-        fresh = copy_of(model)
-        with (
-            gated(fresh, plan, attention=attention) as gated_model,
-            evaluation_mode(fresh),
-            quiet_transformers(),
-            torch.no_grad(),
-        ):
-            expected.append({LOGITS: gated_model(**inputs, use_cache=False).logits.numpy()})
-    return expected
 
 
 def prove_steps(
@@ -112,7 +80,12 @@ def graph_outputs(folder: Path, texts: Sequence[Case]) -> list[Outputs]:
 
 
 def prove_engines(
-    folder: Path, cases: Sequence[Case], runtime: Target, threads: int | None, variant: VariantName
+    folder: Path,
+    texts: Sequence[Case],
+    runtime: Target,
+    threads: int | None,
+    variant: VariantName,
+    tolerance: float = TOLERANCE["fp32"],
 ) -> Proof:
     """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
 
@@ -126,6 +99,5 @@ def prove_engines(
     Raises:
         MismatchError: it does not hold.
     """
-    texts = generation_cases(cases)
     engines = runtime.open_sessions(folder, provider="cpu", threads=threads)
-    return prove_steps(ProofStage.CACHED_BUILD, variant, texts, graph_outputs(folder, texts), engines)
+    return prove_steps(ProofStage.CACHED_BUILD, variant, texts, graph_outputs(folder, texts), engines, tolerance)

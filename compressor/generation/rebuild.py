@@ -6,12 +6,15 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import graph_passes
 from compressor.engines.prove import Case
-from compressor.generation.prove import prove_engines
+from compressor.generation.prove import generation_cases, prove_engines
 from compressor.generation.weights import Rounding, build_rounded, move_engines
 from compressor.results import Generation, Proof
 from compressor.targets import WEIGHT_BITS, Target
-from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.base import TOLERANCE
+from compressor.targets.caches import DECODER, ENCODER, PADDING
+from compressor.targets.graph_facts import stored_precision
 
 
 def rounding_of(generation: Generation) -> Rounding:
@@ -56,11 +59,14 @@ def build_again(
     for file in graphs:
         shutil.copy(file, scratch)
     runtime.build_sessions(scratch, (ENCODER, DECODER), sizes, threads)
-    proofs = [prove_engines(scratch, cases, runtime, threads, "compressed")]
+    decoder = graph_passes.load(scratch / DECODER)
+    texts = generation_cases(cases, pads_left=PADDING not in decoder.metadata_props)
+    tolerance = TOLERANCE[stored_precision(decoder)]
+    proofs = [prove_engines(scratch, texts, runtime, threads, "compressed", tolerance)]
     if rounding.precision is not None:
         rounded = scratch / "rounded"
         rounded.mkdir()
-        proofs.append(build_rounded(scratch, runtime, rounding, cases, threads, rounded)[1])
+        proofs.append(build_rounded(scratch, runtime, rounding, texts, threads, rounded)[1])
         move_engines(runtime, rounded, scratch)
         rounded.rmdir()
     return tuple(proofs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compressor.targets.base import Feeds
-from compressor.targets.caches import Caches, Sessions
+from compressor.targets.caches import Caches, Sessions, positions
 from compressor.targets.relative_error import Outputs
 
 TEXT, MASK, TARGET, LOGITS = "input_ids", "attention_mask", "decoder_input_ids", "logits"
@@ -20,8 +20,10 @@ def run_in_steps(sessions: Sessions, feeds: Feeds) -> Outputs:
         sessions: the graphs.
         feeds: inputs of the whole model, with a mask that has zeros for padding.
     """
-    length = decoded_ids(feeds).shape[1]
-    after = np.cumsum([max(1, length - sum(_LAST_STEPS)), *_LAST_STEPS]).tolist()
+    texts, length = decoded_ids(feeds).shape
+    # Operators with caches may take several tokens after the first ones of a single text alone.
+    last = _LAST_STEPS if texts == 1 else [1] * len(_LAST_STEPS)
+    after = np.cumsum([max(1, length - sum(last)), *last]).tolist()
     ends = [end for end in after if end < length] + [length]
     caches, parts = begin(sessions, feeds), list[np.ndarray]()
     for start, stop in zip([0, *ends], ends, strict=False):
@@ -60,11 +62,6 @@ def step(sessions: Sessions, feeds: Feeds, start: int, stop: int, caches: Caches
         return sessions.decode(ids, mask, None, caches)
     mask = np.ones_like(feeds[TEXT]) if mask is None else mask
     return sessions.decode(ids, mask[:, :stop], positions(mask)[:, start:stop], caches)
-
-
-def positions(mask: np.ndarray) -> np.ndarray:
-    """The position of each token `[batch, position]`: tokens are counted without padding on the left."""
-    return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
 def padded_left(feeds: Feeds) -> dict[str, np.ndarray]:

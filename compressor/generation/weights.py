@@ -22,7 +22,7 @@ from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.engines.trials import smallest_that_holds
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, TargetMissingError
-from compressor.generation.prove import generation_cases, prove_steps
+from compressor.generation.prove import prove_steps
 from compressor.generation.steps import LOGITS, begin, decoded_ids, run_in_steps, step
 from compressor.generation.workload import CachedEngine, Call, Workload
 from compressor.measure.timing import alternate_calls
@@ -158,7 +158,7 @@ def _reference(folder: Path, rounding: Rounding, path: Path) -> OrtSessions:
 
 
 def build_rounded(
-    folder: Path, runtime: Target, rounding: Rounding, cases: Sequence[Case], threads: int | None, out: Path
+    folder: Path, runtime: Target, rounding: Rounding, texts: Sequence[Case], threads: int | None, out: Path
 ) -> tuple[Sessions, Proof]:
     """Build the engine of a decoder with rounded weights, and prove that it computes what the graph with them does.
 
@@ -169,7 +169,7 @@ def build_rounded(
         folder: the folder of the graphs, with their engines in fp32.
         runtime: the target of the engine.
         rounding: how the weights are stored.
-        cases: inputs of the proofs of the run.
+        texts: inputs of the proofs.
         threads: threads of the engine; None: one per core.
         out: an empty folder for the engine.
 
@@ -183,7 +183,7 @@ def build_rounded(
     path = runtime.round_weights(folder, rounding.apply, out)
     sessions = runtime.open_sessions(folder, provider="cpu", threads=threads, decoder=path)
     with tempfile.TemporaryDirectory(dir=out) as scratch:
-        reference, texts = _reference(folder, rounding, Path(scratch) / DECODER), generation_cases(cases)
+        reference = _reference(folder, rounding, Path(scratch) / DECODER)
     expected = [run_in_steps(reference, text.feeds) for text in texts]
     stage, tolerance = ProofStage.CACHED_WEIGHTS, TOLERANCE["int8"]
     return sessions, prove_steps(stage, "compressed", texts, expected, sessions, tolerance)
@@ -213,7 +213,7 @@ class WeightTrials:
     Attributes:
         folder: the folder of the graphs, with their engines in fp32.
         runtime: the target of the engines.
-        cases: inputs of the proofs of the run.
+        texts: inputs of the proofs.
         scorer: scores engines on the evaluation rows, in comparison with the dense engine.
         workload: the requests whose tokens are timed.
         threads: threads of the engines; None: one per core.
@@ -224,7 +224,7 @@ class WeightTrials:
 
     folder: Path
     runtime: Target
-    cases: Sequence[Case]
+    texts: Sequence[Case]
     scorer: EvaluationScorer
     workload: Workload
     threads: int | None
@@ -273,7 +273,7 @@ class WeightTrials:
                 else:
                     out = self.scratch / f"decoder{next(self._numbers)}"
                     out.mkdir()
-                    parts = self.folder, self.runtime, rounding, self.cases, self.threads, out
+                    parts = self.folder, self.runtime, rounding, self.texts, self.threads, out
                     opened, *proofs = build_rounded(*parts)
             whole = dataclasses.replace(self.scorer.dense, engine=CachedEngine.of(opened))
             scored = self.scorer.measure(whole, f"{row.label}, with caches")
@@ -324,7 +324,7 @@ class WeightTrials:
         """Training rows, if there are any; else the inputs of the proofs."""
         data = self.scorer.data
         if data is None or not len(data.train):
-            return [case.feeds for case in generation_cases(self.cases)]
+            return [text.feeds for text in self.texts]
         count = len(within_tokens(data, draw_rows(data, _RANKED_ROWS, self.scorer.seed), _RANKED_TOKENS))
         return calibration_rows(data, count, self.scorer.seed)
 

@@ -17,20 +17,23 @@ import onnx_ir as ir
 import graph_passes
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.graph.config import GraphConfig
-from compressor.graph.program import Program, widen
+from compressor.graph.program import CACHED_BRANCH, Program, widen
 from compressor.model_folder.access import ModelAccess
 from compressor.model_folder.feeds import Draw, cannot_make, text_feeds
 from compressor.model_folder.folder import ModelFolder
 from compressor.model_folder.processor import IMAGES
 from compressor.processes import on_accelerator
 from compressor.targets.base import Feeds
+from compressor.targets.caches import PADDING, positions
 from compressor.targets.example_rows import ExampleRows, record_example_rows
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.onnxruntime.ort_session import runner, session_settings, unoptimized_runner
 from compressor.units import PrunableGroup, Site
 from compressor.units.prunable import Attention, LinearWeights, known_groups, nothing_to_remove
 from graph_passes import Plan
+from graph_passes.flow.caches import read_caches
 from graph_passes.passes.insert_gates import FINGERPRINT
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,6 +61,7 @@ class GraphFile(ModelAccess):
 
     file: Path
     exporter: ClassVar[str] = "compressor.engines.export_file"
+    cached_exporter: ClassVar[str] = "compressor.generation.export_file"
     changes_with_length: ClassVar[bool] = False
 
     def __init__(self, program: Program, config: GraphConfig) -> None:
@@ -76,6 +80,15 @@ class GraphFile(ModelAccess):
     @property
     def inputs(self) -> tuple[str, ...]:
         return tuple(self.input_specs)
+
+    @property
+    def generates(self) -> bool:  # type: ignore[override]
+        return self._program.cached is not None
+
+    @property
+    def pads_left(self) -> bool:
+        """Whether the graph of a decoder with caches reads texts with padding on the left."""
+        return self._program.cached is None or PADDING not in self._program.cached.metadata_props
 
     @property
     def network(self) -> PreTrainedModel:
@@ -239,32 +252,38 @@ class GraphFile(ModelAccess):
             PlanError: the plan has other groups than the graph.
             OSError: the disk is full or the folder cannot be written; no file remains.
         """
-        model = self.with_weights()
-        graph_passes.gate_groups(model, plan)
-        if example is not None:
-            record_example_rows(model, example)
-        if plan.model is not None:
-            model.metadata_props[FINGERPRINT] = plan.model
-        graph_passes.save(model, path)
+        _write_gated(self.with_weights(), plan, path, example)
+
+    def write_cached(self, plan: Plan, path: Path) -> None:
+        """Write the graph of a decoder with its caches and with the gates of a plan; see `write_gated`."""
+        _write_gated(self.with_weights(with_caches=True), plan, path)
 
     @contextmanager
     def reference(self, plan: Plan) -> Iterator[Callable[[Feeds], Outputs]]:
-        """Runs the graph in ONNX Runtime, without its optimizations.
+        """Runs the graph in ONNX Runtime, without its optimizations; that of a decoder with empty caches.
 
         The weights are those of now, and the gates of the plan are multiplied into them: the reference of a proof
-        shares neither the inserted gates nor the operators in PyTorch with what is proven.
+        shares neither the inserted gates nor the operators in PyTorch with what is proven. A decoder whose plan and
+        weights change nothing is its file, as it is.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            graph_passes.save(self.with_weights(plan), path)
-            yield unoptimized_runner(path)
+            model = self.with_weights(plan, with_caches=self.generates)
+            changed = self._network is not None or self._changed or self._factors(plan)
+            if self.generates and not changed:
+                path = self.file
+            else:
+                graph_passes.save(model, path)
+            run = unoptimized_runner(path)
+            yield partial(_run_empty, model, run) if self.generates else run
 
-    def with_weights(self, gates: Plan | None = None) -> ir.Model:
+    def with_weights(self, gates: Plan | None = None, *, with_caches: bool = False) -> ir.Model:
         """The normalized graph with the weights that the model has now.
 
         Args:
             gates: a plan whose gates are multiplied into the weights of the matmuls that its groups end in; None: the
                 weights stay as they are.
+            with_caches: whether it is the graph of a decoder with its caches.
 
         Raises:
             InputError: the file has changed since it was read.
@@ -272,7 +291,9 @@ class GraphFile(ModelAccess):
         if graph_digest(self.file) != self._program.content:
             text = f"{self.file}: the file has changed since this run read it; run the command again"
             raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self.file)
-        model = self._program.model.clone()
+        source = self._program.cached if with_caches else self._program.model
+        assert source is not None
+        model = source.clone()
         factors = {} if gates is None else self._factors(gates)
         for name in self._names:
             value = model.graph.initializers[name]
@@ -309,6 +330,32 @@ class GraphFile(ModelAccess):
             for linear in self._program.linears[group.name]:
                 factors[linear.weight.name or ""] = gate[:, None] if linear.is_transposed else gate
         return factors
+
+
+def _write_gated(model: ir.Model, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
+    """Write a graph, which is changed, with the gates of a plan; see `GraphFile.write_gated`."""
+    graph_passes.gate_groups(model, plan)
+    if example is not None:
+        record_example_rows(model, example)
+    if plan.model is not None:
+        model.metadata_props[FINGERPRINT] = plan.model
+    graph_passes.save(model, path)
+
+
+def _run_empty(model: ir.Model, run: Callable[[Feeds], Outputs], feeds: Feeds) -> Outputs:
+    """The outputs of a decoder on whole texts `[text, position]` and empty caches, without the new caches."""
+    caches, ids = read_caches(model), feeds[IDS]
+    counted = positions(feeds.get(MASK, np.ones_like(ids)))
+    completed = {**feeds, POSITIONS: counted, CACHED_BRANCH: np.zeros(1, np.bool_)}
+    for value in model.graph.inputs:
+        name, dtype = value.name or "", np.dtype(np.int64 if value.dtype is None else value.dtype.numpy())
+        if value in caches:
+            sizes = [size if isinstance(size, int) else 0 for size in value.shape or ()]
+            completed[name] = np.empty((len(ids), *sizes[1:]), dtype)
+        elif name in completed:
+            completed[name] = np.asarray(completed[name], dtype)
+    returned = {output.name for output in caches.values() if output is not None}
+    return {name: output for name, output in run(completed).items() if name not in returned}
 
 
 def _forward_of(network: GraphNetwork, feeds: Feeds) -> Outputs:

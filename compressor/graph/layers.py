@@ -365,9 +365,7 @@ def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.V
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # of a layer before which none was compiled
     for name, value in initializers.items():
         known[value] = copied = _named(value)
-        copied.const_value = value.const_value
-        if name in weights:
-            copied.const_value = ir.Tensor(weights[name], name=name)
+        copied.const_value = ir.Tensor(weights[name], name=name) if name in weights else _in_memory(value.const_value)
     nodes = []
     for node in model.graph:
         if node not in needed:
@@ -386,6 +384,13 @@ def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.V
         name="part",
     )
     return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _in_memory(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
+    """A tensor without its file, which ONNX Runtime does not read beside a graph that is no file."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _session(part: ir.Model) -> ort.InferenceSession:

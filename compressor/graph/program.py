@@ -17,13 +17,18 @@ import graph_passes
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.layers import Division, GraphLinear, unshare_biases
 from compressor.graph.signature import InputSpec, OutputSpec
+from compressor.targets.caches import PADDING
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
 from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
-from graph_passes.passes import Normalize
+from graph_passes.errors import listed
+from graph_passes.flow.caches import cache_names, record_caches
+from graph_passes.passes import NameDecodingAxes, Normalize, ReadWholeTexts
 from graph_passes.passes.insert_gates import FINGERPRINT
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
+from graph_passes.tape import add_initializer
 
-_TOKENS, _TYPES = "input_ids", "token_type_ids"
+_TOKENS, _TYPES, LOGITS = "input_ids", "token_type_ids", "logits"
 _QUANTIZED = frozenset(
     "ConvInteger DequantizeLinear DynamicQuantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulInteger"
     " MatMulIntegerToFloat MatMulNBits QAttention QGemm QLinearAdd QLinearConv QLinearMatMul QuantizeLinear".split()
@@ -33,6 +38,12 @@ _LEAST_OPSET = 11
 """First version of ONNX's operators that is read."""
 _CACHE = re.compile(r"past_key|past_value\b|key_value|past[._]?\d|cache", re.IGNORECASE)
 """What the names of inputs that hold keys and values of earlier positions contain."""
+_OF_TEXTS = (IDS, MASK, POSITIONS)
+"""Inputs of a decoder with caches besides these."""
+_FROM_LEFT = ("GroupQueryAttention",)
+"""Operators that read as many tokens of a text as it has from its first position on."""
+CACHED_BRANCH = "use_cache_branch"
+"""Input of a decoder that holds two graphs, one of which reads caches."""
 _FUSED_TABLES = {"EmbedLayerNormalization": ((0, 2), (1, 4))}
 """Operator that looks up several tables -> positions of ids and of their table among its inputs."""
 _KEEP_IDS = ("Cast", "Identity")
@@ -48,9 +59,10 @@ class Program:
         file: the file of the graph.
         content: hash of the file and its external data when it was read.
         model: the graph, normalized: local functions are inlined, constants are initializers, and each linear has its
-            own bias.
+            own bias. That of a decoder with key/value caches reads whole texts, without caches.
         search: the groups of units of the graph, and what prevents more.
         precision: the precision in which the file stores its matrices.
+        cached: the graph of a decoder with its caches, whose weights are those of `model`; None: it has none.
     """
 
     file: Path
@@ -58,6 +70,7 @@ class Program:
     model: ir.Model
     search: GraphGroups
     precision: Literal["fp32", "fp16", "bf16"]
+    cached: ir.Model | None = None
 
     @classmethod
     def of(cls, file: Path, sizes: Mapping[str, tuple[int, ...]] | None = None) -> Program:
@@ -74,10 +87,21 @@ class Program:
         content, model = graph_digest(file), graph_passes.load(file)
         _require_readable(model, file)
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
+        _take_cached_branch(model.graph)
         Normalize()(model)
         unshare_biases(model.graph)
         graph_passes.record_example_sizes(model, sizes or {})
-        return cls(file, content, model, graph_passes.find_groups(model), stored_precision(model))
+        search, precision = graph_passes.find_groups(model), stored_precision(model)
+        _require_caches(model, file)
+        if not (caches := cache_names(model)):
+            return cls(file, content, model, search, precision)
+        record_caches(model, caches.items())  # also of what a plan cuts
+        NameDecodingAxes()(model)
+        if any(node.op_type in _FROM_LEFT for node in model.graph) or MASK not in {v.name for v in model.graph.inputs}:
+            model.metadata_props[PADDING] = "right"
+        whole = ReadWholeTexts()(model.clone()).model
+        Normalize()(whole)
+        return cls(file, content, whole, search, precision, model)
 
     @property
     def graph(self) -> ir.Graph:
@@ -218,9 +242,6 @@ def _require_readable(model: ir.Model, file: Path) -> None:
             op_type=node.op_type,
             node=node.name,
         )
-    for cache in (value.name for value in model.graph.inputs if _CACHE.search(value.name or "")):
-        text = f"its input {cache} holds keys and values of earlier positions; export the graph without them"
-        raise _other_kind(file, f"{text} (use_cache=False)", input=cache)
     if not any(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.outputs):
         names = ", ".join(value.name or "" for value in model.graph.outputs)
         raise _other_kind(
@@ -229,6 +250,52 @@ def _require_readable(model: ir.Model, file: Path) -> None:
             " numbers or vectors",
             outputs=names,
         )
+
+
+def _take_cached_branch(graph: ir.Graph) -> None:
+    """Let a decoder that holds two graphs be the one that reads caches."""
+    for value in [value for value in graph.inputs if value.name == CACHED_BRANCH]:
+        taken = add_initializer(graph, f"{CACHED_BRANCH}.taken", np.ones(1, np.bool_))
+        value.replace_all_uses_with(taken)
+        graph.inputs.remove(value)
+
+
+def _require_caches(model: ir.Model, file: Path) -> None:
+    """Raise InputError for a graph with caches that is no decoder of texts, or whose caches no call extends."""
+    inputs = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
+    caches, outputs = cache_names(model), {value.name for value in model.graph.outputs}
+    held = [name for name in inputs if caches.get(name) not in outputs and (name in caches or _CACHE.search(name))]
+    if held:
+        raise _other_kind(
+            file,
+            f"its input {held[0]} holds keys and values of earlier positions, and no output has these with further"
+            " positions after them; export a decoder-only model with caches that grow, or without any"
+            " (use_cache=False)",
+            input=held[0],
+        )
+    unknown = [name for name in inputs if name not in (*caches, *_OF_TEXTS)] if caches else []
+    if unknown or (caches and IDS not in inputs):
+        problem = f"reads {unknown[0]}" if unknown else f"reads no {IDS}"
+        raise _other_kind(
+            file,
+            f"has key/value caches and {problem}: only decoders of texts are compressed with caches, which read"
+            f" {listed(_OF_TEXTS)}; export it so, or without caches (use_cache=False)",
+            input=unknown[0] if unknown else IDS,
+        )
+    shapes = {value.name: list(value.shape) for value in model.graph.inputs if value.shape is not None}
+    forms = [name for name in _OF_TEXTS if caches and name in shapes and len(shapes[name]) != 2]
+    if forms or (caches and IDS in shapes and isinstance(shapes[IDS][1], int)):
+        name = forms[0] if forms else IDS
+        raise _other_kind(
+            file,
+            f"has key/value caches, and its input {name} is {shapes[name]}, which holds no texts of any length;"
+            " export it with two free axes, texts and tokens",
+            input=name,
+        )
+    if caches and LOGITS not in outputs:
+        names = ", ".join(sorted(str(name) for name in outputs - set(caches.values())))
+        text = f"has key/value caches and no output {LOGITS} ({names}); give the output with the scores of tokens this"
+        raise _other_kind(file, f"{text} name", outputs=names)
 
 
 def _other_kind(file: Path, problem: str, **details: Any) -> InputError:

@@ -5,6 +5,7 @@ Nothing here needs PyTorch.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -197,7 +198,12 @@ def _configuration(
 
 def _token_limit(program: Program) -> int | None:
     """The largest number of tokens that a graph of texts runs with, by trying; None: any number up to `_LONGEST`."""
-    run = unoptimized_runner(program.file)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = program.file
+        if program.cached is not None:
+            path = Path(scratch) / path.name
+            graph_passes.save(program.model, path)
+        run = unoptimized_runner(path)
     inputs, _ = program.signature
 
     def runs(length: int) -> bool:
@@ -219,6 +225,8 @@ def _token_limit(program: Program) -> int | None:
 
 def _task_by_form(folder: Path, program: Program) -> str:
     """The task of a graph of texts or images, by the names and shapes of its outputs."""
+    if program.cached is not None:
+        return "text-generation"
     names = set(program.outputs)
     if {"start_logits", "end_logits"} <= names:
         return "question-answering"

@@ -39,6 +39,7 @@ class ModelAccess(ABC):
 
     Attributes:
         exporter: module whose functions write graphs of the model and prove them; see `engines.export`.
+        cached_exporter: that of the graphs with key/value caches of one that generates; see `generation.deliver`.
         config: its configuration.
         file: the file of its graph; None: it is a module of PyTorch.
         precision: the precision in which its weights are stored; computations are in float32.
@@ -47,6 +48,7 @@ class ModelAccess(ABC):
     """
 
     exporter: ClassVar[str]
+    cached_exporter: ClassVar[str]
     config: Any
     file: Path | None = None
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"

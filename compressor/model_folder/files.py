@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 MODULES = "modules.json"
 THRESHOLD_FILES = "*thresholds.json"
 SAFE_WEIGHTS, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -37,6 +37,7 @@ class ModuleAccess(ModelAccess):
     """A model of transformers, bare or wrapped for training."""
 
     exporter: ClassVar[str] = "compressor.engines.export_module"
+    cached_exporter: ClassVar[str] = "compressor.generation.export_module"
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrap(model)

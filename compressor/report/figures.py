@@ -34,7 +34,8 @@ def latencies(speed: Speed) -> Markup:
     plot = Plot(Axis.of((0, end), "milliseconds per call", margin=0), rows, _HEIGHT)
     for base, engine, colour in ((1.0, speed.dense, DENSE), (0.0, speed.compressed, COMPRESSED)):
         shares, _ = np.histogram(engine.samples, bins)
-        plot.area(stairs(0.6 * shares / max(shares.max(), 1), bins, base), colour)  # below the label of p50
+        heights = 0.6 * shares / max(shares.max(), 1)  # below the label of p50
+        plot.area(stairs(heights.tolist(), bins.tolist(), base), colour)
         for value, rise in ((engine.p50, 0.8), (engine.p90, 0.0), (engine.p99, 0.0)):
             plot.line(((value, base - 0.1), (value, base + rise)), INK, 1.2 if rise else 0.9)
         plot.text((engine.p50, base + 0.8), formatting.ms(engine.p50), INK, (3, 7))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,11 @@ from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
 from compressor.engines.build import Variant
 from compressor.engines.choose import ChosenEngine
+from compressor.engines.prove import Case
 from compressor.engines.score import EvaluationScorer
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.files import CONFIG, GENERATION, read_json
 from compressor.model_folder.text_limits import token_limit
 from compressor.results import Candidate, Generation, Note, NoteCode, Proof
 from compressor.run.run_context import RunContext
@@ -163,7 +165,7 @@ def deliver_cached(
     scratch = run.work.scratch / "cached.compressed"
     scratch.mkdir(exist_ok=True)
     with _refusal_noted(run), log.stage("compressed: shrinking the graphs with caches"):
-        proofs += [whole.proof, *deliver.shrink_graphs(whole, folder, plan, run.sizes.cases, runtime, scratch, out)]
+        proofs += [whole.proof, *deliver.shrink_graphs(whole, folder, plan, runtime, scratch, out)]
     if not proofs:
         return reads_whole
     if runtime.caches is None:
@@ -175,17 +177,19 @@ def deliver_cached(
         return replace(reads_whole, generation=deliver.count_caches(whole, out, workload), proofs=tuple(proofs))
     with log.stage("compressed: building the engines with caches"):
         runtime.build_sessions(out, whole.files, workload.contexts, threads)
-        proofs.append(prove_engines(out, run.sizes.cases, runtime, threads, "compressed"))
+        proofs.append(prove_engines(out, whole.texts, runtime, threads, "compressed", whole.tolerance))
     config = chosen.choice.config
     serves = is_engine_of_caches(config) and config.target == runtime.name and run.recipe.engine.provider != "cuda"
     is_scored = serves and run.data is not None and run.data.task.generates
     if is_scored:
         with log.stage("dense: building the engines with caches"):
             whole_engine = deliver.dense_engines(whole, runtime, workload, threads)
-            proofs.append(prove_engines(whole_engine.path.parent, run.sizes.cases, runtime, threads, "dense"))
+            proofs.append(
+                prove_engines(whole_engine.path.parent, whole.texts, runtime, threads, "dense", whole.tolerance)
+            )
         dense = replace(dense, engine=whole_engine)
         scorer = run.stages.scorer(dense)
-    candidates = _round_weights(run, workload, scorer)
+    candidates = _round_weights(run, whole.texts, workload, scorer)
     if (reason := runtime.write_library_files(out, _described(folder))) is not None:
         log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
     generation = deliver.time_graphs(
@@ -208,12 +212,18 @@ def deliver_cached(
 
 def _described(folder: ModelFolder) -> GeneratingModel:
     """What libraries that generate have to know of a model."""
-    config, generation = folder.model.config, folder.model.generation_config
+    if folder.file is None:
+        config, generation = folder.model.config.to_dict(), folder.model.generation_config.to_dict()
+    else:
+        files = (folder.path / name for name in (CONFIG, GENERATION))
+        config, generation = (read_json(file) if file.is_file() else {} for file in files)
     tokenizer = getattr(folder.processor, "tokenizer", folder.processor)
-    return GeneratingModel(config.to_dict(), generation.to_dict(), token_limit(folder.model), tokenizer)
+    return GeneratingModel(config, generation, token_limit(folder.model), tokenizer)
 
 
-def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer) -> tuple[Candidate, ...]:
+def _round_weights(
+    run: RunContext, texts: Sequence[Case], workload: Workload, scorer: EvaluationScorer
+) -> tuple[Candidate, ...]:
     """Round the weights of the engine with caches, in the precision of the recipe or in the fastest that holds.
 
     Returns:
@@ -229,7 +239,7 @@ def _round_weights(run: RunContext, workload: Workload, scorer: EvaluationScorer
     trials = WeightTrials(
         folder=run.work.result,
         runtime=cached_runtime(run.recipe.engine),
-        cases=run.sizes.cases,
+        texts=texts,
         scorer=scorer,
         workload=workload,
         threads=run.recipe.engine.threads,

@@ -23,6 +23,8 @@ ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 """The graphs of a folder that generates; only an encoder-decoder has an encoder."""
 PLAN = "compressor.plan"
 """Entry of the metadata of a graph without what a plan drops, and of its engine: the digest of the plan."""
+PADDING = "compressor.padding"
+"""Entry of the metadata of a decoder that reads no padding on the left: `right`."""
 WEIGHTS, FINER = "compressor.weights", "compressor.weights.finer"
 """Entries of the metadata of a decoder with rounded weights: their precision, and the JSON list of those in the next
 finer one."""
@@ -141,6 +143,11 @@ class Sessions(ABC):
         Raises:
             InputError: an input is missing, the graph cannot run on these inputs, or the caches were read before.
         """
+
+
+def positions(mask: np.ndarray) -> np.ndarray:
+    """The number of each token in its text `[text, position]`: tokens are counted without padding on the left."""
+    return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
 def require_decoder(folder: Path) -> None:

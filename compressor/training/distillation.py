@@ -137,7 +137,7 @@ class Distillation:
         def by_position(name: str, value: Tensor) -> bool:
             return value.dim() > 2 or name in SPAN_ENDS
 
-        return replace(self, kept=KeptOutputs(self._teach, store, rows, tokens, by_position))
+        return replace(self, kept=KeptOutputs(self.teach, store, rows, tokens, by_position))
 
     def loss(self, student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of a batch `[batch, ...]`, a scalar.
@@ -146,7 +146,7 @@ class Distillation:
             student: the model that is trained, possibly in a distributed wrapper.
             batch: its inputs, with or without labels, which are not used.
         """
-        target = self._teach(batch) if self.kept is None else self.kept(batch)
+        target = self.teach(batch) if self.kept is None else self.kept(batch)
         with evaluation_mode(student):  # dropout would hide the small errors that are left
             output = self._outputs(student, batch)
         return self._loss(target, output, batch)
@@ -160,7 +160,7 @@ class Distillation:
         Raises:
             InputError: outputs of the teacher that are compared are NaN or infinite.
         """
-        target = self._teach(batch)
+        target = self.teach(batch)
         if not torch.isfinite(self._loss(target, target, batch)):
             name = " ".join(filter(None, ("the teacher", self.teacher.name_or_path)))
             raise InputError(
@@ -250,7 +250,7 @@ class Distillation:
         return target
 
     @versioned(1)
-    def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
+    def teach(self, batch: Mapping[str, Tensor]) -> Outputs:
         device, is_half = self.teacher.device.type, self.teacher_precision == "bf16"
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=is_half):
             return self._outputs(self.teacher, batch)

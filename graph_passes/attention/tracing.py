@@ -88,6 +88,8 @@ def source_activation(value: ir.Value | None) -> ir.Value | None:
         if node.op_type in PRODUCTS and len(operands) == 1:
             return _before_layout(operands[0])
         data = [operand for operand in operands if operand is not None and not _is_index(operand)]
+        if node.op_type == "Concat":  # new keys follow those of a cache
+            data = [operand for operand in data if not operand.is_graph_input()]
         is_lookup = node.op_type == "Gather" and is_computed(node.inputs[1])
         if not data or is_lookup or node.op_type == "LayerNormalization":
             return value

@@ -94,6 +94,13 @@ class Probe:
             return None
         return first
 
+    def is_zero(self, value: ir.Value | None) -> bool:
+        """Whether a tensor holds zeros, whatever its size is."""
+        while value is not None and (node := value.producer()) is not None and node.op_type in ("Expand", "Identity"):
+            value = node.inputs[0]
+        content = self.constant(value)
+        return content is not None and not content.any()
+
     @property
     def known(self) -> Collection[ir.Value]:
         """The tensors whose content is known under the first assignment."""

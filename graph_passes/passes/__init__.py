@@ -17,12 +17,14 @@ from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
 from graph_passes.passes.merge_reshapes import MergeReshapes
+from graph_passes.passes.name_decoding_axes import NameDecodingAxes
 from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.quantize_weights import QuantizeWeights
 from graph_passes.passes.quantize_weights_inside import QuantizeWeightsInside
+from graph_passes.passes.read_whole_texts import ReadWholeTexts
 from graph_passes.passes.record_reach import RecordReach
 from graph_passes.passes.reduce_precision import ReducePrecision
 from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
@@ -33,6 +35,7 @@ from graph_passes.passes.scale_queries import ScaleQueries
 from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
 from graph_passes.passes.split_skip_norms import SplitSkipNorms
+from graph_passes.passes.state_cache_sizes import StateCacheSizes
 from graph_passes.passes.transfer_weights import TransferWeights
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
 from graph_passes.passes.use_padding_mask import UsePaddingMask
@@ -55,12 +58,14 @@ __all__ = [
     "LowerOpset",
     "MakeAxesExplicit",
     "MergeReshapes",
+    "NameDecodingAxes",
     "NameSqueezedAxes",
     "NarrowIntegers",
     "Normalize",
     "PrepareForFusion",
     "QuantizeWeights",
     "QuantizeWeightsInside",
+    "ReadWholeTexts",
     "RecordReach",
     "ReducePrecision",
     "RemoveDeadBranches",
@@ -71,6 +76,7 @@ __all__ = [
     "SeparateProjections",
     "SimplifyLookups",
     "SplitSkipNorms",
+    "StateCacheSizes",
     "TransferWeights",
     "TransposeSingleQuery",
     "UsePaddingMask",

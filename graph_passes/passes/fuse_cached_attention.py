@@ -190,7 +190,7 @@ class _Matcher:
         """
         operands = operands_of_softmax(softmax, self._probe)
         query, key, value = (self._heads(operand, softmax) for operand in operands[:3])
-        addends = [addend for addend in operands.addends if not _is_zero(addend, self._probe)]
+        addends = [addend for addend in operands.addends if not self._probe.is_zero(addend)]
         operands = operands._replace(addends=addends)
         rank, (_, spans_heads, spans_queries, _) = self._spans(operands, softmax)
         tensors, kv_heads, past = (operands.key, operands.value), key[1], None
@@ -403,11 +403,3 @@ def _broadcast(first: tuple[bool, ...], second: tuple[bool, ...]) -> tuple[bool,
     """The axes of two tensors, counted from the last, that have another size than one in either of them."""
     pairs = itertools.zip_longest(reversed(first), reversed(second), fillvalue=False)
     return tuple(a or b for a, b in pairs)[::-1]
-
-
-def _is_zero(value: ir.Value | None, probe: Probe) -> bool:
-    """Whether a tensor holds zeros, whatever its size is."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in ("Expand", "Identity"):
-        value = node.inputs[0]
-    content = probe.constant(value)
-    return content is not None and not content.any()

@@ -175,7 +175,7 @@ def _materialize(
         shape = op("Shape", same_shape)
     else:
         shape = op("Concat", *(_product(of_axis, op) for of_axis in factors if of_axis is not None), axis=0)
-    dtype = ir.DataType.FLOAT if like.dtype is None else like.dtype
+    dtype = like.dtype or probe.dtype(like) or ir.DataType.FLOAT
     if rows is None:
         rows = op("Constant", value=ir.tensor(np.zeros((), dtype.numpy()), dtype=dtype))
     result = op("Expand", rows, shape)

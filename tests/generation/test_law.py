@@ -12,7 +12,8 @@ import pytest
 
 from compressor.engines.prove import Case
 from compressor.generation.deliver import CachedGraphs, export_whole, shrink_graphs
-from compressor.generation.prove import generation_cases, whole_outputs
+from compressor.generation.export_module import whole_outputs
+from compressor.generation.prove import generation_cases
 from compressor.generation.steps import LOGITS, TARGET, TEXT, begin, step
 from compressor.model_folder import ModelFolder
 from compressor.targets import target
@@ -43,11 +44,11 @@ def exported(family: str) -> tuple[ModelFolder, list[PrunableGroup], tuple[Case,
 
 def prove(family: str, plan: Plan, tmp_path: Path) -> OrtSessions:
     """Shrink the graphs by a plan, with both proofs, and return what runs them."""
-    folder, _, cases, whole = exported(family)
+    folder, _, _, whole = exported(family)
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     for path in (scratch, out):
         path.mkdir(exist_ok=True)
-    proofs = shrink_graphs(whole, folder, plan, cases, target("ort"), scratch, out)
+    proofs = shrink_graphs(whole, folder, plan, target("ort"), scratch, out)
     assert all(proof.holds for proof in proofs)
     return OrtSessions(out, optimized=False)
 

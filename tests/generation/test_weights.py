@@ -17,6 +17,7 @@ from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.prove import Case
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
+from compressor.generation.prove import generation_cases
 from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.weights import Rounding, WeightTrials, rank_weights, reference_sessions, require_rounded
 from compressor.generation.workload import Workload
@@ -148,7 +149,7 @@ def trials(graphs: tuple[Path, Feeds], runtime: Target, tmp_path: Path) -> Weigh
     return WeightTrials(
         folder=tmp_path,
         runtime=runtime,
-        cases=[Case(feeds, "three texts")],
+        texts=generation_cases([Case(feeds, "three texts")]),
         scorer=scorer,
         workload=Workload(((3, 5),), 4),
         threads=1,
@@ -185,7 +186,7 @@ def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials,
     assert delivered.precision == precision
     assert trials._bytes(delivered.path) == row.file_bytes
     rounded, floats = (
-        run_in_steps(sessions, trials.cases[0].feeds)[LOGITS]
+        run_in_steps(sessions, trials.texts[0].feeds)[LOGITS]
         for sessions in (reference_sessions(trials.folder), OrtSessions(trials.folder, optimized=False))
     )
     assert not np.allclose(rounded, floats, rtol=1e-3)

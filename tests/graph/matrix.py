@@ -144,8 +144,8 @@ def _optimum(family: str, folder: Path) -> Path:
     model.save_pretrained(source)
     task = ["--task", _TASKS.get(family, "text-classification"), "--library-name", "transformers", "--opset", "18"]
     whole = [] if family == "whisper encoder" else ["--monolith"]
-    command = [python, "-m", "optimum.exporters.onnx", "--model", source, *task, *whole, written]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command: list[str | Path] = [python, "-m", "optimum.exporters.onnx", "--model", source, *task, *whole, written]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
     return written / ("model.onnx" if whole else "encoder_model.onnx")
 
@@ -207,8 +207,7 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
         return f"no graph: the exporter raises {type(error).__name__}"
     try:
         source = graph_passes.load(path)
-        if any(value.name == "position_ids" for value in source.graph.inputs):
-            inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1]).expand_as(inputs["input_ids"])
+        inputs = {**inputs, **_further(inputs, source)}
         arrays = feeds(inputs, source)
         try:
             whole = run(source, arrays)
@@ -228,6 +227,16 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
     if not reasons or found - expected:
         return f"silent: {dict(found)} of {dict(expected)}"
     return f"{'part' if found else 'refused'}: {', '.join(reasons)}"
+
+
+def _further(inputs: Mapping[str, Tensor], graph: ir.Model) -> dict[str, Tensor]:
+    """Inputs that optimum gives a graph and the model computes itself."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        return {}
+    further = {"position_ids": torch.arange(ids.shape[1]).expand_as(ids), "token_type_ids": torch.zeros_like(ids)}
+    names = {value.name for value in graph.graph.inputs} - set(inputs)
+    return {name: value for name, value in further.items() if name in names}
 
 
 def _wrong(

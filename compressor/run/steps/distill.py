@@ -291,48 +291,64 @@ def affordable_length(
         return TrainingLength(step.training_steps)
 
     def measure(_: Path) -> TrainingLength:
-        available, seconds = 60 * minutes, _step_seconds(step, data, distillation, network)
+        available, (seconds, teaching) = 60 * minutes, _step_seconds(step, data, distillation, network)
         start = time.perf_counter()
         evaluate()
         evaluation_seconds = time.perf_counter() - start
         # At least one, and no more than leave time for a step.
-        times = (_EVALUATED_SHARE * available, available - seconds)
+        times = (_EVALUATED_SHARE * available, available - seconds - teaching)
         evaluations = max(1, min(_EVALUATIONS, *(int(time_left / evaluation_seconds) for time_left in times)))
-        affordable = int((available - evaluations * evaluation_seconds) / seconds)
+        left = available - evaluations * evaluation_seconds
+        # Where rows are read twice or more, the outputs of the teacher are kept, and computed once for each row.
+        passes = len(data.train) / step.batch_size
+        affordable = min(step.training_steps, int((left - teaching * passes) / seconds))
+        if affordable < 2 * passes or process_count() > 1:
+            affordable = min(step.training_steps, int(left / (seconds + teaching)))
         if affordable < 1:
             raise UsageError(
-                f"--minutes {minutes:g}: one step of the distillation takes {seconds:.2g} s and an evaluation"
-                f" {evaluation_seconds:.2g} s; allow more time, or fewer rows a step (--batch-size)",
+                f"--minutes {minutes:g}: one step of the distillation takes {seconds + teaching:.2g} s and an"
+                f" evaluation {evaluation_seconds:.2g} s; allow more time, or fewer rows a step (--batch-size)",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="minutes",
                 value=minutes,
             )
-        return TrainingLength(min(step.training_steps, affordable), evaluations)
+        return TrainingLength(affordable, evaluations)
 
     return store.memo("length", {}, measure, Json(TrainingLength), by_main=True)
 
 
-def _step_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
-    """Mean seconds of a step over a training, in whose last steps linears round to 8 bits."""
+def _step_seconds(
+    step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel
+) -> tuple[float, float]:
+    """Mean seconds of a step over a training, in whose last steps linears round to 8 bits, and of the teacher in it.
+
+    The first number is without the second.
+    """
     share = step.quantized_share
-    seconds = 0.0
+    seconds = np.zeros(2)
     for rounds, part in ((False, 1 - share), (True, share)):
         if part:
             with fake_quantized(network, partial(bool, rounds)):
                 seconds += part * _timed_seconds(step, data, distillation, network)
-    return seconds
+    whole, teaching = seconds.tolist()
+    return whole - teaching, teaching
 
 
-def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
-    """Median seconds of a few training steps, after a first one for warm-up. Weights keep their values."""
+def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> np.ndarray:
+    """Median seconds of a few training steps, after a first one for warm-up, and of the teacher in them.
+
+    Weights keep their values.
+    """
     rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
     times = []
     # Steps of a training are of full batches, of repeated rows where there are few.
     for batch in np.resize(rows, (_TIMED_STEPS, step.batch_size)):
-        start = time.perf_counter()
         inputs = tensors_of(data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch])))
+        start = time.perf_counter()
+        distillation.teach(inputs)
+        taught = time.perf_counter()
         loss = distillation.loss(network, inputs)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(trained, math.inf)
@@ -340,8 +356,8 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
             optimizer.step()
         optimizer.zero_grad()
         loss.item()  # a GPU computes on after the call
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[1:] or times))
+        times.append((time.perf_counter() - taught, taught - start))
+    return np.median(times[1:] or times, axis=0)
 
 
 def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:

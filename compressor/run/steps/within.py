@@ -57,12 +57,14 @@ from compressor.workdir import ATTEMPTS, write_json
 T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
 """Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
-_FIRST_STEP, _LATER_STEP = 2.0, 1.4
+_FIRST_STEP, _LATER_STEP = 1.6, 1.4
 """Largest ratio of the speed of the first attempt that is trained to that of the whole model, and of a later one to the
 fastest that holds. A training that goes on from weights that hold is not lost, and that of too fast a plan is."""
+_ONLY_STEP = 1.3
+"""The same for the first attempt of a run in whose minutes nothing can be trained."""
 _TRAINING_RATIO = 3.0
 """Least ratio of the time of a training to that of the pruning before it, by which there are fewer attempts."""
-_PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.06, 0.5
+_PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.12, 0.5
 """Share of the time that is left which choosing and refitting the units of an attempt may take, by fewer rows."""
 _FORWARDS_OF_ROW = 30.0
 """Forwards that choosing and refitting units takes for each row: 28 for MiniLM on SST-2."""
@@ -339,7 +341,10 @@ class _Search(_Attempts):
         bounds = (whole, min(highest, _MOST_UNTRAINED * whole) if minutes == 0 else highest)
         speeds = [self._speed(attempts[number]) for number in holding]
         trains = self._trains(attempts) and minutes != 0
-        close, step = (_CLOSE_TRAINED, _LATER_STEP if speeds else _FIRST_STEP) if trains else (_CLOSE, math.inf)
+        if trains:
+            close, step = _CLOSE_TRAINED, _LATER_STEP if speeds else _FIRST_STEP
+        else:  # in little time the first attempt may be the only one
+            close, step = _CLOSE, _ONLY_STEP if minutes == 0 and not attempts else math.inf
         speed = next_speed(speeds, failed, bounds, close, step)
         if speed is None:
             return None

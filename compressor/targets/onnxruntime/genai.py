@@ -46,7 +46,9 @@ def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
         if present is not None and (match := _KEY.fullmatch(str(value.name)))
     }
     if not keys:
-        return "no layer keeps keys and values"
+        return "no layer keeps keys and values under the names past_key_values.N.key"
+    if not model.config:
+        return "no config.json says which tokens begin and end a text"
     write_json(folder / FILE, {"model": _model(path.name, graph, keys, model), "search": _search(model)})
     return None
 

@@ -18,6 +18,7 @@ from compressor.targets.caches import (
     ENCODER,
     FINER,
     MASKS,
+    PADDING,
     PLAN,
     WEIGHTS,
     Caches,
@@ -150,7 +151,8 @@ class OrtSessions(Sessions):
         self.path = decoder or file_of(DECODER)
         self._decoder = open_session(self.path, settings)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
-        recorded = self._decoder.get_modelmeta().custom_metadata_map.get(CACHES)
+        metadata = self._decoder.get_modelmeta().custom_metadata_map
+        recorded = metadata.get(CACHES)
         if recorded is None:
             raise InputError(
                 f"{folder / DECODER}: records no caches of keys and values; a run on a model that generates writes"
@@ -172,8 +174,9 @@ class OrtSessions(Sessions):
         )
         logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
         self.vocabulary = int(logits.shape[-1])
-        stored = self._decoder.get_modelmeta().custom_metadata_map
-        self.precision, self.finer = stored.get(WEIGHTS, "fp32"), tuple(json.loads(stored.get(FINER, "[]")))
+        stored = "fp16" if logits.type == "tensor(float16)" else "fp32"
+        self.precision, self.finer = metadata.get(WEIGHTS, stored), tuple(json.loads(metadata.get(FINER, "[]")))
+        self._pads_right = PADDING in metadata
         values = [self._inputs[name] for name in self._decoded]
         self.bytes_per_token = sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
         self.constants = dict[str, np.ndarray]()
@@ -196,6 +199,13 @@ class OrtSessions(Sessions):
     ) -> tuple[np.ndarray, OrtCaches]:
         """See `Sessions.decode`."""
         assert isinstance(caches, OrtCaches)
+        if self._pads_right and mask is not None and not mask[:, 0].all():
+            raise InputError(
+                f"{self.path}: its attention reads no padding on the left, which texts of unequal lengths have; pass"
+                " texts of one length, or one at a time (--batch-size 1)",
+                code=ErrorCode.UNSUPPORTED,
+                path=self.path,
+            )
         feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
@@ -204,7 +214,8 @@ class OrtSessions(Sessions):
         )
         decoded = {name: outputs[output] for name, output in self._decoded.items()}
         length = caches.length + input_ids.shape[1]
-        return outputs["logits"].numpy(), dataclasses.replace(caches, length=length, decoded=decoded)
+        logits = np.asarray(outputs["logits"].numpy(), np.float32)
+        return logits, dataclasses.replace(caches, length=length, decoded=decoded)
 
     def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
         """Caches without a position of the decoder; layers differ in their numbers of heads."""

@@ -24,6 +24,12 @@ def _pointwise(factors: Collection[int] = (), operands: int | None = None) -> Ca
     return describe
 
 
+def _selected(node: ir.Node, context: RuleContext) -> Labels:
+    """Where: an input is a factor of the output if zeros replace its elements."""
+    factors = {source for source, other in ((1, 2), (2, 1)) if context.probe.is_zero(node.inputs[other])}
+    return _pointwise(factors)(node, context)
+
+
 def _channels(node: ir.Node, context: RuleContext) -> Labels:
     """QuantizeLinear and DequantizeLinear round each element by the scale of its channel.
 
@@ -58,13 +64,14 @@ _ONE_INPUT = (
 )
 _BROADCAST = (
     "Add And BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or "
-    "PRelu Sub Sum Where Xor"
+    "PRelu Sub Sum Xor"
 )
 
 RULES = {
     **{("", op): LabelRule(_pointwise(operands=1)) for op in _ONE_INPUT.split()},
     **{("", op): LabelRule(_pointwise()) for op in _BROADCAST.split()},
     **{("", op): LabelRule(_pointwise((0,), operands=1)) for op in ("Cast", "CastLike", "Dropout", "Identity", "Neg")},
+    ("", "Where"): LabelRule(_selected),
     ("", "Clip"): LabelRule(_pointwise(operands=1)),
     **{("", op): LabelRule(_channels) for op in ("QuantizeLinear", "DequantizeLinear")},
     ("", "Mul"): LabelRule(_pointwise((0, 1))),

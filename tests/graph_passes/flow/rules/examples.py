@@ -88,6 +88,8 @@ _POINTWISE = {
     ("", "Where"): (
         Example("y = Where (c, x, z)", f"{_PAIR}, bool[B, 4, 6] c"),
         Example("y = Where (c, x, z)", "float[B, 4, 1] x, float[6] z, bool[B, 1, 6] c"),
+        Example("y = Where (c, zero, x)", "float[B, 4, 6] x, bool[B, 1, 6] c", "float zero = {0}", cut=_ALL),
+        Example("y = Where (c, x, zero)", "float[B, 4, 6] x, bool[B, 1, 6] c", "float zero = {0}", cut=_ALL),
     ),
     **{("", operator): _one_input(operator, cut=_ALL) for operator in ("Identity", "Neg")},
     ("", "Dropout"): (Example("y = Dropout (x)", cut=_ALL), Example("y, _mask = Dropout (x)", cut=_ALL)),

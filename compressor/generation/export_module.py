@@ -1,0 +1,105 @@
+"""Write the graphs with caches of a model of PyTorch, and prove them against the model, loaded afresh."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+import graph_passes
+from compressor.engines.prove import Case, case_name, prove_outputs
+from compressor.engines.prove_export import require_export
+from compressor.errors import ErrorCode, InputError
+from compressor.export import rewrite_reference
+from compressor.generation.export import export_generation
+from compressor.generation.prove import generation_cases
+from compressor.generation.steps import LOGITS, MASK, TARGET, run_in_steps
+from compressor.model_folder import ModelFolder, copy_of, fresh_model
+from compressor.results import Proof, ProofStage, VariantName
+from compressor.silence_libraries import quiet_transformers
+from compressor.targets.base import TOLERANCE, Feeds
+from compressor.targets.caches import positions
+from compressor.targets.onnxruntime.sessions import OrtSessions
+from compressor.targets.relative_error import Outputs
+from compressor.units import gated
+from compressor.units.find import evaluation_mode
+from compressor.units.hook import Attention, family
+from graph_passes import Plan
+from graph_passes.attention.gate_initializers import find_gates
+
+
+def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:
+    """Export the gated model with caches; see `deliver.CachedExporter`."""
+    return export_generation(folder.model, plan, out, opset=opset, attention=attention)
+
+
+def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
+    """Write the graphs of a plan from those of the whole model; see `deliver.CachedExporter`."""
+    for name in files:
+        part = plan.part(find_gates(graph_passes.load(whole / name).graph))
+        if not rewrite_reference(whole / name, folder.model, part, out / name):
+            raise InputError(
+                f"{name}: the graph has no gate for a group of the plan, or the plan has masks",
+                code=ErrorCode.PLAN_MISMATCH,
+                file=name,
+            )
+
+
+def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Inputs of the proofs; see `deliver.CachedExporter`."""
+    return generation_cases(cases)
+
+
+def prove_export(
+    folder: ModelFolder, plan: Plan, texts: Sequence[Case], graphs: Path, attention: Attention, variant: VariantName
+) -> Proof:
+    """The proof that graphs with gates, in steps, compute what the gated model computes on whole texts.
+
+    The reference is the folder, loaded afresh: with the weights of its model where these may have been trained.
+    """
+    fresh, gated = fresh_model(folder, trained=variant != "dense"), OrtSessions(graphs, optimized=False)
+
+    def run(feeds: Feeds) -> Outputs:
+        try:
+            return run_in_steps(gated, feeds)
+        except InputError as error:
+            raise InputError(
+                f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
+                f" ({error}); the exporter of transformers fixes a size of this family",
+                code=ErrorCode.EXPORT_FAILED,
+                family=family(fresh),
+            ) from error
+
+    def prove() -> Proof:
+        expected = whole_outputs(fresh, plan, texts, attention)
+        return prove_outputs(ProofStage.CACHED_EXPORT, variant, texts, expected, run, TOLERANCE["fp32"])
+
+    return require_export(prove, fresh, texts)
+
+
+def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], attention: Attention) -> list[Outputs]:
+    """Logits of the gated model on each case, from one forward over the whole text and without a cache.
+
+    Args:
+        model: the model; to be the reference, nothing has run on it.
+        plan: the plan, whose dropped units the gates switch off.
+        cases: the inputs.
+        attention: form of attention.
+    """
+    expected = list[Outputs]()
+    for case in cases:
+        inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
+        if TARGET not in inputs and MASK in inputs and "position_ids" in inspect.signature(model.forward).parameters:
+            inputs["position_ids"] = torch.from_numpy(positions(case.feeds[MASK]))
+        fresh = copy_of(model)
+        with (
+            gated(fresh, plan, attention=attention) as gated_model,
+            evaluation_mode(fresh),
+            quiet_transformers(),
+            torch.no_grad(),
+        ):
+            expected.append({LOGITS: gated_model(**inputs, use_cache=False).logits.numpy()})
+    return expected
