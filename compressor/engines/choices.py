@@ -63,11 +63,11 @@ def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
         has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
     """
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)
-    rounds: list[list[Choice]] = [[], [], []]
+    groups: list[list[Choice]] = [[], [], []]
     for name, precision in _precisions(names, config):
         engine = config.model_copy(update={"target": name, "precision": precision})
         if precision not in QUANTIZED:
-            rounds[-1].append(Choice(engine))
+            groups[-1].append(Choice(engine))
             continue
         if not has_rows:
             continue
@@ -76,8 +76,8 @@ def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
         if target(name).quantizes and precision == "int8":
             forms.insert(0, DYNAMIC)
         for number, form in enumerate(forms):
-            rounds[number].append(Choice(engine, form, mixes=mixes))
-    return list(itertools.chain(*rounds))
+            groups[number].append(Choice(engine, form, mixes=mixes))
+    return list(itertools.chain(*groups))
 
 
 def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[str, Precision]]:

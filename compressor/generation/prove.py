@@ -44,7 +44,7 @@ def generation_cases(cases: Sequence[Case], *, pads_left: bool = True) -> tuple[
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
         feeds = {name: array for name, array in feeds.items() if name != "decoder_attention_mask"}
         if not pads_left:
-            feeds[MASK] = np.ones_like(feeds[MASK])
+            feeds[MASK] = np.ones_like(feeds[TEXT])
         texts.append(Case(feeds, f"{case_name(feeds)}, in steps"))
     return tuple(texts)
 
@@ -91,10 +91,11 @@ def prove_engines(
 
     Args:
         folder: the folder of the graphs and engines.
-        cases: inputs of the proofs of the run.
+        texts: inputs of the proofs.
         runtime: the target of the engines.
         threads: threads of the sessions; None: one per core.
         variant: name of the variant.
+        tolerance: largest relative error.
 
     Raises:
         MismatchError: it does not hold.

@@ -63,7 +63,11 @@ class LossEstimate(NamedTuple):
 
 
 def next_speed(
-    holding: Sequence[float], failed: Sequence[float], bounds: tuple[float, float], close: float, step: float = math.inf
+    holding: Sequence[float],
+    failed: Sequence[float],
+    bounds: tuple[float, float],
+    close: float,
+    ratio: float = math.inf,
 ) -> float | None:
     """The speed between the fastest that holds and the slowest above it that does not; None if they are close.
 
@@ -74,11 +78,11 @@ def next_speed(
         failed: speeds that the other plans were chosen for.
         bounds: the speed of the whole model, and the highest that is tried.
         close: ratio of two speeds between which no further plan is tried.
-        step: largest ratio of a speed to the fastest that holds.
+        ratio: largest ratio of a speed to the fastest that holds.
     """
     low = max(holding, default=bounds[0])
     high = min((speed for speed in failed if speed > low), default=bounds[1])
-    return min(math.sqrt(low * high), step * low) if high > close * low else None
+    return min(math.sqrt(low * high), ratio * low) if high > close * low else None
 
 
 def speed_bounds(tables: Sequence[CostTable], groups: Sequence[str]) -> tuple[float, float]:

@@ -142,19 +142,19 @@ class Plot:
     def _draw_axes(self, title: str) -> None:
         x, y, middle = self._x, self._y, (self._left + self._right) / 2
         for tick, label in x.ticks.items():
-            place = self._left + x.share(tick) * (self._right - self._left)
-            self._rule((place, self._bottom), (place, self._top if x.has_grid else self._bottom + 3))
-            self._write(place, self._bottom + _FONT + _GAP, label, MUTED, "middle")
+            position = self._left + x.share(tick) * (self._right - self._left)
+            self._rule((position, self._bottom), (position, self._top if x.has_grid else self._bottom + 3))
+            self._write(position, self._bottom + _FONT + _GAP, label, MUTED, "middle")
         for tick, label in y.ticks.items():
-            place = self._bottom - y.share(tick) * (self._bottom - self._top)
+            position = self._bottom - y.share(tick) * (self._bottom - self._top)
             if y.has_grid:
-                self._rule((self._left, place), (self._right, place))
-            self._write(self._left - _GAP, place + _FONT / 3, label, MUTED, "end")
+                self._rule((self._left, position), (self._right, position))
+            self._write(self._left - _GAP, position + _FONT / 3, label, MUTED, "end")
         self._rule((self._left, self._bottom), (self._right, self._bottom))
         self._write(middle, self.height - _GAP, x.name, MUTED, "middle")
         self._write(middle, _FONT + _GAP / 2, title, MUTED, "middle")
-        place = (self._top + self._bottom) / 2
-        self._write(_FONT, place, y.name, MUTED, "middle", f' transform="rotate(-90 {_FONT} {place:.2f})"')
+        position = (self._top + self._bottom) / 2
+        self._write(_FONT, position, y.name, MUTED, "middle", f' transform="rotate(-90 {_FONT} {position:.2f})"')
 
     def _rule(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         points = " ".join(f"{x:.2f},{y:.2f}" for x, y in (start, end))

@@ -198,7 +198,7 @@ def _lasting_notes(run: FinishedRun, results: Results, cached: CachedBuild | Non
     before, outdated = run.report, set(map(NoteCode, _OF_THE_ENGINE.split()))
     if cached is not None:
         outdated |= {NoteCode.CACHED_ENGINE_MISSING, NoteCode.LIBRARY_LIMITED}
-    if before.generation is not None and before.generation.precision != "fp32":
+    if before.generation is not None and before.generation.precision in WEIGHT_BITS:
         outdated -= {NoteCode.LOSS_UNBOUNDED, NoteCode.PRODUCTS_IN_FLOAT}
     elif run.recipe.engine.precision not in QUANTIZED:
         outdated.update(map(NoteCode, _OF_QUANTIZED_GRAPHS.split()))
@@ -296,7 +296,13 @@ def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> CachedBuild |
     for file in folder.iterdir():
         if not file.name.startswith((ENCODER, DECODER)):  # copies of the graphs
             file.replace(scratch / "compressed" / file.name)
-    changes = {"precision": rounding.label, "speeds": (), "is_scored": False}
+    measured = {"milliseconds": {}, "speed": None, "metric": None, "difference": None, "agreement": None}
+    changes = {
+        "precision": generation.precision if rounding.precision is None else rounding.label,
+        "speeds": (),
+        "is_scored": False,
+        "candidates": tuple(row.model_copy(update=measured) for row in generation.candidates),
+    }
     return CachedBuild(generation.model_copy(update=changes), proofs)
 
 
@@ -307,6 +313,8 @@ def _has_results(generation: Generation | None) -> bool:
 
 def _write_library_files(out: Path, folder: Path, runtime: Target, log: RunLog) -> None:
     """Write what the runtime's own library reads beside engines with caches; `out` has the tokenizer."""
+    if not (out / "config.json").is_file():  # the graph was a file without one
+        return
     from compressor.generation.runner import runner_of
 
     runner = runner_of(out, lambda: runtime.open_sessions(folder, provider="cpu"))
@@ -465,7 +473,11 @@ def _report(
     """The report of the run, updated with what this build measured; `chooses`: the next build chooses the precision."""
     before, recipe, allowed = run.report, run.recipe, run.report.recipe.get("max_drop")
     status = DropStatus.FAILED if before.drop_status is DropStatus.FAILED else DropStatus.NOT_CHECKED
-    if results.scores:  # a metric that failed on another engine has not passed on this one
+    # A metric that failed on another engine has not passed on this one; that of engines with caches is not measured.
+    is_of_caches = before.generation is not None and (
+        before.generation.is_scored or before.generation.precision in WEIGHT_BITS
+    )
+    if results.scores and not is_of_caches:
         status = drop_status(allowed, results.scores)
     # Proofs of graphs hold whatever engine is built from them.
     lasting = _OF_GRAPHS if cached is not None else (*_OF_GRAPHS, *_OF_CACHED_ENGINES)
@@ -526,7 +538,9 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
     (out / last).unlink(missing_ok=True)
     former = runtime.engine_files(out)
     if runtime.session_files(built):
-        former += [file for each in map(target, TARGETS) for file in each.session_files(out)]
+        former += [
+            file for each in map(target, TARGETS) for file in (*each.session_files(out), *each.library_files(out))
+        ]
     for path in former:
         if not (built / path.name).is_file():
             path.unlink()

@@ -195,6 +195,7 @@ class Target(ABC):
             also with rounded weights (`round_weights`, `check_rounded`); None: engines of this runtime keep no keys
             and values here.
         session_names: patterns of the names of their files.
+        library_names: patterns of the names of the files that `write_library_files` writes.
         library: the runtime's own library that generates with such engines; None: there is none.
         packages: Python packages whose versions determine the speed of engines, besides that of the session.
         engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
@@ -214,6 +215,7 @@ class Target(ABC):
     engines: ClassVar[str]
     caches: ClassVar[str | None] = None
     session_names: ClassVar[tuple[str, ...]] = ()
+    library_names: ClassVar[tuple[str, ...]] = ()
     library: ClassVar[str | None] = None
     packages: ClassVar[tuple[str, ...]] = ()
     engine_file: ClassVar[str]
@@ -482,6 +484,10 @@ class Target(ABC):
     def session_files(self, folder: Path) -> list[Path]:
         """The files of the engines of a model that generates in a folder; empty without `caches`."""
         return sorted(path for pattern in self.session_names for path in folder.glob(pattern))
+
+    def library_files(self, folder: Path) -> list[Path]:
+        """The files in a folder that `write_library_files` writes, but for links."""
+        return sorted(path for pattern in self.library_names for path in folder.glob(pattern))
 
     @property
     def _sessions(self) -> ModuleType:

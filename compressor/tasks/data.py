@@ -44,7 +44,7 @@ PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test":
 """Adjectives of the splits in messages."""
 _SHARES: dict[Split, float] = {"eval": 0.1, "test": 0.5}
 """Shares of the training and of the evaluation rows that become rows of a split if the recipe names none."""
-_TOLD_SHARE, _TOLD_ROWS = 0.3, 1500
+_BOUNDED_SHARE, _BOUNDED_ROWS = 0.3, 1500
 """Share of the training rows that become evaluation rows where these have to tell a small loss, up to a number of rows:
 5% of changed answers move an accuracy by 0.7 points, by standard error, on 900 rows and by 1.3 on 300."""
 
@@ -329,7 +329,7 @@ class _Reading:
         groups = int(together.max(initial=-1)) + 1
         count = max(least, round(_SHARES[split] * groups))
         if split == "eval" and self._bounds_loss:
-            count = max(count, min(_TOLD_ROWS, round(_TOLD_SHARE * groups)))
+            count = max(count, min(_BOUNDED_ROWS, round(_BOUNDED_SHARE * groups)))
         if count >= groups:
             source = self._splits[origin if origin in self._splits else "train"].source
             kind = "rows" if task.set_aside_by is None else f"different values of {task.set_aside_by!r}"

@@ -189,6 +189,8 @@ def matthews(statistics: np.ndarray) -> float:
 
 def spearman(statistics: np.ndarray) -> float:
     """Spearman's correlation of predicted and true number of each example, `[examples, 2]`; 0 if it is undefined."""
+    if not np.isfinite(statistics).all():
+        return float("nan")  # which have no rank
     return pearson(np.apply_along_axis(_ranks, 0, statistics)) if len(statistics) else 0.0
 
 

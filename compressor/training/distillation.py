@@ -139,14 +139,16 @@ class Distillation:
 
         return replace(self, kept=KeptOutputs(self.teach, store, rows, tokens, by_position))
 
-    def loss(self, student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, student: nn.Module, batch: Mapping[str, Tensor], target: Outputs | None = None) -> Tensor:
         """The loss of a batch `[batch, ...]`, a scalar.
 
         Args:
             student: the model that is trained, possibly in a distributed wrapper.
             batch: its inputs, with or without labels, which are not used.
+            target: the outputs of the teacher; None: they are read where they are kept, else computed.
         """
-        target = self.teach(batch) if self.kept is None else self.kept(batch)
+        if target is None:
+            target = self.teach(batch) if self.kept is None else self.kept(batch)
         with evaluation_mode(student):  # dropout would hide the small errors that are left
             output = self._outputs(student, batch)
         return self._loss(target, output, batch)

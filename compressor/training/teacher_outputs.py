@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 Outputs = dict[str, Tensor]
 """Outputs of a model by name, `[batch, ...]` each."""
 _NAME, _VALUES, _INDEX = "teacher", "outputs.float16", "outputs.npz"
-_DISK_SHARE = 0.5
-"""Share of the free disk that the file may take."""
+DISK_SHARE = 0.5
+"""Share of the free disk that the file may take at most."""
 _MASK = "attention_mask"
 
 
@@ -165,7 +165,7 @@ class KeptOutputs:
             raise _NotKeptError(f"{self._folder} cannot be locked or written ({error.strerror})") from error
         file, index = self._folder / _VALUES, self._folder / _INDEX
         free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
-        if 2 * numbers > _DISK_SHARE * free:
+        if 2 * numbers > DISK_SHARE * free:
             raise _NotKeptError(
                 f"they take {2 * numbers / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
             )

@@ -18,13 +18,13 @@ NAN = float("nan")
 
 
 @given(st.floats(*BOUNDS), st.sampled_from([1.05, 1.4, 2.0, math.inf]))
-def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float, step: float) -> None:
+def test_the_bisection_closes_in_on_the_fastest_plan_that_holds(fastest: float, ratio: float) -> None:
     """Plans that are faster than one of them lose too much."""
     holding: list[float] = []
     failed: list[float] = []
-    while speed := next_speed(holding, failed, BOUNDS, 1.01, step):
+    while speed := next_speed(holding, failed, BOUNDS, 1.01, ratio):
         assert BOUNDS[0] <= speed <= BOUNDS[1]
-        assert speed <= step * max(holding, default=BOUNDS[0])
+        assert speed <= ratio * max(holding, default=BOUNDS[0])
         assert all(speed > slower for slower in holding)
         assert all(speed < faster for faster in failed)
         (holding if speed <= fastest else failed).append(speed)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel
 
+from compressor.answers import DECODER_IDS
 from compressor.config.sections import AUTO, EngineConfig
 from compressor.config.steps import Distill, Step
 from compressor.environment import int8_instructions
@@ -46,6 +48,7 @@ from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
 from compressor.training.precision import native_precision
+from compressor.training.teacher_outputs import DISK_SHARE
 from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
 
@@ -299,10 +302,10 @@ def affordable_length(
         times = (_EVALUATED_SHARE * available, available - seconds - teaching)
         evaluations = max(1, min(_EVALUATIONS, *(int(time_left / evaluation_seconds) for time_left in times)))
         left = available - evaluations * evaluation_seconds
-        # Where rows are read twice or more, the outputs of the teacher are kept, and computed once for each row.
+        # Where rows are read twice or more, the teacher computes the outputs of each once, and they are kept.
         passes = len(data.train) / step.batch_size
         affordable = min(step.training_steps, int((left - teaching * passes) / seconds))
-        if affordable < 2 * passes or process_count() > 1:
+        if affordable < 2 * passes or not _can_keep_outputs(step, data, distillation, store):
             affordable = min(step.training_steps, int(left / (seconds + teaching)))
         if affordable < 1:
             raise UsageError(
@@ -317,6 +320,21 @@ def affordable_length(
     return store.memo("length", {}, measure, Json(TrainingLength), by_main=True)
 
 
+def _can_keep_outputs(step: Distill, data: Data, distillation: Distillation, store: Store) -> bool:
+    """Whether the teacher's outputs of all training rows can be kept: by one process, on this disk, of no decoder."""
+    inputs = _inputs_of(data, range(min(len(data.train), step.batch_size)))
+    if process_count() > 1 or DECODER_IDS in inputs:
+        return False
+    rows = len(next(iter(inputs.values())))
+    numbers = sum(value.numel() for value in distillation.teach(inputs).values()) * len(data.train) / rows
+    return 2 * numbers <= DISK_SHARE * shutil.disk_usage(store.path.parent).free
+
+
+def _inputs_of(data: Data, rows: Iterable[int]) -> dict[str, torch.Tensor]:
+    """The inputs of a batch of training rows."""
+    return tensors_of(data.task.model_inputs(data.task.collate([data.train[int(row)] for row in rows])))
+
+
 def _step_seconds(
     step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel
 ) -> tuple[float, float]:
@@ -325,39 +343,44 @@ def _step_seconds(
     The first number is without the second.
     """
     share = step.quantized_share
-    seconds = np.zeros(2)
+    times = np.zeros(2)
     for rounds, part in ((False, 1 - share), (True, share)):
         if part:
             with fake_quantized(network, partial(bool, rounds)):
-                seconds += part * _timed_seconds(step, data, distillation, network)
-    whole, teaching = seconds.tolist()
-    return whole - teaching, teaching
+                times += part * _timed_seconds(step, data, distillation, network)
+    seconds, teaching = times.tolist()
+    return seconds, teaching
 
 
 def _timed_seconds(step: Distill, data: Data, distillation: Distillation, network: PreTrainedModel) -> np.ndarray:
-    """Median seconds of a few training steps, after a first one for warm-up, and of the teacher in them.
+    """Mean seconds of a few training steps and of the teacher before them, after a first step for warm-up.
 
+    The steps read rows of similar lengths, as those of a training do, from the shortest to the longest that it reads.
     Weights keep their values.
     """
-    rows = draw_rows(data, _TIMED_STEPS * step.batch_size, step.seed)
+    lengths = data.train["length"][:]
+    rows = sorted(draw_rows(data, step.training_steps * step.batch_size, step.seed), key=lengths.__getitem__)
+    starts = np.linspace(0, max(0, len(rows) - step.batch_size), _TIMED_STEPS).astype(int)
+    # Steps of a training are of full batches, of repeated rows where there are few.
+    batches = [np.resize(rows[start : start + step.batch_size], step.batch_size) for start in starts]
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
     times = []
-    # Steps of a training are of full batches, of repeated rows where there are few.
-    for batch in np.resize(rows, (_TIMED_STEPS, step.batch_size)):
-        inputs = tensors_of(data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch])))
-        start = time.perf_counter()
-        distillation.teach(inputs)
+    for batch in (batches[0], *batches):
+        inputs, start = _inputs_of(data, batch), time.perf_counter()
+        target = distillation.teach(inputs)
+        for output in target.values():
+            output.flatten()[:1].tolist()  # a GPU computes on after the call
         taught = time.perf_counter()
-        loss = distillation.loss(network, inputs)
+        loss = distillation.loss(network, inputs, target)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(trained, math.inf)
         if torch.isfinite(norm):  # else a step makes weights NaN, even at a rate of zero
             optimizer.step()
         optimizer.zero_grad()
-        loss.item()  # a GPU computes on after the call
+        loss.item()
         times.append((time.perf_counter() - taught, taught - start))
-    return np.median(times[1:] or times, axis=0)
+    return np.mean(times[1:], axis=0)
 
 
 def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:

@@ -16,6 +16,7 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
+from compressor.engines.choose import ChosenEngine
 from compressor.errors import BudgetError
 from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
@@ -57,10 +58,10 @@ from compressor.workdir import ATTEMPTS, write_json
 T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
 """Ratio of two speeds between which no further attempt is made; a training costs more than it gains there."""
-_FIRST_STEP, _LATER_STEP = 1.6, 1.4
+_FIRST_RATIO, _LATER_RATIO = 1.6, 1.4
 """Largest ratio of the speed of the first attempt that is trained to that of the whole model, and of a later one to the
 fastest that holds. A training that goes on from weights that hold is not lost, and that of too fast a plan is."""
-_ONLY_STEP = 1.3
+_ONLY_RATIO = 1.3
 """The same for the first attempt of a run in whose minutes nothing can be trained."""
 _TRAINING_RATIO = 3.0
 """Least ratio of the time of a training to that of the pruning before it, by which there are fewer attempts."""
@@ -136,6 +137,7 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
         began = time.perf_counter()
         scorer, engine = units.with_engine(step.units, state, context, main_store)
         deadline = _deadline(step, context.run, time.perf_counter() - began)
+        engine = _without_lossier(engine, context.run.rows.eval_task)
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
     else:
         deadline = math.inf
@@ -147,6 +149,15 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
     return replace(state, rungs=_rungs(attempts))
 
 
+def _without_lossier(engine: ChosenEngine, task: Task) -> ChosenEngine:
+    """The engine, without its runner-up where that loses more or rounds otherwise than attempts are judged by."""
+    near = engine.runner_up
+    if near is None:
+        return engine
+    rounds_alike = near.choice.config.precision == engine.choice.config.precision
+    return engine if rounds_alike and near.lost(task) <= engine.lost(task) else replace(engine, runner_up=None)
+
+
 def _deadline(step: Within, run: RunContext, choosing: float) -> float:
     """When the last attempt has to end, by `time.perf_counter`; infinite without a limit.
 
@@ -155,9 +166,10 @@ def _deadline(step: Within, run: RunContext, choosing: float) -> float:
     """
     if step.minutes is None:
         return math.inf
-    before = time.perf_counter() - run.log.start - choosing
+    kept = _RUNGS_SHARE * 60 * step.minutes
+    before = min(kept, time.perf_counter() - run.log.start - choosing)  # earlier steps may have learned
     timing = 2 * run.built.measure.seconds * len(run.timed_inputs)
-    return run.log.start + (1 - _RUNGS_SHARE) * 60 * step.minutes - before - timing
+    return run.log.start + 60 * step.minutes - kept - before - timing
 
 
 def _rungs(attempts: _Attempts) -> Rungs | None:
@@ -342,10 +354,10 @@ class _Search(_Attempts):
         speeds = [self._speed(attempts[number]) for number in holding]
         trains = self._trains(attempts) and minutes != 0
         if trains:
-            close, step = _CLOSE_TRAINED, _LATER_STEP if speeds else _FIRST_STEP
+            close, ratio = _CLOSE_TRAINED, _LATER_RATIO if speeds else _FIRST_RATIO
         else:  # in little time the first attempt may be the only one
-            close, step = _CLOSE, _ONLY_STEP if minutes == 0 and not attempts else math.inf
-        speed = next_speed(speeds, failed, bounds, close, step)
+            close, ratio = _CLOSE, _ONLY_RATIO if minutes == 0 and not attempts else math.inf
+        speed = next_speed(speeds, failed, bounds, close, ratio)
         if speed is None:
             return None
         start = holding[-1] if holding and trains else None

@@ -20,6 +20,7 @@ class OnnxRuntimeTarget(Target):
     caches = "compressor.targets.onnxruntime.sessions"
     session_names = ("encoder.engine.onnx*", "decoder.engine.onnx*")
     library = "onnxruntime-genai"
+    library_names = ("genai_config.json",)
     packages = ("onnxruntime",)
     engine_file = "engine.onnx"
     suffixes = (".onnx",)

@@ -26,6 +26,7 @@ class OpenVinoTarget(Target):
         f"{name}.{kind}" for name in ("openvino_model", "encoder", "decoder") for kind in ("xml", "bin")
     )
     library = "openvino-genai"
+    library_names = ("openvino_tokenizer.*", "openvino_detokenizer.*")
     packages = ("openvino",)
     engine_file = "engine.xml"
     metadata_file = "engine.bin"

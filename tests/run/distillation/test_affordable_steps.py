@@ -23,6 +23,13 @@ from tests.faults import fails_with
 TASK = SimpleNamespace(collate=lambda rows: {"rows": np.array(rows)}, model_inputs=lambda batch: batch)
 
 
+class Rows(list[int]):
+    """Numbers of rows, which are as long as their numbers."""
+
+    def __getitem__(self, item: Any) -> Any:
+        return list(self) if item == "length" else super().__getitem__(item)
+
+
 class Clock:
     """A clock that stands still but for what is added to it."""
 
@@ -45,13 +52,13 @@ def test_weights_keep_their_values_whatever_the_gradient(gradient: float, monkey
 
     sizes = []
 
-    def loss(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(model: torch.nn.Module, inputs: dict[str, torch.Tensor], target: object) -> torch.Tensor:
         sizes.append(len(inputs["rows"]))
         return torch.stack([weight.mul(gradient).sum() for weight in model.parameters()]).sum()
 
     options = Distill(batch_size=6)
-    data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
-    distillation: Any = SimpleNamespace(loss=loss, teach=lambda inputs: None)
+    data: Any = SimpleNamespace(task=TASK, train=Rows(range(4)))
+    distillation: Any = SimpleNamespace(loss=loss, teach=lambda inputs: {})
     assert distill._timed_seconds(options, data, distillation, network).min() > 0
     assert set(sizes) == {6}, "the rows of a step are repeated where there are fewer"
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -76,14 +83,18 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
         patch.setattr(distill.time, "perf_counter", clock)
         patch.setattr(distill, "draw_rows", lambda data, count, seed: np.arange(4))
 
-        def loss(model: torch.nn.Module, inputs: object) -> torch.Tensor:
-            clock.seconds += step + teaching
+        def teach(inputs: object) -> dict[str, torch.Tensor]:
+            clock.seconds += teaching
+            return {"logits": torch.zeros(2, 1)}
+
+        def loss(model: torch.nn.Module, inputs: object, target: object) -> torch.Tensor:
+            clock.seconds += step
             return model(torch.ones(1, 1)).sum()
 
         def length() -> distill.TrainingLength:
             options = Distill(minutes=minutes, training_steps=steps, batch_size=2)
-            data: Any = SimpleNamespace(task=TASK, train=list(range(4)))
-            distillation = SimpleNamespace(loss=loss, teach=lambda inputs: clock.sleep(teaching))
+            data: Any = SimpleNamespace(task=TASK, train=Rows(range(4)))
+            distillation = SimpleNamespace(loss=loss, teach=teach)
             work: Any = (options, data, distillation, network, Store(Path(folder), version=1))
             limit: Any = distill.affordable_length
             return limit(*work, lambda: clock.sleep(evaluation))
