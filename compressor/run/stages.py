@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compressor.config.run import Recipe
-from compressor.config.sections import EngineConfig
+from compressor.config.sections import AUTO, EngineConfig
 from compressor.engines.build import ShrunkGraph, Variant, build_variant
-from compressor.engines.prove import Case, Inputs, case_name
+from compressor.engines.prove import Case, Inputs, case_name, proven_shapes
 from compressor.progress import RunLog
 from compressor.results import Size, VariantName
 from compressor.run.measure import LEAST_SECONDS, Results, measure_variants, with_limits
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from compressor.engines.score import EvaluationScorer, ScoredAnswers
     from compressor.tasks import Data
 
+_TEXT = frozenset(("input_ids", "attention_mask", "token_type_ids"))
+"""Inputs of an encoder of texts, whose axes are the batch and the length."""
 _NORM_SECONDS = 1.0
 """Maximum time spent on choosing the form of normalizations."""
 
@@ -132,7 +134,9 @@ def build_options(
         rows = max(BATCH_SIZE, recipe.selection.batch_size) * max(count for count, _ in limits)
         batches.append(rows * data.task.beams)
         seqs.append(max(1, data.task.max_new_tokens, *(length for _, length in limits)))
-    engine = recipe.engine
+    engine, is_text = recipe.engine, all(feeds.keys() <= _TEXT for feeds in proven)
+    # Who chooses no runtime gets the fastest form of each at the sizes that are timed; other sizes run as well.
+    timed = proven_shapes(recipe.measure.batch, lengths) if engine.target == AUTO and is_text else ()
     return BuildOptions(
         batch=span(recipe.measure.batch, batches),
         seq=span([seq for seq in lengths if seq is not None] or [1], seqs),
@@ -143,7 +147,8 @@ def build_options(
         version_compatible=engine.version_compatible,
         kernel=engine.kernel,
         norm_seconds=min(_NORM_SECONDS, recipe.measure.seconds),
-        shapes=engine.parsed_shapes,
+        shapes=engine.parsed_shapes or tuple(timed),
+        requires_shapes=bool(engine.parsed_shapes),
     )
 
 

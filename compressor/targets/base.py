@@ -62,6 +62,8 @@ class BuildOptions:
         version_compatible: build a TensorRT engine that later versions run too.
         kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
         shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
+        requires_shapes: whether a graph that cannot have these shapes is an error; False: it then has free axes alone,
+            as large graphs do, since each shape takes memory for another copy of the weights.
         free_axes: whether OpenVINO compiles the graph for free axes too when it builds the engine; False: when a batch
             has none of the `shapes`.
         split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
@@ -79,6 +81,7 @@ class BuildOptions:
     version_compatible: bool = False
     kernel: Path | None = None
     shapes: tuple[Shape, ...] = ()
+    requires_shapes: bool = True
     free_axes: bool = True
     split_norms: bool | None = None
     norm_seconds: float = 0.0

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("compressor", "graph_passes", "benchmarks/studies")
 
 ADVICE = re.compile(
-    r"(?<![\w-])--(?:[a-z]|$)"  # a flag, whose name may follow
+    r"(?<![\w-])(?<!var\()--(?:[a-z]|$)"  # a flag, whose name may follow, and no variable of a style sheet
     r"|\(-o\)"
     r"|\bcompress (?:run|sites|costs|apply|build|bench|check|report|generate|train|export-triton|kernel|recipe)\b"
     r"|\bcompress (?:again|MODEL)\b"

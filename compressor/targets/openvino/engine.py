@@ -64,6 +64,8 @@ _COMBINED_MATMULS = {"QKVProjection": 3, "LLMMLP": 3}
 """Kinds of layers that compute several matmuls with weights, and how many."""
 _PRECISIONS: Mapping[str, Precision] = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8"}
 """OpenVINO's name of a precision -> its name in this project."""
+_MOST_BYTES = 2**27
+"""Largest size of the weights of a graph that has fixed shapes without a request for them."""
 _REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "Reorder", "Subgraph")
 """Kinds of layers that `optimization` counts."""
 
@@ -108,9 +110,10 @@ def build_engine(
     Raises:
         InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.
     """
-    options = options or BuildOptions()
+    options, source = options or BuildOptions(), load(onnx)
     shapes = options.shapes
-    source = load(onnx)
+    if not options.requires_shapes and (_weight_bytes(source) > _MOST_BYTES or unfixable(*_axes(source))):
+        shapes = ()
     in_int8, in_float = names_of(quantized_matmuls(source)), names_of(float_matmuls(source))
     if precision == "int8" and not in_int8:
         raise InputError(
@@ -142,12 +145,25 @@ def build_engine(
     return engine
 
 
+def _weight_bytes(source: ir.Model) -> int:
+    return sum(
+        value.const_value.nbytes for value in source.graph.initializers.values() if value.const_value is not None
+    )
+
+
+def _axes(source: ir.Model) -> tuple[Axes, Axes]:
+    """The axes of the inputs and of the outputs of a graph."""
+    inputs = [value for value in source.graph.inputs if not value.is_initializer()]
+    of_inputs, of_outputs = (
+        {str(value.name): axis_names(value) for value in values} for values in (inputs, source.graph.outputs)
+    )
+    return of_inputs, of_outputs
+
+
 def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
     """The facts about its graph that are stored in an engine."""
     inputs = [value for value in source.graph.inputs if not value.is_initializer()]
-    input_axes, output_axes = (
-        {str(value.name): axis_names(value) for value in values} for values in (inputs, source.graph.outputs)
-    )
+    input_axes, output_axes = _axes(source)
     return {
         "inputs": [value.name for value in inputs],
         "outputs": [value.name for value in source.graph.outputs],
