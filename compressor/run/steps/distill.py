@@ -110,7 +110,7 @@ def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
     """The loss of the distillation."""
     task.declare_answers(teacher.model.config)
     return Distillation.of(
-        teacher.model,
+        teacher.network,
         task.loss_outputs,
         temperature=step.temperature,
         hidden_weight=step.hidden_weight,
