@@ -26,8 +26,8 @@ _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
 MARGIN = 1.645
-"""Standard errors that are added to an estimated loss: an upper bound with a confidence of 95%, one-sided. The fastest of
-several attempts is chosen, so that less of a margin delivers what loses too much."""
+"""Standard errors that are added to an estimated loss: an upper bound with a confidence of 95%, one-sided. The fastest
+of several attempts is chosen, so that less of a margin delivers what loses too much."""
 _ERRORS_ALONE = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
 
