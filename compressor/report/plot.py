@@ -82,14 +82,16 @@ class Axis:
 
 
 def round_numbers(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """At most `most` equally distant numbers from `low` to `high`, whose distance is 1, 2 or 5 times a power of ten."""
+    """At most `most` equally distant numbers from `low` to `high`, whose distance is 1, 2 or 5 times a power of ten.
+
+    It is 4 times where numbers of distance 2 are too many and only one of distance 5 is between both.
+    """
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    steps = (factor * power for factor in (1, 2, 5, 10, 20))
-    ranges = ((math.ceil(low / step), math.floor(high / step), step) for step in steps if not whole or step >= 1)
-    first, last, step = next(
-        ((first, last, step) for first, last, step in ranges if last - first < most),
-        (math.ceil(low), math.floor(high), 1.0),
-    )
+    steps = [factor * power for factor in (1, 2, 5, 10, 20, 4, 40) if not whole or factor * power >= 1]
+    ranges = [(math.ceil(low / step), math.floor(high / step), step) for step in steps]
+    few = [(first, last, step) for first, last, step in ranges if last - first < most]
+    several = (part for part in few if part[0] < part[1])
+    first, last, step = next(several, few[0] if few else (math.ceil(low), math.floor(high), 1.0))
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 

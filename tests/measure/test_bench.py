@@ -156,12 +156,8 @@ def test_a_folder_is_timed_on_every_target(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
     rows = bench_folder(tmp_path, ["ort", "openvino"], [1, 2], [8], callers=2, seconds=0.02)
-    assert [(row.label, row.batch) for row in rows] == [
-        ("ort fp32", 1),
-        ("openvino fp32", 1),
-        ("ort fp32", 2),
-        ("openvino fp32", 2),
-    ]
+    in_floats = [(row.label, row.batch) for row in rows if row.label != "openvino bf16"]  # on processors that have it
+    assert in_floats == [("ort fp32", 1), ("openvino fp32", 1), ("ort fp32", 2), ("openvino fp32", 2)]
     for row in rows:
         assert row.p50 > 0
         assert row.throughput == pytest.approx(row.batch / row.p50 * 1e3)

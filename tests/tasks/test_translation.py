@@ -137,7 +137,7 @@ def test_gated_heads_change_the_translations(translator: ModelFolder, trained_tr
     forward = forward_of(translator.model)
     rows = data.test.select(range(6))
     dense = statistics(data.task, rows, forward)
-    assert data.task.score(dense) > 40
+    assert data.task.score(dense) > 30
     with hooked(translator.model, lambda name, out: out * 0):
         gated = statistics(data.task, rows, forward)
     assert not np.array_equal(dense, gated)

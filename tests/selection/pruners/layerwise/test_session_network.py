@@ -89,6 +89,7 @@ def test_both_runtimes_prune_alike(
 def test_losses_are_those_of_pytorch_and_do_not_depend_on_memory(
     graph_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("compressor.training.precision.bfloat16_instructions", tuple)  # PyTorch would use them
     inputs = graph_inputs(graph_of("bert"), tmp_path)
     inputs = replace(inputs, groups=inputs.groups[1::3])  # one in the first layer, and one in the last
     curves = []
