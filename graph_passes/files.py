@@ -166,7 +166,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     for target in (path, data):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(target))
-    _read_attributes(model)
+    _read_small(model)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         written = Path(folder) / path.name
         ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
@@ -176,8 +176,15 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     _logger.debug("%s: written, %d nodes", path, model.graph.num_nodes())
 
 
-def _read_attributes(model: ir.Model) -> None:
-    """Read the attributes that lie in a data file: onnx-ir writes those of initializers alone."""
+def _read_small(model: ir.Model) -> None:
+    """Read what lies in a data file and is written into the graph: small initializers, and attributes.
+
+    onnx-ir reads such initializers itself, and closes their file, which fails where arrays of them are in use.
+    """
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= _EXTERNAL_BYTES:
+            value.const_value = _in_memory(tensor)
     functions = (node for function in model.functions.values() for node in function.all_nodes())
     for node in (*model.graph.all_nodes(), *functions):
         for name, attribute in list(node.attributes.items()):
@@ -185,8 +192,11 @@ def _read_attributes(model: ir.Model) -> None:
                 continue
             tensor = attribute.as_tensor()
             if isinstance(tensor, ir.ExternalTensor):
-                content = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
-                node.attributes[name] = ir.AttrTensor(name, content)
+                node.attributes[name] = ir.AttrTensor(name, _in_memory(tensor))
+
+
+def _in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
+    return ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
 
 
 def _replace_pair(written: Path, path: Path, data: Path) -> None:

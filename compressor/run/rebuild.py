@@ -296,7 +296,7 @@ def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> CachedBuild |
     for file in folder.iterdir():
         if not file.name.startswith((ENCODER, DECODER)):  # copies of the graphs
             file.replace(scratch / "compressed" / file.name)
-    measured = {"milliseconds": {}, "speed": None, "metric": None, "difference": None, "agreement": None}
+    measured: dict[str, Any] = dict.fromkeys(("speed", "metric", "difference", "agreement")) | {"milliseconds": {}}
     changes = {
         "precision": generation.precision if rounding.precision is None else rounding.label,
         "speeds": (),

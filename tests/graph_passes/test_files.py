@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import helper, numpy_helper
 
 from graph_passes import files, load, save, shrink
 from graph_passes.files import atomic_replace
@@ -53,6 +54,20 @@ def test_a_graph_can_be_saved_again_after_it_was_saved(tmp_path: Path) -> None:
     save(original, tmp_path / "b.onnx")
     (tmp_path / "a.onnx.data").unlink()
     assert_same(load(tmp_path / "b.onnx"), original, tolerance=0)
+
+
+def test_small_weights_in_a_data_file_are_saved_while_their_arrays_are_in_use(tmp_path: Path) -> None:
+    weights = {name: np.arange(size, dtype=np.float32) for name, size in (("small", 3), ("large", 900))}
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph([], "weights", [], [helper.make_tensor_value_info("small", 1, [3])], tensors)
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(source, tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
+    model = load(tmp_path / "a.onnx")
+    arrays = {name: model.graph.initializers[name].const_value.numpy() for name in weights}  # type: ignore[union-attr]
+    save(model, tmp_path / "b.onnx")
+    assert all(np.array_equal(arrays[name], array) for name, array in weights.items())
+    written = load(tmp_path / "b.onnx").graph.initializers
+    assert all(np.array_equal(written[name].const_value.numpy(), weights[name]) for name in weights)  # type: ignore[union-attr]
 
 
 def test_a_constant_in_a_data_file_is_saved_with_the_graph(tmp_path: Path) -> None:
