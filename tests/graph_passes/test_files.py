@@ -59,8 +59,10 @@ def test_a_graph_can_be_saved_again_after_it_was_saved(tmp_path: Path) -> None:
 def test_small_weights_in_a_data_file_are_saved_while_their_arrays_are_in_use(tmp_path: Path) -> None:
     weights = {name: np.arange(size, dtype=np.float32) for name, size in (("small", 3), ("large", 900))}
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph([], "weights", [], [helper.make_tensor_value_info("small", 1, [3])], tensors)
-    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    nodes = [helper.make_node("Identity", [name], [f"{name}.copy"]) for name in weights]
+    outputs = [helper.make_tensor_value_info(f"{name}.copy", 1, array.shape) for name, array in weights.items()]
+    whole = helper.make_graph(nodes, "weights", [], outputs, tensors)
+    source = helper.make_model(whole, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx.save(source, tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
     model = load(tmp_path / "a.onnx")
     arrays = {name: model.graph.initializers[name].const_value.numpy() for name in weights}  # type: ignore[union-attr]
