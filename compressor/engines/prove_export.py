@@ -5,8 +5,8 @@ scores."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,18 +68,25 @@ def prove_export(
     expected: list[Outputs] = []
     for case in cases:
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
-        fresh = copy_of(model)
-        with (
-            gated(fresh, plan, attention=attention) as gated_model,
-            evaluation_mode(fresh),
-            quiet_transformers(),
-            torch.no_grad(),
-        ):
+        with gated_copy(model, plan, attention) as gated_model:
             # By the names that the exporter gives to outputs, also to parts of sequences and to a single tensor.
             outputs = {name: value.numpy() for name, value in get_leaf_tensors(gated_model(**inputs)).items()}
             require_defined(gated_model, inputs, outputs)
         expected.append(outputs)
     return prove_outputs(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
+
+
+@contextmanager
+def gated_copy(model: PreTrainedModel, plan: Plan, attention: Attention) -> Iterator[Any]:
+    """A copy of a model with the gates of a plan, on which nothing has run, for a forward of a reference."""
+    fresh = copy_of(model)
+    with (
+        gated(fresh, plan, attention=attention) as gated_model,
+        evaluation_mode(fresh),
+        quiet_transformers(),
+        torch.no_grad(),
+    ):
+        yield gated_model
 
 
 def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Sequence[Case]) -> Proof:

@@ -11,21 +11,18 @@ from transformers import PreTrainedModel
 
 import graph_passes
 from compressor.engines.prove import Case, case_name, prove_outputs
-from compressor.engines.prove_export import require_export
+from compressor.engines.prove_export import gated_copy, require_export
 from compressor.errors import ErrorCode, InputError
 from compressor.export import rewrite_reference
 from compressor.generation.export import export_generation
 from compressor.generation.prove import generation_cases
 from compressor.generation.steps import LOGITS, MASK, TARGET, run_in_steps
-from compressor.model_folder import ModelFolder, copy_of, fresh_model
+from compressor.model_folder import ModelFolder, fresh_model
 from compressor.results import Proof, ProofStage, VariantName
-from compressor.silence_libraries import quiet_transformers
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.caches import positions
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
-from compressor.units import gated
-from compressor.units.find import evaluation_mode
 from compressor.units.hook import Attention, family
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import find_gates
@@ -94,12 +91,6 @@ def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], att
         inputs = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
         if TARGET not in inputs and MASK in inputs and "position_ids" in inspect.signature(model.forward).parameters:
             inputs["position_ids"] = torch.from_numpy(positions(case.feeds[MASK]))
-        fresh = copy_of(model)
-        with (
-            gated(fresh, plan, attention=attention) as gated_model,
-            evaluation_mode(fresh),
-            quiet_transformers(),
-            torch.no_grad(),
-        ):
+        with gated_copy(model, plan, attention) as gated_model:
             expected.append({LOGITS: gated_model(**inputs, use_cache=False).logits.numpy()})
     return expected

@@ -68,12 +68,11 @@ def _empty(cache: ir.Value, batch: ir.Value, op: Tape) -> None:
     for node, position in list(cache.uses()):
         rule = RULES.get((node.domain, node.op_type))
         extends = rule is not None and any(position == source for source, _ in rule.continued(node))
-        if node.op_type == "Concat" and len(node.inputs) == 2:
-            extends &= node.attributes.get_int("axis", 0) in _POSITION_AXES
-        if extends and node.op_type == "Concat" and node.inputs[1] is not None and len(node.inputs) == 2:
-            node.outputs[0].replace_all_uses_with(node.inputs[1])
-        elif extends and node.op_type != "Concat":
+        if extends and node.op_type != "Concat":
             node.replace_input_with(position, None)
+        elif extends and node.attributes.get_int("axis", 0) in _POSITION_AXES and len(node.inputs) == 2:
+            assert node.inputs[1] is not None
+            node.outputs[0].replace_all_uses_with(node.inputs[1])
         elif node.op_type == "Shape" and not node.domain:
             start, end = (node.attributes.get_int(name, other) for name, other in (("start", 0), ("end", len(sizes))))
             node.outputs[0].replace_all_uses_with(op("Concat", *sizes[start:end], axis=0))

@@ -72,9 +72,14 @@ QUICK = ("gpt2", "t5")
 
 def model(name: str) -> PreTrainedModel:
     """A random model, whose tokens vary."""
+    return random_model(MODELS[name])
+
+
+def random_model(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """A model with random weights, so large that tokens vary."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = MODELS[name]().eval()
+        network = make().eval()
         for parameter in network.parameters():
             if parameter.dim() > 1:
                 parameter.data.normal_(0, 0.3)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from tests import folders
+from tests.generation.exported import random_model
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="decoders-")
 _SIZES: dict[str, Any] = {"vocab_size": 25, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
@@ -66,13 +67,7 @@ class _Steps(nn.Module):
 
 def model(name: str) -> PreTrainedModel:
     """A random model, whose tokens vary."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = MODELS[name]().eval()
-        for parameter in network.parameters():
-            if parameter.dim() > 1:
-                parameter.data.normal_(0, 0.3)
-    return network
+    return random_model(MODELS[name])
 
 
 def trace(network: PreTrainedModel, path: Path) -> Path:

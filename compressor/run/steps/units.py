@@ -162,13 +162,12 @@ def remove_units(
 def with_last_engine(state: State, context: StepContext, store: Store, deadline: float = math.inf) -> State:
     """The state with the engine to deliver: that for which units were removed, or its runner-up if that is faster.
 
-    Weights do not matter to times, so that this may be known before they are trained for it. After the deadline, by
-    `time.perf_counter`, the two are not compared.
+    Weights do not matter to times. After the deadline, by `time.perf_counter`, the two are not compared.
     """
     run, engine, scorer, plan = context.run, state.engine, state.scorer, state.selected.plan
     assert engine is not None
     assert scorer is not None
-    # The engine that is not delivered need not stay in memory during the training.
+    # The engine that is not delivered need not stay in memory during later trainings.
     both = filter(None, (engine, engine.runner_up))
     nearest = {each.choice.label: replace(each, runner_up=None) for each in both}
 
