@@ -239,7 +239,7 @@ def joined(model: ir.Model, examples: Sequence[Feeds]) -> list[Feeds]:
     alike: dict[tuple[tuple[int, ...], ...], list[Feeds]] = defaultdict(list)
     for feeds in examples:
         alike[tuple(array.shape for array in feeds.values())].append(feeds)
-    batches = []
+    batches = list[Feeds]()
     for same in alike.values():
         count = max(1, _JOINED // max(array.size for array in same[0].values()))
         parts = (same[start : start + count] for start in range(0, len(same), count))
