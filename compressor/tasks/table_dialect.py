@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 """Suffix of a table -> separators that it may have, the usual one first."""
-_MOST = 0.5  # minimum share of the rows with as many cells as the header, so that the rest count as faulty
+_MOST = 0.5  # minimum share of the rows with equally many cells, so that the rest count as faulty
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
 _ROWS = 1000  # rows whose cells are compared with the names of their columns
 
@@ -27,12 +28,10 @@ class Dialect:
     Attributes:
         separator: the character between two cells.
         is_quoted: whether cells with separators, line ends or quotes are quoted.
-        obstacle: why no row can be read, and what to do; None if rows can be read.
     """
 
     separator: str
     is_quoted: bool
-    obstacle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,15 @@ class _Reading:
         return len(self.rows[0]) if self.rows else 0
 
     @property
-    def widths(self) -> set[int]:
-        """The numbers of cells of the rows after the header."""
-        return {len(row) for row in self.rows[1:]}
-
-    @property
     def is_regular(self) -> bool:
         """Whether there are several columns, and every row has a cell for each."""
-        return not self.is_malformed and self.columns > 1 and self.widths <= {self.columns}
+        return not self.is_malformed and self.columns > 1 and {len(row) for row in self.rows} == {self.columns}
 
     @property
     def share(self) -> float:
-        """Share of the rows with as many cells as the header; zero if that has a single cell."""
-        matching = sum(len(row) == self.columns for row in self.rows[1:])
-        return matching / max(1, len(self.rows) - 1) if self.columns > 1 else 0.0
+        """Share of the rows with the most frequent number of cells; zero if that is a single cell."""
+        ((width, count),) = Counter(map(len, self.rows)).most_common(1) or [(0, 0)]
+        return count / len(self.rows) if width > 1 else 0.0
 
 
 def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
@@ -71,9 +65,8 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
 
     1. Every row of the sample has as many cells, at least two, as the header: the usual separator of the suffix, else
        the separator with the most columns.
-    2. All rows have one cell more or fewer than the header: no dialect is right, see `Dialect.obstacle`.
-    3. Most rows have as many cells as the header, so that the rest are faulty.
-    4. Rows have a single cell: the usual separator.
+    2. Most rows have equally many cells, at least two, so that the rest, or the header, are faulty.
+    3. Rows have a single cell: the usual separator.
 
     Cells between tabs are not quoted, unless quotes around cells show that a program wrote them.
 
@@ -88,26 +81,8 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
     if regular:
         is_usual = regular[0].dialect.separator == usual
         return (regular[0] if is_usual else max(regular, key=lambda reading: reading.columns)).dialect
-    for reading in readings:
-        if (obstacle := _header_obstacle(reading)) is not None:
-            return Dialect(reading.dialect.separator, reading.dialect.is_quoted, obstacle)
     best = max(readings, key=lambda reading: reading.share)
     return (best if best.share >= _MOST else readings[0]).dialect
-
-
-def _header_obstacle(reading: _Reading) -> str | None:
-    if reading.is_malformed or len(reading.widths) != 1 or len(reading.rows) < 3 or reading.columns < 2:
-        return None
-    (width,) = reading.widths
-    counts = f"the first line names {reading.columns} columns, every row has {width} cells"
-    if width == reading.columns + 1:
-        if not any(row[-1].strip() for row in reading.rows[1:]):
-            separator = reading.dialect.separator
-            return f"{counts}, of which the last is empty; remove the separator {separator!r} at its end"
-        return f"{counts}; name all columns in the first line"
-    if width == reading.columns - 1 and width > 1:
-        return f"{counts}; name only the columns that rows have"
-    return None
 
 
 def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
