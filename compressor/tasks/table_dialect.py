@@ -43,30 +43,22 @@ class _Reading:
     is_malformed: bool = False
 
     @property
-    def columns(self) -> int:
-        return len(self.rows[0]) if self.rows else 0
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether there are several columns, and every row has a cell for each."""
-        return not self.is_malformed and self.columns > 1 and {len(row) for row in self.rows} == {self.columns}
-
-    @property
     def share(self) -> float:
         """Share of the rows with the most frequent number of cells; zero if that is a single cell."""
         ((width, count),) = Counter(map(len, self.rows)).most_common(1) or [(0, 0)]
         return count / len(self.rows) if width > 1 else 0.0
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What decides between separators: whether no row is faulty, then the share of the rows that are not."""
+        return not self.is_malformed and self.share == 1, self.share
+
 
 def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
-    """The dialect of a table.
+    """The dialect of a table: the one in which the largest share of the rows has equally many cells, at least two.
 
-    The first rule that applies decides:
-
-    1. Every row of the sample has as many cells, at least two, as the header: the usual separator of the suffix, else
-       the separator with the most columns.
-    2. Most rows have equally many cells, at least two, so that the rest, or the header, are faulty.
-    3. Rows have a single cell: the usual separator.
+    Malformed quotes count as a faulty row. Between equal shares, the usual separator of the suffix decides, then the
+    number of columns. If fewer than half of the rows have equally many cells, the separator is the usual one.
 
     Cells between tabs are not quoted, unless quotes around cells show that a program wrote them.
 
@@ -75,14 +67,10 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
         suffix: `.csv` or `.tsv`.
         is_whole: whether the sample is the whole file; otherwise its last row may be cut, and is ignored.
     """
-    usual = _SEPARATORS[suffix][0]
-    readings = [_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix]]
-    regular = [reading for reading in readings if reading.is_regular]
-    if regular:
-        is_usual = regular[0].dialect.separator == usual
-        return (regular[0] if is_usual else max(regular, key=lambda reading: reading.columns)).dialect
-    best = max(readings, key=lambda reading: reading.share)
-    return (best if best.share >= _MOST else readings[0]).dialect
+    usual, *others = (_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix])
+    others.sort(key=lambda reading: -len(reading.rows[0]) if reading.rows else 0)
+    best = max([usual, *others], key=lambda reading: reading.rank)
+    return (best if best.share >= _MOST else usual).dialect
 
 
 def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
@@ -91,8 +79,8 @@ def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
     if separator != "\t":
         return _Reading(Dialect(separator, True), plain if quoted is None else quoted, is_malformed=quoted is None)
     with_quotes, without = _Reading(Dialect(separator, True), quoted or []), _Reading(Dialect(separator, False), plain)
-    is_needed = not without.is_regular or _is_escaped(plain)
-    return with_quotes if is_needed and with_quotes.is_regular else without
+    is_needed = without.share < 1 or _is_escaped(plain)
+    return with_quotes if is_needed and with_quotes.share == 1 else without
 
 
 def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> list[list[str]] | None:
