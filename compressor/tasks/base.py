@@ -161,8 +161,10 @@ class Task(ABC):
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
         """Learn from the rows of the first split how labels map to numbers in every split; called before any `encode`.
 
+        Rows for which it raises `COLUMN_MISSING`, as `LabelColumn.find` does, are rows without labels.
+
         Raises:
-            InputError: the model does not have a label, or all labels are equal.
+            InputError: the column of labels is missing, the model does not have a label, or all labels are equal.
         """
 
     def declare_answers(self, config: PretrainedConfig) -> None:  # noqa: B027 - few tasks know more than the model
