@@ -211,7 +211,7 @@ def _shares(
     for members in classes.values():
         for group in dict.fromkeys((members[0], members[-1])):
             shrunk, dropped = shrunk_without(group), group.units - group.units // 2
-            refused += shrunk.refused
+            refused += shrunk.refused[:1]
             rest = {} if shrunk.refused else count(shrunk.model)
             shares[group.name] = {
                 unit: (total - left) * group.units / dropped / total
