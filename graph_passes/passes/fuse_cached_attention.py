@@ -32,7 +32,7 @@ from graph_passes.tape import Tape, ancestors, take_over
 _logger = logging.getLogger(__name__)
 
 DOMAIN = "com.microsoft"
-_SELECTS = LAYOUT | {"Concat", "Gather", "Tile"}
+_SELECTS = LAYOUT | {"Concat", "Gather"}
 """Operators that repeat, select or move the heads of a cache."""
 _ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())
 """Operators that compute masks, and broadcast their inputs."""
