@@ -101,7 +101,6 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
         info |= {"bytes_per_token": bytes_per_token(graph), "inputs": [*info["inputs"], _BEAMS]}
         info |= {name: graph.metadata_props[name] for name in (WEIGHTS, FINER) if name in graph.metadata_props}
         _keep_states(model, inputs, states)
-        _mark_missing_rows(model)
         # The default rounds the keys and values to 8 bits.
         model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
     write_model(model, path, info)
@@ -135,27 +134,6 @@ def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[s
             empty = ops.constant(0, node.get_output_element_type(0))
             node.set_arguments([ops.broadcast(empty, ops.concat([batch, *sizes], 0)).output(0)])
     model.validate_nodes_and_infer_types()
-
-
-def _mark_missing_rows(model: openvino.Model) -> None:
-    """Let rows that a table lacks be NaN instead of zeros: those of positions, or of tokens, beyond its last."""
-    for node in model.get_ops():
-        if node.get_type_name() != "Gather":
-            continue
-        table, indices, axis = (node.input_value(number) for number in range(3))
-        is_table = _is_constant(table) and len(table.get_shape()) == 2 and table.get_element_type().is_real()
-        if not is_table or _is_constant(indices) or not _is_constant(axis) or axis.get_node().data.any():
-            continue
-        readers = node.output(0).get_target_inputs()
-        last = ops.constant(table.get_shape()[0] - 1, indices.get_element_type())
-        is_row = ops.unsqueeze(ops.less_equal(indices, last), ops.constant(-1))
-        marked = ops.select(is_row, node, ops.constant(np.nan, node.get_element_type()))
-        for reader in readers:
-            reader.replace_source_output(marked.output(0))
-
-
-def _is_constant(value: openvino.Output) -> bool:
-    return bool(value.get_node().get_type_name() == "Constant")
 
 
 def open_sessions(
@@ -281,12 +259,6 @@ class OpenVinoSessions(Sessions):
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too
         logits = run_request(self._run, self._names, arrays)["logits"]
-        if np.isnan(logits[:, -1, 0]).any():  # of the last token, which every text has
-            raise InputError(
-                "OpenVINO cannot run the graph on these inputs (the model has no such token, or fewer positions than"
-                f" {caches.length + input_ids.shape[1]}); pass shorter texts",
-                code=ErrorCode.RUNTIME_FAILED,
-            )
         return logits, dataclasses.replace(
             caches,
             length=caches.length + input_ids.shape[1],
