@@ -207,6 +207,23 @@ def test_of_merged_graphs_the_one_with_caches_is_taken(tmp_path: Path) -> None:
     assert whole.proof.holds
 
 
+def test_an_operator_that_a_runtime_lacks_ends_the_run_before_anything_is_learned(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = copy("grouped", tmp_path / "model"), write_rows(tmp_path)
+    flags = [part for name, value in SHORT.items() for part in (f"--{name.replace('_', '-')}", value)]
+    run = (file, "--data", rows, "--macs", "70%", "-o", tmp_path / "out", *flags)
+    result = compress(capfd, *run, "--target", "openvino")
+    assert (result.code, result.error_code) == (3, ErrorCode.UNSUPPORTED_MODEL)
+    assert result.details["operators"] == "com.microsoft.GroupQueryAttention"
+    assert not list(tmp_path.rglob("plan.json"))
+    assert compress(capfd, *run, "--target", "auto", "--quiet").code == 0
+    report = Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
+    rows_of = {row.target: row for row in report.candidates}
+    assert "com.microsoft.GroupQueryAttention" in (rows_of["openvino"].failure or "")
+    assert rows_of["ort"].chosen
+
+
 def fixed_length(graph: onnx.GraphProto) -> None:
     """Caches of a fixed length, into which keys and values are written: no output continues an input."""
     for value in graph.output[1:]:

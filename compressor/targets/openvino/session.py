@@ -20,6 +20,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -47,6 +48,8 @@ except ImportError as error:
 
 _PREFIXES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't fully converted", "Summary:")
 """Beginnings of the lines of OpenVINO's messages that name its source files and stages."""
+_UNCONVERTED = re.compile(r"^-- (?:No conversion rule found for operations|Conversion is failed for): (.+)$", re.M)
+"""The operators that OpenVINO's message says it cannot convert."""
 DEVICE = "CPU"
 """OpenVINO's name of the processor."""
 OPENVINO_BFLOAT16 = ("amx_bf16", "avx512_bf16")
@@ -143,6 +146,15 @@ def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
     try:
         return core.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
+        if operators := ", ".join(_UNCONVERTED.findall(str(error))):
+            raise InputError(
+                f"OpenVINO cannot convert {operators} as the graph uses it; use --target ort, or a file of ONNX's own"
+                " operators, such as torch.onnx.export writes",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=path,
+                runtime="openvino",
+                operators=operators,
+            ) from error
         raise InputError(
             f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again",
             code=ErrorCode.RUNTIME_FAILED,

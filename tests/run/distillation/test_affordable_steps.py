@@ -100,9 +100,7 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
             options = Distill(minutes=minutes, training_steps=steps, batch_size=2)
             data: Any = SimpleNamespace(task=TASK, train=Rows(range(4)))
             kept = KeptOutputs(teach, Store(Path(folder), version=1), len(data.train), 0, lambda name, value: False)
-            distillation = SimpleNamespace(
-                loss=loss, teach=teach, keep_outputs=lambda *_: SimpleNamespace(kept=kept)
-            )
+            distillation = SimpleNamespace(loss=loss, teach=teach, keep_outputs=lambda *_: SimpleNamespace(kept=kept))
             work: Any = (options, data, distillation, network, Store(Path(folder), version=1))
             limit: Any = distill.affordable_length
             return limit(*work, lambda: clock.sleep(evaluation))
