@@ -171,11 +171,11 @@ def test_budgets_of_time_are_judged_by_the_engine_that_is_chosen(tmp_path: Path)
     recipe = Recipe(model=model, data=str(write_rows(tmp_path)), out=out, **budget, **chosen, **SHORT)
     report = compressor.compress(recipe)
     assert report.generation is not None
-    ratios = {each.phase: each.speed.ratio for each in report.generation.speeds}
+    ratios: dict[str | None, float] = {each.phase: each.speed.ratio for each in report.generation.speeds}
     rows = {row.phase: row for row in report.budget if row.unit == "ms" and row.requested is not None}
     assert set(rows) == {"prompt", "token"}
     for phase, row in rows.items():
-        assert row.met == (row.reached <= MAX_BUDGET_RATIO * row.requested)
+        assert row.met == (row.reached <= MAX_BUDGET_RATIO * (row.requested or 0.0))
         assert row.reached == pytest.approx(row.dense / ratios[phase])
     (delivered,) = (each for each in report.candidates if each.chosen)
     assert (delivered.label, delivered.failure) == (report.delivered, None)
