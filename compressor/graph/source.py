@@ -89,8 +89,8 @@ def load_graph(
     if not rows and inputs is None and processor is None and reads_images:
         raise InputError(
             f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
-            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data, or --inputs of"
-            " a command without rows)",
+            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data, or"
+            " --inputs of a command without rows)",
             code=ErrorCode.FILE_MISSING,
             path=folder / PREPROCESSOR,
             inputs=tuple(program.inputs),
