@@ -162,6 +162,7 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     assert [proof.stage for proof in rebuilt.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
 
 
+@pytest.mark.zoo
 @pytest.mark.usefixtures("shared_exports")
 def test_budgets_of_time_are_judged_by_the_engine_that_is_chosen(tmp_path: Path) -> None:
     """Runtime and precision are chosen, and every engine of so small a model meets these times."""
