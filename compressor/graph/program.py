@@ -46,7 +46,7 @@ CACHED_BRANCH = "use_cache_branch"
 """Input of a decoder that holds two graphs, one of which reads caches."""
 _FUSED_TABLES = {"EmbedLayerNormalization": ((0, 2), (1, 4))}
 """Operator that looks up several tables -> positions of ids and of their table among its inputs."""
-_KEEP_IDS = ("Cast", "Identity")
+_KEEP_IDS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 """Operators whose outputs are ids if their inputs are."""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -87,7 +87,8 @@ def load_graph(
     if not rows and inputs is None and processor is None and reads_images:
         raise InputError(
             f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
-            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data)",
+            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data, or"
+            " --inputs of a command without rows)",
             code=ErrorCode.FILE_MISSING,
             path=folder / PREPROCESSOR,
             inputs=tuple(program.inputs),
@@ -157,7 +158,7 @@ def _require_texts(graph: Path, program: Program, processor: Any) -> None:
     if _TOKENS not in program.inputs:
         raise InputError(
             f"{graph}: reads {', '.join(program.inputs)}, which are made neither from texts nor from images; give rows"
-            " as arrays, a .npz file with an array for each input (--data)",
+            " as arrays, a .npz file with an array for each input (--data, or --inputs of a command without rows)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=graph,
             inputs=tuple(program.inputs),
@@ -165,7 +166,7 @@ def _require_texts(graph: Path, program: Program, processor: Any) -> None:
     if processor is None:
         raise InputError(
             f"{graph}: no tokenizer is beside it; name the folder of the model's tokenizer (--tokenizer), or give rows"
-            " as arrays, a .npz file with an array for each input (--data)",
+            " as arrays, a .npz file with an array for each input (--data, or --inputs of a command without rows)",
             code=ErrorCode.FILE_MISSING,
             path=graph,
             field="tokenizer",

@@ -225,7 +225,10 @@ def timed_sizes(
 
 
 def share_left(step: Units, candidates: Sequence[Candidate]) -> float:
-    """About the share of the units that meets a budget: that of the work, or of the time of the fastest candidate."""
+    """About the share of the units that meets a budget: that of the work, or of the time of the fastest candidate.
+
+    It is not known before the engines with caches are timed, whose calls a budget may bound alone.
+    """
     if step.is_unbounded or step.keep is not None:  # as much as the metric allows
         return _UNKNOWN_SHARE
     shares = [share for share in (step.macs, step.parameters) if share is not None]
@@ -238,7 +241,7 @@ def share_left(step: Units, candidates: Sequence[Candidate]) -> float:
             labels = {size_label(*parse_shape(shape)) for shape in step.budget_at}
             times = {label: time for label, time in best.milliseconds.items() if label in labels} or best.milliseconds
             shares.append(step.milliseconds / max(times.values()))
-    return min(1.0, *shares)
+    return min([1.0, *shares]) if shares else _UNKNOWN_SHARE
 
 
 def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tuple[BudgetRow, ...]:

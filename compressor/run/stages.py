@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from compressor.engines.score import EvaluationScorer, ScoredAnswers
     from compressor.tasks import Data
 
-_TEXT = frozenset(("input_ids", "attention_mask", "token_type_ids"))
-"""Inputs of an encoder of texts, whose axes are the batch and the length."""
 _NORM_SECONDS = 1.0
 """Maximum time spent on choosing the form of normalizations."""
 
@@ -134,9 +132,9 @@ def build_options(
         rows = max(BATCH_SIZE, recipe.selection.batch_size) * max(count for count, _ in limits)
         batches.append(rows * data.task.beams)
         seqs.append(max(1, data.task.max_new_tokens, *(length for _, length in limits)))
-    engine, is_text = recipe.engine, all(feeds.keys() <= _TEXT for feeds in proven)
-    # Who chooses no runtime gets the fastest form of each at the sizes that are timed; other sizes run as well.
-    timed = proven_shapes(recipe.measure.batch, lengths) if engine.target == AUTO and is_text else ()
+    engine = recipe.engine
+    # Who chooses no runtime gets the fastest form of each at the sizes that are timed, where a graph can have them.
+    timed = proven_shapes(recipe.measure.batch, lengths) if engine.target == AUTO else ()
     return BuildOptions(
         batch=span(recipe.measure.batch, batches),
         seq=span([seq for seq in lengths if seq is not None] or [1], seqs),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from compressor.answers import DECODER_IDS, LABELS
+from compressor.processes import process_count
 from compressor.store import Store
 from graph_passes.files import atomic_replace
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 Outputs = dict[str, Tensor]
 """Outputs of a model by name, `[batch, ...]` each."""
 _NAME, _VALUES, _INDEX = "teacher", "outputs.float16", "outputs.npz"
-DISK_SHARE = 0.5
+_DISK_SHARE = 0.5
 """Share of the free disk that the file may take at most."""
 _MASK = "attention_mask"
 
@@ -100,16 +101,52 @@ class KeptOutputs:
                 logger.info("the teacher's outputs are computed in every step: %s", error)
         return self._compute(batch)
 
-    def _kept(self, batch: Mapping[str, Tensor]) -> Outputs:
-        inputs = {name: value for name, value in batch.items() if name != LABELS}
+    def obstacle(self, batch: Mapping[str, Tensor]) -> str | None:
+        """Why the outputs of rows like those of a batch cannot be kept; None: they can."""
+        try:
+            self._layout_for(batch, self._compute(batch))
+        except _NotKeptError as error:
+            return str(error)
+        return None
+
+    def _layout_for(self, inputs: Mapping[str, Tensor], outputs: Outputs) -> _Layout:
+        """The layout of the outputs of all rows, from those of a batch.
+
+        Raises:
+            _NotKeptError: outputs in this layout cannot be kept.
+        """
+        if process_count() > 1:
+            raise _NotKeptError(f"{process_count()} processes train, and only one can write the file")
         if DECODER_IDS in inputs:
             raise _NotKeptError("the outputs of a decoder have other positions than the inputs of the encoder")
+        layout = _layout_of(outputs, _masks(inputs), self._by_position, has_positions=_MASK in inputs)
+        size, file = self._bytes(layout), self._store.unfinished(_NAME) / _VALUES
+        folder = next(path for path in file.parents if path.is_dir())
+        free = shutil.disk_usage(folder).free + (file.stat().st_size if file.is_file() else 0)
+        if size > _DISK_SHARE * free:
+            raise _NotKeptError(
+                f"they take {size / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
+            )
+        return layout
+
+    def _bytes(self, layout: _Layout) -> int:
+        """Size of the file."""
+        per_row = sum(layout.numbers(0))
+        per_token = sum(layout.numbers(1)) - per_row
+        return np.dtype(np.float16).itemsize * (self._rows * per_row + self._tokens * per_token)
+
+    def _kept(self, batch: Mapping[str, Tensor]) -> Outputs:
+        inputs = {name: value for name, value in batch.items() if name != LABELS}
         masks = _masks(inputs)
         keys = [row_key(inputs, row, mask) for row, mask in enumerate(masks)]
         missing = [row for row, key in enumerate(keys) if key not in self._index]
         if missing:
-            computed = self._compute({name: value[missing] for name, value in inputs.items()})
-            self._add(computed, [keys[row] for row in missing], masks[missing], has_positions=_MASK in inputs)
+            rows = {name: value[missing] for name, value in inputs.items()}
+            computed = self._compute(rows)
+            if self._layout is None:
+                self._layout = self._layout_for(rows, computed)
+                self._values = self._open(self._layout)
+            self._add(computed, [keys[row] for row in missing], masks[missing])
         return self._gather(keys, masks, next(iter(inputs.values())).device)
 
     def close(self) -> None:
@@ -126,11 +163,10 @@ class KeptOutputs:
             with atomic_replace(self._folder / _INDEX) as temporary, temporary.open("wb") as file:
                 np.savez(file, keys=names, spans=spans)
 
-    def _add(self, outputs: Outputs, keys: Sequence[bytes], masks: Tensor, *, has_positions: bool) -> None:
+    def _add(self, outputs: Outputs, keys: Sequence[bytes], masks: Tensor) -> None:
         """Append the outputs of rows to the file."""
-        if self._layout is None or self._values is None:
-            self._layout = _layout_of(outputs, masks, self._by_position, has_positions=has_positions)
-            self._values = self._open(self._layout)
+        assert self._layout is not None
+        assert self._values is not None
         for row, key in enumerate(keys):
             if key in self._index:  # twice in one batch
                 continue
@@ -152,11 +188,9 @@ class KeptOutputs:
         """The file, with the index of an earlier run where there is one.
 
         Raises:
-            _NotKeptError: the disk is too small, or another run uses the folder.
+            _NotKeptError: the folder cannot be written, or another run uses it.
         """
-        per_row = sum(layout.numbers(0))
-        per_token = sum(layout.numbers(1)) - per_row
-        numbers = self._rows * per_row + self._tokens * per_token
+        size = self._bytes(layout)
         try:
             self._folder = self._lock.enter_context(self._store.growing(_NAME, {}, self._compute))
         except BlockingIOError as error:
@@ -164,26 +198,21 @@ class KeptOutputs:
         except OSError as error:  # a share without locks
             raise _NotKeptError(f"{self._folder} cannot be locked or written ({error.strerror})") from error
         file, index = self._folder / _VALUES, self._folder / _INDEX
-        free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
-        if 2 * numbers > DISK_SHARE * free:
-            raise _NotKeptError(
-                f"they take {2 * numbers / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
-            )
-        if file.is_file() and file.stat().st_size == 2 * numbers and (stored := _read_index(index)) is not None:
+        if file.is_file() and file.stat().st_size == size and (stored := _read_index(index)) is not None:
             self._index = stored
             self._end = max((start + length for start, length in stored.values()), default=0)
-            return np.memmap(file, np.float16, "r+", shape=(numbers,))
+            return np.memmap(file, np.float16, "r+")
         index.unlink(missing_ok=True)
         try:
             with file.open("wb") as reserved:  # writing into a map of a full disk would end the process
                 if hasattr(os, "posix_fallocate"):  # not on macOS
-                    os.posix_fallocate(reserved.fileno(), 0, 2 * numbers)
+                    os.posix_fallocate(reserved.fileno(), 0, size)
                 else:
-                    reserved.truncate(2 * numbers)
+                    reserved.truncate(size)
         except OSError as error:
             file.unlink(missing_ok=True)
             raise _NotKeptError(f"{self._folder}: {error.strerror}") from error
-        return np.memmap(file, np.float16, "r+", shape=(numbers,))
+        return np.memmap(file, np.float16, "r+")
 
     def _gather(self, keys: Sequence[bytes], masks: Tensor, device: torch.device) -> Outputs:
         assert self._layout is not None

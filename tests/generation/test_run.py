@@ -25,6 +25,7 @@ from compressor.generation.export import export_generation
 from compressor.generation.workload import Workload
 from compressor.model_folder import load as load_folder
 from compressor.progress import NullListener, RunLog
+from compressor.pruning.allocate import MAX_BUDGET_RATIO
 from compressor.results import CACHED_STAGES, NoteCode, Report
 from compressor.run.generation import _refusal_noted
 from compressor.run.rebuild import rebuild
@@ -159,6 +160,29 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     rebuilt = rebuild(out, {"target": "openvino", "seconds": 0.01, "threads": 1}, NullListener())
     assert cached_target(out).open_sessions(out, threads=1).precision == "int4w"
     assert [proof.stage for proof in rebuilt.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
+
+
+@pytest.mark.zoo
+@pytest.mark.usefixtures("shared_exports")
+def test_budgets_of_time_are_judged_by_the_engine_that_is_chosen(tmp_path: Path) -> None:
+    """Runtime and precision are chosen, and every engine of so small a model meets these times."""
+    model, out = folders.save(folders.gpt2(), tmp_path / "model"), tmp_path / "out"
+    budget = {"latency": "1000ms/token", "ttft": "1000ms", "cache": "50%"}
+    chosen: dict[str, Any] = {"target": "auto", "precision": "auto", "max_drop": 1e3}
+    recipe = Recipe(model=model, data=str(write_rows(tmp_path)), out=out, **budget, **chosen, **SHORT)
+    report = compressor.compress(recipe)
+    assert report.generation is not None
+    ratios: dict[str | None, float] = {each.phase: each.speed.ratio for each in report.generation.speeds}
+    rows = {row.phase: row for row in report.budget if row.unit == "ms" and row.requested is not None}
+    assert set(rows) == {"prompt", "token"}
+    for phase, row in rows.items():
+        assert row.met == (row.reached <= MAX_BUDGET_RATIO * (row.requested or 0.0))
+        assert row.reached == pytest.approx(row.dense / ratios[phase])
+    (delivered,) = (each for each in report.candidates if each.chosen)
+    assert (delivered.label, delivered.failure) == (report.delivered, None)
+    (rounded,) = (each for each in report.generation.candidates if each.chosen)
+    assert (rounded.precision, rounded.failure) == (report.generation.precision.partition(" ")[0], None)
+    assert cached_target(out).open_sessions(out, threads=1).precision == report.generation.precision
 
 
 @pytest.mark.usefixtures("shared_exports")

@@ -6,7 +6,7 @@ import functools
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,16 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
 
 
 class _Steps(nn.Module):
-    """A decoder with positional inputs, whose caches are tensors."""
+    """A decoder with positional inputs, those of texts and then its caches, which are tensors."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, texts: Sequence[str]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.texts = model, texts
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        past = inputs[len(self.texts) :]
         result = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
+            **dict(zip(self.texts, inputs, strict=False)),
             past_key_values=DynamicCache(list(zip(past[::2], past[1::2], strict=True))),
             use_cache=True,
         )
@@ -70,8 +67,8 @@ def model(name: str) -> PreTrainedModel:
     return random_model(MODELS[name])
 
 
-def trace(network: PreTrainedModel, path: Path) -> Path:
-    """The graph with Optimum's names that torch's older exporter traces."""
+def trace(network: PreTrainedModel, path: Path, *, masked: bool = True) -> Path:
+    """The graph with Optimum's names that torch's older exporter traces; `masked`: it reads masks and positions."""
     config = network.config
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -79,8 +76,9 @@ def trace(network: PreTrainedModel, path: Path) -> Path:
     caches = {f"past_key_values.{name}": torch.randn(2, heads, 5, width) for name in names}
     mask = torch.ones(2, 8, dtype=torch.long)
     mask[1, :2] = 0
-    ids = torch.randint(5, 25, (2, 3), generator=torch.Generator().manual_seed(0))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, 5:]
+    texts = {"input_ids": torch.randint(5, 25, (2, 3), generator=torch.Generator().manual_seed(0))}
+    if masked:
+        texts |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, 5:]}
     network.set_attn_implementation("eager")
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in ("input_ids", "position_ids", "logits")}
     axes["attention_mask"] = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
@@ -89,15 +87,23 @@ def trace(network: PreTrainedModel, path: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Steps(network).eval(),
-            (ids, mask, positions, *caches.values()),
+            _Steps(network, tuple(texts)).eval(),
+            (*texts.values(), *caches.values()),
             path,
-            input_names=["input_ids", "attention_mask", "position_ids", *caches],
+            input_names=[*texts, *caches],
             output_names=["logits", *(f"present.{name}" for name in names)],
             dynamic_axes=axes,
             opset_version=14,
             dynamo=False,
         )
+    return path
+
+
+def halve(path: Path) -> Path:
+    """The file in half precision, with its inputs and outputs."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(path), max_finite_val=65504.0), path)
     return path
 
 
@@ -176,6 +182,8 @@ def build_grouped(path: Path, dtype: type = np.float32, *, layers: int = 2) -> P
 FILES: Mapping[str, Callable[[Path], Path]] = {
     "gpt2": lambda path: trace(model("gpt2"), path),
     "qwen3": lambda path: trace(model("qwen3"), path),
+    "gpt2, half": lambda path: halve(trace(model("gpt2"), path)),
+    "unmasked": lambda path: trace(model("qwen3"), path, masked=False),
     "grouped": build_grouped,
     "grouped, half": lambda path: build_grouped(path, np.float16),
 }

@@ -98,12 +98,12 @@ def assert_equals_model(name: str, plan: Plan, sessions: OrtSessions) -> None:
     assert np.allclose(run_in_steps(sessions, feeds)[LOGITS], expected, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "grouped, half"])
+@pytest.fixture(scope="module", params=["gpt2", "unmasked", "grouped, half"])
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Report]:
     """A file, the output folder of a run on it under a budget, and the report."""
     folder = tmp_path_factory.mktemp("decoders")
     file = copy(request.param, folder / "model")
-    budget = {"macs": "70%"} if request.param == "gpt2" else {"cache": "50%"}
+    budget = {"cache": "50%"} if request.param == "grouped, half" else {"macs": "70%"}
     recipe = Recipe(model=file, data=str(write_rows(folder)), out=folder / "out", **budget, **SHORT)
     return file, folder / "out", compressor.compress(recipe)
 
@@ -205,6 +205,23 @@ def test_of_merged_graphs_the_one_with_caches_is_taken(tmp_path: Path) -> None:
     whole = export_whole(folder, keep_all(groups), CASES, tmp_path, opset=18, attention="eager")
     assert "use_cache_branch" not in {value.name for value in load_graph(tmp_path / DECODER).graph.inputs}
     assert whole.proof.holds
+
+
+def test_an_operator_that_a_runtime_lacks_ends_the_run_before_anything_is_learned(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = copy("grouped", tmp_path / "model"), write_rows(tmp_path)
+    flags = [part for name, value in SHORT.items() for part in (f"--{name.replace('_', '-')}", value)]
+    run = (file, "--data", rows, "--macs", "70%", "-o", tmp_path / "out", *flags)
+    result = compress(capfd, *run, "--target", "openvino")
+    assert (result.code, result.error_code) == (3, ErrorCode.UNSUPPORTED_MODEL)
+    assert result.details["operators"] == "com.microsoft.GroupQueryAttention"
+    assert not list(tmp_path.rglob("plan.json"))
+    assert compress(capfd, *run, "--target", "auto", "--quiet").code == 0
+    report = Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
+    rows_of = {row.target: row for row in report.candidates}
+    assert "com.microsoft.GroupQueryAttention" in (rows_of["openvino"].failure or "")
+    assert rows_of["ort"].chosen
 
 
 def fixed_length(graph: onnx.GraphProto) -> None:

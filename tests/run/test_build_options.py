@@ -61,3 +61,11 @@ def test_spans_cover_the_axes_that_differ() -> None:
     ]
     assert spans_of(batches) == ((2, 10, 21), (5, 7, 7))
     assert spans_of(batches[:1]) == ((1, 1, 1), (1, 1, 1))
+
+
+def test_timed_sizes_are_shapes_of_engines_that_are_chosen(recipe: Recipe) -> None:
+    """Whatever the inputs are: a target leaves them out where its graph has other axes."""
+    chosen = build_options(recipe.updated(target="auto", workspace=None), LENGTHS, PROVEN)
+    assert set(chosen.shapes) == {(1, 128), (32, 128), (1, 384), (32, 384)}
+    assert not chosen.requires_shapes
+    assert not build_options(recipe, LENGTHS, PROVEN).shapes

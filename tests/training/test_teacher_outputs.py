@@ -81,10 +81,12 @@ def test_a_later_run_computes_nothing_again(tmp_path: Path) -> None:
     assert sum(teacher.rows.values()) <= 1
 
 
-@pytest.mark.parametrize("cause", ["disk", "range", "axes", "decoder"])
+@pytest.mark.parametrize("cause", ["disk", "range", "axes", "decoder", "processes"])
 def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if cause == "disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    if cause == "processes":
+        monkeypatch.setattr("compressor.training.teacher_outputs.process_count", lambda: 2)
 
     def teach(inputs: Mapping[str, Tensor]) -> Outputs:
         outputs = Teacher()(inputs)
@@ -98,8 +100,18 @@ def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, mo
     for inputs in (batch(0, 1), batch(1, 2)):
         if cause == "decoder":
             inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
+        if cause != "range":  # a number that is too large may be in any row
+            assert outputs.obstacle(inputs) is not None
         torch.testing.assert_close(outputs(inputs), teach(inputs))
     assert outputs.refusal is not None
+
+
+def test_what_has_no_obstacle_is_kept(tmp_path: Path) -> None:
+    outputs = kept(Teacher(), tmp_path / "missing" / "folder")
+    assert outputs.obstacle(batch(0, 1)) is None
+    assert not list(tmp_path.iterdir()), "asking writes nothing"
+    outputs(batch(0, 1))
+    assert outputs.refusal is None
 
 
 @pytest.mark.parametrize("family", quick(["bert", "gpt2", "vit", "bart"], ["bert", "vit"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,6 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel
 
-from compressor.answers import DECODER_IDS
 from compressor.config.sections import AUTO, EngineConfig
 from compressor.config.steps import Distill, Step
 from compressor.environment import int8_instructions
@@ -48,7 +46,6 @@ from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
 from compressor.training.precision import native_precision
-from compressor.training.teacher_outputs import DISK_SHARE
 from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
 
@@ -155,7 +152,9 @@ def _train(
         drawn = draw_rows(whole, steps * step.batch_size * process_count(), step.seed)
         # Lengths of training rows follow those of all evaluation rows.
         data = replace(whole, train=_training_rows(step, whole, drawn), eval=compared)
-        distillation, refusal = _with_kept_outputs(step, data, steps, distillation, store)
+        if step.teacher_outputs is not None or steps * step.batch_size >= 2 * len(data.train):
+            # Rows are read again, in this run or in others.
+            distillation = _keeping(step, data, distillation, store)
         rounding = None  # in the last steps linears round as they will in the engine of this machine
         if precision:
             rounding = Rounding(steps - max(1, round(step.quantized_share * steps)), weight_levels(precision))
@@ -189,8 +188,8 @@ def _train(
         text += f" and at least {after:#.3g} after: the weights before stay"
         note = Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
     notes = [note]
-    if (reason := refusal if distillation.kept is None else distillation.kept.refusal) is not None:
-        text = f"the teacher's outputs were computed in every step, not kept: {reason}"
+    if distillation.kept is not None and distillation.kept.refusal is not None:
+        text = f"the teacher's outputs were computed in every step, not kept: {distillation.kept.refusal}"
         notes.append(Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text))
     points = training_curves(log, whole.task.metric if whole.scores_eval else None)
     return replace(
@@ -210,20 +209,10 @@ def _training_rows(step: Distill, data: Data, drawn: Sequence[int]) -> Dataset:
     return augmented(rows, data.eval if len(data.eval) else rows, share, step.seed, special_ids)
 
 
-def _with_kept_outputs(
-    step: Distill, data: Data, steps: int, distillation: Distillation, store: Store
-) -> tuple[Distillation, str | None]:
-    """The distillation, which keeps the teacher's outputs where rows are read again, in this run or in others.
-
-    Beside it is why outputs that are read again cannot be kept.
-    """
-    folder = step.teacher_outputs
-    if folder is None and steps * step.batch_size < 2 * len(data.train):
-        return distillation, None
-    if process_count() > 1:
-        return distillation, f"{process_count()} processes train, and only one can write the file"
-    teacher = folder or store.path / "teacher"
-    return distillation.keep_outputs(teacher, *data.task.input_counts(data.train)), None
+def _keeping(step: Distill, data: Data, distillation: Distillation, store: Store) -> Distillation:
+    """The distillation, which keeps the teacher's outputs of the training rows."""
+    folder = step.teacher_outputs or store.path / "teacher"
+    return distillation.keep_outputs(folder, *data.task.input_counts(data.train))
 
 
 def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:
@@ -293,6 +282,11 @@ def affordable_length(
     if minutes is None:
         return TrainingLength(step.training_steps)
 
+    def can_keep() -> bool:
+        kept = _keeping(step, data, distillation, store).kept
+        rows = range(min(len(data.train), step.batch_size))
+        return kept is not None and kept.obstacle(_inputs_of(data, rows)) is None
+
     def measure(_: Path) -> TrainingLength:
         available, (seconds, teaching) = 60 * minutes, _step_seconds(step, data, distillation, network)
         start = time.perf_counter()
@@ -305,7 +299,7 @@ def affordable_length(
         # Where rows are read twice or more, the teacher computes the outputs of each once, and they are kept.
         passes = len(data.train) / step.batch_size
         affordable = min(step.training_steps, int((left - teaching * passes) / seconds))
-        if affordable < 2 * passes or not _can_keep_outputs(step, data, distillation, store):
+        if affordable < 2 * passes or not can_keep():
             affordable = min(step.training_steps, int(left / (seconds + teaching)))
         if affordable < 1:
             raise UsageError(
@@ -318,16 +312,6 @@ def affordable_length(
         return TrainingLength(affordable, evaluations)
 
     return store.memo("length", {}, measure, Json(TrainingLength), by_main=True)
-
-
-def _can_keep_outputs(step: Distill, data: Data, distillation: Distillation, store: Store) -> bool:
-    """Whether the teacher's outputs of all training rows can be kept: by one process, on this disk, of no decoder."""
-    inputs = _inputs_of(data, range(min(len(data.train), step.batch_size)))
-    if process_count() > 1 or DECODER_IDS in inputs:
-        return False
-    rows = len(next(iter(inputs.values())))
-    numbers = sum(value.numel() for value in distillation.teach(inputs).values()) * len(data.train) / rows
-    return 2 * numbers <= DISK_SHARE * shutil.disk_usage(store.path.parent).free
 
 
 def _inputs_of(data: Data, rows: Iterable[int]) -> dict[str, torch.Tensor]:

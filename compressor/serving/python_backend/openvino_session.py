@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import openvino
-from batches import EngineRequest, cut, fitting_shape, pad, sizes_of
+from batches import EngineRequest, fitting_shape, pad, sizes_of, unpadded
 
 Feeds = dict[str, np.ndarray]
 
@@ -45,7 +45,7 @@ class Session:
         """Outputs by name, computed at the smallest fixed shape that holds the batch, else with free axes.
 
         Raises:
-            ValueError: rows are longer than the block masks of the graph.
+            ValueError: rows are longer than the block masks of the graph, or than the model has positions for.
         """
         for name, positions in self._facts["reach"].items():
             if feeds[name].shape[1] > positions:
@@ -54,10 +54,11 @@ class Session:
         shape = fitting_shape(self._fixed, axes, feeds, pads=self._facts["pads"]) if self._fixed else None
         if shape is None:
             return self._infer(self._free, feeds)
-        return cut(output_axes, self._infer(self._fixed[shape], pad(axes, feeds, shape)), sizes_of(axes, feeds))
+        return self._infer(self._fixed[shape], pad(axes, feeds, shape), unpadded(output_axes, sizes_of(axes, feeds)))
 
-    def _infer(self, request: EngineRequest, feeds: Feeds) -> Feeds:
-        return dict(zip(self.outputs, request.run([feeds[name] for name in self.inputs]), strict=True))
+    def _infer(self, request: EngineRequest, feeds: Feeds, parts: list[tuple[slice, ...]] | None = None) -> Feeds:
+        outputs = request.run([feeds[name] for name in self.inputs], parts)
+        return dict(zip(self.outputs, outputs, strict=True))
 
 
 def _options(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:

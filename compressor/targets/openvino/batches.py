@@ -80,16 +80,15 @@ def pad(axes: Axes, feeds: Feeds, shape: Shape) -> dict[str, np.ndarray]:
     return padded
 
 
-def cut(axes: Axes, outputs: Mapping[str, np.ndarray], sizes: Shape) -> dict[str, np.ndarray]:
-    """The outputs without the padding.
+def unpadded(axes: Axes, sizes: Shape) -> list[tuple[slice, ...]]:
+    """The part of each output of a padded batch that is no padding, in the order of the outputs.
 
     Args:
         axes: axes of the outputs.
-        outputs: outputs of a padded batch.
         sizes: batch size and length of the batch.
     """
     kept = dict(zip(("batch", "sequence"), sizes, strict=True))
-    return {tensor: array[tuple(slice(kept.get(name)) for name in axes[tensor])] for tensor, array in outputs.items()}
+    return [tuple(slice(kept.get(name)) for name in names) for names in axes.values()]
 
 
 class EngineRequest:
@@ -108,42 +107,51 @@ class EngineRequest:
         self._is_fixed = not any(port.partial_shape.is_dynamic for port in request.model_inputs)
         self._inputs = [tensor.data for tensor in request.input_tensors] if self._is_fixed else []
 
-    def run(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    def run(
+        self, arrays: Sequence[np.ndarray], parts: Sequence[tuple[slice, ...]] | None = None
+    ) -> tuple[np.ndarray, ...]:
         """The outputs in the graph's order, as copies.
 
         Args:
             arrays: the inputs in the graph's order.
+            parts: the part of each output that is returned, see `unpadded`; None: all.
 
         Raises:
             ValueError: at fixed shapes, an input has another shape; or the graph did not compute its outputs.
         """
-        outputs: tuple[np.ndarray, ...]
-        if not self._is_fixed:
+        if self._is_fixed:
+            for tensor, array in zip(self._inputs, arrays, strict=True):
+                if array.shape != tensor.shape:
+                    raise ValueError(f"an input has the shape {array.shape}, and the graph {tensor.shape}")
+                tensor[...] = array
+            outputs: tuple[np.ndarray, ...] = self._request.infer().to_tuple()
+        else:
             self._mark_outputs()
             outputs = self._request.infer(list(arrays), share_inputs=True).to_tuple()
-            _require_computed(arrays, outputs)
-            return outputs
-        for tensor, array in zip(self._inputs, arrays, strict=True):
-            if array.shape != tensor.shape:
-                raise ValueError(f"an input has the shape {array.shape}, and the graph {tensor.shape}")
-            tensor[...] = array
-        outputs = self._request.infer().to_tuple()
+        if parts is not None:
+            outputs = tuple(output[part] for output, part in zip(outputs, parts, strict=True))
+        if all(array.size for array in arrays):
+            for output in outputs:
+                _require_computed(output)
         return outputs
 
     def _mark_outputs(self) -> None:
-        """Write NaN into the first element of each output.
+        """Write NaN into the last element of each output.
 
         Where a graph cannot compute a batch, e.g. one that has more tokens than the model has positions, OpenVINO 2026
         raises nothing and returns the outputs of the previous batch.
         """
         for tensor in self._request.output_tensors:
             if tensor.size and tensor.data.dtype.kind == "f":
-                tensor.data.flat[0] = np.nan
+                tensor.data.flat[-1] = np.nan
 
 
-def _require_computed(arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Raise ValueError if outputs are empty, or were not written since `_mark_outputs`."""
-    if not all(array.size for array in arrays):
-        return
-    if not all(output.size and not (output.dtype.kind == "f" and np.isnan(output.flat[0])) for output in outputs):
-        raise ValueError("an output is empty or NaN; do the inputs have more positions than the model?")
+def _require_computed(output: np.ndarray) -> None:
+    """Raise ValueError if an output is empty, was not written since `_mark_outputs`, or read rows that a table lacks.
+
+    The last element of a text is that of its last token, whose position is the last one. It is no padding in a text of
+    a decoder, which is padded at its start.
+    """
+    last = output.reshape(len(output), -1)[:, -1:] if output.ndim and output.size else output
+    if not output.size or (output.dtype.kind == "f" and np.isnan(last).any()):
+        raise ValueError("an output is empty or NaN: the model has fewer positions, or no such tokens")

@@ -20,10 +20,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,17 +36,20 @@ from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, missing_input, parse_shape
 from compressor.targets.machine import usable_cores, user_cache
-from compressor.targets.openvino.batches import EngineRequest, cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad, sizes_of, unpadded
 from compressor.targets.peak_memory import resident_bytes
 from compressor.workdir import file_lock
 
 try:
     import openvino
+    from openvino import opset13 as ops
 except ImportError as error:
     raise TargetMissingError.of_package("openvino", "openvino", "OpenVINO is not installed") from error
 
 _PREFIXES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't fully converted", "Summary:")
 """Beginnings of the lines of OpenVINO's messages that name its source files and stages."""
+_UNCONVERTED = re.compile(r"^-- (?:No conversion rule found for operations|Conversion is failed for): (.+)$", re.M)
+"""The operators that OpenVINO's message says it cannot convert."""
 DEVICE = "CPU"
 """OpenVINO's name of the processor."""
 OPENVINO_BFLOAT16 = ("amx_bf16", "avx512_bf16")
@@ -142,6 +146,15 @@ def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
     try:
         return core.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
+        if operators := ", ".join(_UNCONVERTED.findall(str(error))):
+            raise InputError(
+                f"OpenVINO cannot convert {operators} as the graph uses it; use --target ort, or a file of ONNX's own"
+                " operators, such as torch.onnx.export writes",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=path,
+                runtime="openvino",
+                operators=operators,
+            ) from error
         raise InputError(
             f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again",
             code=ErrorCode.RUNTIME_FAILED,
@@ -182,25 +195,28 @@ def compile_model(
         ) from error
 
 
-def run_request(request: EngineRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
+def run_request(
+    request: EngineRequest, names: Names, feeds: Feeds, parts: Sequence[tuple[slice, ...]] | None = None
+) -> dict[str, np.ndarray]:
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
     Args:
         request: runs the graph.
         names: names of the graph's inputs and outputs.
         feeds: one batch of inputs.
+        parts: the part of each output that is returned; None: all.
 
     Raises:
         InputError: an input is missing, or the graph cannot run on these inputs.
     """
     try:
-        outputs = request.run([feeds[name] for name in names.inputs])
+        outputs = request.run([feeds[name] for name in names.inputs], parts)
     except KeyError as error:
         raise missing_input(error.args[0], names.inputs) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
             f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
-            " shapes",
+            " shapes, and no longer texts than the model has positions for",
             code=ErrorCode.RUNTIME_FAILED,
         ) from error
     return dict(zip(names.outputs, outputs, strict=True))
@@ -225,13 +241,41 @@ def failure_reason(error: BaseException) -> str:
 def write_model(model: openvino.Model, out: Path, info: Mapping[str, Any]) -> None:
     """Write a graph in OpenVINO's format, with weights in the precision that they have.
 
+    Rows that a table lacks become NaN, see `_mark_missing_rows`.
+
     Args:
         model: the graph.
         out: the file to write, `.xml`; the weights go beside it.
         info: facts to store in the graph, in JSON; `stored_info` returns them.
     """
+    _mark_missing_rows(model)
     model.set_rt_info(json.dumps(info), _INFO)
     openvino.save_model(model, out, compress_to_fp16=False)
+
+
+def _mark_missing_rows(model: openvino.Model) -> None:
+    """Let rows that a table lacks be NaN: those of positions, or of tokens, beyond its last.
+
+    OpenVINO reads zeros there, where ONNX Runtime fails.
+    """
+    for node in model.get_ops():
+        if node.get_type_name() != "Gather":
+            continue
+        table, indices, axis = (node.input_value(number) for number in range(3))
+        is_table = table.get_partial_shape().rank == 2 and table.get_partial_shape()[0].is_static
+        is_real = table.get_element_type().is_real()
+        if not (is_table and is_real) or _is_constant(indices) or not _is_constant(axis) or axis.get_node().data.any():
+            continue
+        readers = node.output(0).get_target_inputs()
+        last = ops.constant(table.get_partial_shape()[0].get_length() - 1, indices.get_element_type())
+        is_row = ops.unsqueeze(ops.less_equal(indices, last), ops.constant(-1))
+        marked = ops.select(is_row, node, ops.constant(np.nan, node.get_element_type()))
+        for reader in readers:
+            reader.replace_source_output(marked.output(0))
+
+
+def _is_constant(value: openvino.Output) -> bool:
+    return bool(value.get_node().get_type_name() == "Constant")
 
 
 def stored_info(model: openvino.Model) -> dict[str, Any]:
@@ -348,8 +392,8 @@ class CompiledGraph:
         shape = fitting_shape(self.fixed, axes, feeds, pads=self.info.get("pads", False)) if self.fixed else None
         if shape is None:
             return run_request(self.free(), self.names, feeds)
-        padded = run_request(self.fixed[shape].request, self.names, pad(axes, feeds, shape))
-        return cut(self.info.get("output_axes", {}), padded, sizes_of(axes, feeds))
+        parts = unpadded(self.info["output_axes"], sizes_of(axes, feeds))
+        return run_request(self.fixed[shape].request, self.names, pad(axes, feeds, shape), parts)
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:

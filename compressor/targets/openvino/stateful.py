@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from compressor.targets.openvino.session import (
     write_model,
 )
 from graph_passes import load, save
-from graph_passes.flow.caches import bytes_per_token, cache_names
+from graph_passes.flow.caches import cache_names
 from graph_passes.passes import DropIdleCaches
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
 from graph_passes.passes.quantize_weights import OPERATOR
@@ -98,10 +98,9 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
         save(graph, Path(scratch) / onnx.name)
         model = read_rounded(Path(scratch) / onnx.name)
     if onnx.name == DECODER:
-        info |= {"bytes_per_token": bytes_per_token(graph), "inputs": [*info["inputs"], _BEAMS]}
-        info |= {name: graph.metadata_props[name] for name in (WEIGHTS, FINER) if name in graph.metadata_props}
         _keep_states(model, inputs, states)
-        _mark_missing_rows(model)
+        info |= {"bytes_per_token": _bytes_per_token(model), "inputs": [*info["inputs"], _BEAMS]}
+        info |= {name: graph.metadata_props[name] for name in (WEIGHTS, FINER) if name in graph.metadata_props}
         # The default rounds the keys and values to 8 bits.
         model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
     write_model(model, path, info)
@@ -117,6 +116,7 @@ def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[s
         states: input of a cache -> output that is its next content.
     """
     parameters = dict(zip(inputs, model.get_parameters(), strict=True))
+    _widen_states(model, [parameters[name] for name in states], set(states.values()))
     beams = ops.parameter([-1], np.int32, name=_BEAMS)
     beams.output(0).set_names({_BEAMS})
     batch = ops.gather(ops.shape_of(parameters["input_ids"]), ops.constant([0]), ops.constant(0))
@@ -137,25 +137,33 @@ def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[s
     model.validate_nodes_and_infer_types()
 
 
-def _mark_missing_rows(model: openvino.Model) -> None:
-    """Let rows that a table lacks be NaN instead of zeros: those of positions, or of tokens, beyond its last."""
-    for node in model.get_ops():
-        if node.get_type_name() != "Gather":
-            continue
-        table, indices, axis = (node.input_value(number) for number in range(3))
-        is_table = _is_constant(table) and len(table.get_shape()) == 2 and table.get_element_type().is_real()
-        if not is_table or _is_constant(indices) or not _is_constant(axis) or axis.get_node().data.any():
-            continue
-        readers = node.output(0).get_target_inputs()
-        last = ops.constant(table.get_shape()[0] - 1, indices.get_element_type())
-        is_row = ops.unsqueeze(ops.less_equal(indices, last), ops.constant(-1))
-        marked = ops.select(is_row, node, ops.constant(np.nan, node.get_element_type()))
-        for reader in readers:
-            reader.replace_source_output(marked.output(0))
+def _widen_states(model: openvino.Model, caches: Iterable[openvino.Node], outputs: Set[str]) -> None:
+    """Hold keys and values in float32, in which OpenVINO computes on processors.
+
+    It does not fuse attention over states in halves of floats, and fails at their first call.
+    """
+    for cache in caches:
+        if (stored := cache.get_element_type()) != openvino.Type.f32:
+            readers = cache.output(0).get_target_inputs()
+            cache.set_element_type(openvino.Type.f32)
+            narrow = ops.convert(cache, stored)
+            for reader in readers:
+                reader.replace_source_output(narrow.output(0))
+    for result in model.get_results():
+        content = result.input_value(0)
+        if (names := outputs & content.get_names()) and content.get_element_type() != openvino.Type.f32:
+            content.set_names(content.get_names() - names)
+            wide = ops.convert(content, np.float32).output(0)
+            wide.set_names(names)
+            result.input(0).replace_source_output(wide)
+    model.validate_nodes_and_infer_types()
 
 
-def _is_constant(value: openvino.Output) -> bool:
-    return bool(value.get_node().get_type_name() == "Constant")
+def _bytes_per_token(model: openvino.Model) -> int:
+    """Bytes of keys and values that a token adds to the states of a model."""
+    states = (node.output(0) for node in model.get_ops() if node.get_type_name() == "ReadValue")
+    shapes = ((state.get_partial_shape(), state.get_element_type().size) for state in states)
+    return sum(shape[1].get_length() * shape[3].get_length() * size for shape, size in shapes)
 
 
 def open_sessions(
@@ -281,12 +289,6 @@ class OpenVinoSessions(Sessions):
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too
         logits = run_request(self._run, self._names, arrays)["logits"]
-        if np.isnan(logits[:, -1, 0]).any():  # of the last token, which every text has
-            raise InputError(
-                "OpenVINO cannot run the graph on these inputs (the model has no such token, or fewer positions than"
-                f" {caches.length + input_ids.shape[1]}); pass shorter texts",
-                code=ErrorCode.RUNTIME_FAILED,
-            )
         return logits, dataclasses.replace(
             caches,
             length=caches.length + input_ids.shape[1],

@@ -304,6 +304,21 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort", threads=1))
 
 
+@advice("targets.openvino.session read_model unsupported-model")
+def _(w: World) -> None:
+    pytest.importorskip("openvino")
+    body = "y = com.microsoft.BiasSplitGelu (x, b)"
+    save(parsed(body, "float[N, 4, 8] x", "float[N, 4, 4] y", "float[8] b"), w.file("foreign.onnx"))
+    w.fails(lambda: build(w, "openvino", "foreign.onnx"))
+    save(parsed("y = Gelu (x)", "float[N, 4] x", "float[N, 4] y", opset=20), w.file("own.onnx"))
+    w.right(lambda: build(w, "openvino", "own.onnx"))
+    # ONNX Runtime runs this operator on GPUs alone; a GELU with a bias it runs on any.
+    save(
+        parsed("y = com.microsoft.BiasGelu (x, b)", "float[N, 4] x", "float[N, 4] y", "float[4] b"), w.file("gelu.onnx")
+    )
+    w.right(lambda: build(w, "ort", "gelu.onnx"))
+
+
 @advice("targets.openvino.session compile_model runtime-failed")
 def _(w: World) -> None:
     pytest.importorskip("openvino")

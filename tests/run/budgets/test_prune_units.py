@@ -28,6 +28,12 @@ def test_engines_are_timed_at_about_the_size_that_a_budget_leaves() -> None:
         assert share_left(Units(**cast(Any, fields)), [fastest, lossy]) == pytest.approx(share)
 
 
+@pytest.mark.parametrize("fields", [{"cache": 0.5}, {"ttft": "7ms"}, {"speedup": 2}])
+def test_some_share_is_left_where_no_engine_that_was_timed_bounds_it(fields: dict[str, Any]) -> None:
+    """Budgets of caches bound no call of whole texts, and none may hold that was timed."""
+    assert 0 < share_left(Units(**cast(Any, fields)), []) < 1
+
+
 def test_a_size_that_is_not_timed_has_no_budget() -> None:
     measure = MeasureConfig()
     with pytest.raises(UsageError) as error:

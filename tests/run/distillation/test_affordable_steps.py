@@ -17,10 +17,15 @@ from compressor.config.steps import Distill
 from compressor.errors import ErrorCode, UsageError
 from compressor.run.steps import distill
 from compressor.store import Store
+from compressor.training.teacher_outputs import KeptOutputs
 from tests import folders
 from tests.faults import fails_with
 
-TASK = SimpleNamespace(collate=lambda rows: {"rows": np.array(rows)}, model_inputs=lambda batch: batch)
+TASK = SimpleNamespace(
+    collate=lambda rows: {"rows": np.array(rows)},
+    model_inputs=lambda batch: batch,
+    input_counts=lambda rows: (len(rows), sum(rows)),
+)
 
 
 class Rows(list[int]):
@@ -94,7 +99,8 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
         def length() -> distill.TrainingLength:
             options = Distill(minutes=minutes, training_steps=steps, batch_size=2)
             data: Any = SimpleNamespace(task=TASK, train=Rows(range(4)))
-            distillation = SimpleNamespace(loss=loss, teach=teach)
+            kept = KeptOutputs(teach, Store(Path(folder), version=1), len(data.train), 0, lambda name, value: False)
+            distillation = SimpleNamespace(loss=loss, teach=teach, keep_outputs=lambda *_: SimpleNamespace(kept=kept))
             work: Any = (options, data, distillation, network, Store(Path(folder), version=1))
             limit: Any = distill.affordable_length
             return limit(*work, lambda: clock.sleep(evaluation))

@@ -19,6 +19,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.steps import distill
+from compressor.training import teacher_outputs
 from compressor.units import find_sites
 from tests.faults import fails_with
 from tests.run.distillation.distilled_runs import distilled_recipe, have_same_weights, run
@@ -88,8 +89,9 @@ def test_outputs_that_do_not_fit_on_the_disk_are_noted(
     folder, actual = tmp_path / "outputs", shutil.disk_usage
 
     def disk_usage(path: Any) -> Any:
-        return SimpleNamespace(free=10) if folder in Path(path).parents else actual(path)
+        return SimpleNamespace(free=10) if Path(path) == folder else actual(path)
 
+    folder.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     learned = learn(following(inputs, tmp_path / "out", plan, teacher_outputs=folder, distill_steps=2))
     assert "disk" in note(learned, NoteCode.OUTPUTS_NOT_KEPT).text
@@ -109,7 +111,8 @@ def test_several_processes_keep_no_outputs_and_say_so(
     plan: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distill, "process_count", lambda: 2)
+    for module in (distill, teacher_outputs):
+        monkeypatch.setattr(module, "process_count", lambda: 2)
     folder = {"teacher_outputs": tmp_path / "outputs"} if shared else {}
     learned = learn(following(inputs, tmp_path / "out", plan, distill_steps=steps, **folder))
     codes = {note.code for note in learned.selected.notes}

@@ -91,10 +91,10 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     sizes: list[Shape] = []
     run_request = session.run_request
 
-    def recorded(request: Any, names: session.Names, feeds: Feeds) -> dict[str, np.ndarray]:
+    def recorded(request: Any, names: session.Names, feeds: Feeds, *parts: Any) -> dict[str, np.ndarray]:
         first = feeds[names.inputs[0]]
         sizes.append((first.shape[0], first.shape[1]))
-        return run_request(request, names, feeds)
+        return run_request(request, names, feeds, *parts)
 
     monkeypatch.setattr(session, "run_request", recorded)
     return sizes
@@ -225,16 +225,39 @@ def test_a_shape_may_have_every_position_of_the_model(tmp_path: Path) -> None:
     assert relative_error(run(graph, feeds)["logits"], engine.run(feeds)["logits"], feeds) <= TOLERANCE["fp32"]
 
 
-def test_rows_longer_than_the_model_do_not_get_the_outputs_of_the_rows_before(tmp_path: Path) -> None:
-    engine = target("openvino").build(pruned("bert").shrunk, tmp_path / "engine.xml", threads=1)
+@pytest.mark.parametrize("family", ["bert", "gpt2", pytest.param("marian", marks=pytest.mark.zoo)])
+def test_rows_longer_than_the_model_do_not_get_other_outputs(family: str, tmp_path: Path) -> None:
+    """Neither those of the rows before, where shapes do not agree, nor those of positions of zeros."""
+    graph = pruned(family).shrunk
+    engine = target("openvino").build(graph, tmp_path / "engine.xml", threads=1)
 
-    def run(batch: int, seq: int) -> np.ndarray:
-        return engine.run(dict.fromkeys(engine.inputs, np.ones((batch, seq), np.int64)))["logits"]
+    def feeds(batch: int, seq: int) -> Feeds:
+        return dict.fromkeys(engine.inputs, np.ones((batch, seq), np.int64))
 
     for batch in (1, 1, 2):
         with fails_with(ErrorCode.RUNTIME_FAILED):
-            run(batch, 2 * POSITIONS)
-        assert run(batch, 8).shape[0] == batch
+            engine.run(feeds(batch, 2 * POSITIONS))
+        assert len(engine.run(feeds(batch, 8))["logits"]) == batch
+
+
+@pytest.mark.parametrize("shapes", [(), [(2, 8)]], ids=["free", "fixed"])
+@pytest.mark.parametrize("long", [0, 1])
+def test_one_row_with_more_tokens_than_positions_is_refused(shapes: Sequence[Shape], long: int, tmp_path: Path) -> None:
+    """Positions count the tokens of each row, as in RoBERTa, so that the shape of a batch does not show them."""
+    body = (
+        "i = Cast<to=7>(attention_mask) n = CumSum(i, one) d = Gather(table, n) e = Gather(words, input_ids)"
+        " s = Add(d, e) y = Softmax(s)"
+    )
+    inputs = "int64[batch, sequence] input_ids, int64[batch, sequence] attention_mask"
+    weights = "float[6, 4] table, float[9, 4] words, int64 one = {1}"
+    save(parsed(body, inputs, "float[batch, sequence, 4] y", weights), tmp_path / "graph.onnx")
+    engine = build(tmp_path / "graph.onnx", tmp_path / "engine.xml", shapes)
+    feeds = {"input_ids": np.ones((2, 7), np.int64), "attention_mask": np.ones((2, 7), np.int64)}
+    feeds["attention_mask"][:, 5:] = 0
+    assert relative_error(run(tmp_path / "graph.onnx", feeds)["y"], engine.run(feeds)["y"], feeds) <= TOLERANCE["fp32"]
+    feeds["attention_mask"][long] = 1
+    with fails_with(ErrorCode.RUNTIME_FAILED):
+        engine.run(feeds)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +287,10 @@ def test_a_graph_with_another_free_axis_is_refused(inputs: str, outputs: str, ax
         build(graph, out, [(1, 8)])
     assert axis in str(caught.value)
     assert not out.exists()
-    assert build(graph, out).run({"x": np.ones((2, 3, 4), np.float32)})["y"].shape == (2, 3, 5)
+    wanted = BuildOptions(shapes=((1, 8),), requires_shapes=False)
+    engine = target("openvino").build(graph, out, threads=1, options=wanted)
+    assert "shapes" not in engine.session
+    assert engine.run({"x": np.ones((2, 3, 4), np.float32)})["y"].shape == (2, 3, 5)
 
 
 def hand_made(body: str, inputs: str, outputs: str, folder: Path) -> tuple[Path, Engine]:

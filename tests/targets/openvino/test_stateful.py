@@ -12,14 +12,19 @@ from compressor.engines.prove import Case
 from compressor.errors import ErrorCode, InputError
 from compressor.generation.deliver import build_plan
 from compressor.generation.prove import prove_steps
-from compressor.generation.steps import run_in_steps
+from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.workload import Workload
+from compressor.graph.program import Program
 from compressor.results import ProofStage
-from compressor.targets import target
+from compressor.targets import TOLERANCE, target
+from compressor.targets.caches import DECODER
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.openvino.session import executed_layers
 from compressor.targets.openvino.stateful import OpenVinoCaches, OpenVinoSessions
+from compressor.targets.relative_error import relative_error
+from graph_passes import save
 from tests.generation.exported import MODELS, QUICK, built, inputs, whole_graphs
+from tests.graph.decoders import decoder
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
 IDS = np.array([[5, 9, 3], [7, 8, 6]])
@@ -89,6 +94,21 @@ def test_an_input_that_is_missing_is_named(sessions: OpenVinoSessions) -> None:
     with pytest.raises(InputError) as error:
         sessions.decode(IDS, None, None, sessions.start(2))
     assert (error.value.code, error.value.details["tensor"]) == (ErrorCode.TENSOR_MISMATCH, "attention_mask")
+
+
+def test_a_decoder_in_half_precision_holds_its_states_in_float32(tmp_path: Path) -> None:
+    cached = Program.of(decoder("gpt2, half")).cached
+    assert cached is not None
+    save(cached, tmp_path / DECODER)
+    target("openvino").build_sessions(tmp_path, [DECODER], (), 1)
+    graph, sessions = OrtSessions(tmp_path, optimized=False), OpenVinoSessions(tmp_path, threads=1)
+    feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
+    expected, logits = (run_in_steps(each, feeds)[LOGITS] for each in (graph, sessions))
+    assert relative_error(expected, logits, feeds) <= TOLERANCE["fp16"]
+    states = [part.state.data for part in sessions.request.query_state()]
+    assert {state.dtype for state in states} == {np.dtype(np.float32)}
+    assert sessions.bytes_per_token == sum(state[0, :, 0].nbytes for state in states) == 2 * graph.bytes_per_token
+    assert sessions.precision == "fp32"
 
 
 @pytest.mark.parametrize(("name", "file"), [("gpt2", "openvino_model.xml"), ("t5", "encoder.xml")])
