@@ -1,6 +1,7 @@
 """The graph passes, one per file. Each is an `onnx_ir` pass that returns a report of what it changed."""
 
 from graph_passes.passes.clean_up import CleanUp
+from graph_passes.passes.count_positions import CountPositions
 from graph_passes.passes.drop_idle_caches import DropIdleCaches
 from graph_passes.passes.drop_unread_positions import DropUnreadPositions
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
@@ -42,6 +43,7 @@ from graph_passes.passes.use_padding_mask import UsePaddingMask
 
 __all__ = [
     "CleanUp",
+    "CountPositions",
     "DropIdleCaches",
     "DropUnreadPositions",
     "DropUnusedBlocks",

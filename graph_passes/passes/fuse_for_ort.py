@@ -33,6 +33,9 @@ class FusedForOrt:
 class FuseForOrt(GraphPass[FusedForOrt]):
     """Replace attention, normalization and activation by ONNX Runtime's fused operators.
 
+    Args:
+        in_place: whether attentions may write into the memory of caches; see `FuseCachedAttention`.
+
     Cases:
         1. A graph that reads caches is rewritten by `FuseRotaryEmbedding`, `FuseCachedAttention` and `MergeReshapes`:
            a call that computes one token spends as much time on small operators as on products.
@@ -44,13 +47,17 @@ class FuseForOrt(GraphPass[FusedForOrt]):
     that its rules do not expect.
     """
 
+    def __init__(self, *, in_place: bool = False) -> None:
+        super().__init__()
+        self._in_place = in_place
+
     def call(self, model: ir.Model) -> ReportedResult[FusedForOrt]:
         from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
         if has_caches := bool(read_caches(model)):
             CommonSubexpressionEliminationPass()(model)  # layers compute the tables of positions anew
             FuseRotaryEmbedding()(model)
-        cached = FuseCachedAttention()(model).report
+        cached = FuseCachedAttention(in_place=self._in_place)(model).report
         if has_caches:
             MergeReshapes()(model)
         PrepareForFusion()(model)
