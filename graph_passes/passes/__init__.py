@@ -22,6 +22,7 @@ from graph_passes.passes.name_decoding_axes import NameDecodingAxes
 from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
+from graph_passes.passes.pack_attention import PackAttention
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.quantize_weights import QuantizeWeights
 from graph_passes.passes.quantize_weights_inside import QuantizeWeightsInside
@@ -32,6 +33,7 @@ from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.return_to_floats import ReturnToFloats
+from graph_passes.passes.rotate_in_attention import RotateInAttention
 from graph_passes.passes.scale_queries import ScaleQueries
 from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
@@ -64,6 +66,7 @@ __all__ = [
     "NameSqueezedAxes",
     "NarrowIntegers",
     "Normalize",
+    "PackAttention",
     "PrepareForFusion",
     "QuantizeWeights",
     "QuantizeWeightsInside",
@@ -74,6 +77,7 @@ __all__ = [
     "RemoveIdleExpands",
     "RemoveUnits",
     "ReturnToFloats",
+    "RotateInAttention",
     "ScaleQueries",
     "SeparateProjections",
     "SimplifyLookups",

@@ -13,8 +13,10 @@ from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention, FusedCachedAttention
 from graph_passes.passes.fuse_rotary_embedding import FuseRotaryEmbedding
 from graph_passes.passes.merge_reshapes import MergeReshapes
+from graph_passes.passes.pack_attention import PackAttention
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
+from graph_passes.passes.rotate_in_attention import RotateInAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,9 @@ class FuseForOrt(GraphPass[FusedForOrt]):
         in_place: whether attentions may write into the memory of caches; see `FuseCachedAttention`.
 
     Cases:
-        1. A graph that reads caches is rewritten by `FuseRotaryEmbedding`, `FuseCachedAttention` and `MergeReshapes`:
-           a call that computes one token spends as much time on small operators as on products.
+        1. A graph that reads caches is rewritten by `FuseRotaryEmbedding`, `FuseCachedAttention`, `MergeReshapes`,
+           `RotateInAttention` and `PackAttention`: a call that computes one token spends as much time on small
+           operators as on products.
         2. The graph is rewritten by `PrepareForFusion`, onnxscript's rules, and `RemoveIdleExpands`, in that order.
         3. Bodies of local functions are set aside while those rules run: the optimizer would inline them, and would
            match the attention inside the body of block-sparse attention.
@@ -60,6 +63,8 @@ class FuseForOrt(GraphPass[FusedForOrt]):
         cached = FuseCachedAttention(in_place=self._in_place)(model).report
         if has_caches:
             MergeReshapes()(model)
+            RotateInAttention()(model)
+            PackAttention()(model)
         PrepareForFusion()(model)
         functions, imports = dict(model.functions), dict(model.opset_imports)
         model.functions.clear()

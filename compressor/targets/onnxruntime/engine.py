@@ -410,7 +410,7 @@ def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds:
     """
     model = load(source)
     with tempfile.TemporaryDirectory() as folder:
-        files = {"not fused": source, "fused": path, "fused in place": Path(folder) / path.name}
+        files = {"fused in place": Path(folder) / path.name, "fused": path, "not fused": source}
         fusion = fuse(source, files["fused in place"], settings, lambda model: FuseForOrt(in_place=True)(model).model)
         if not fusion.fused or IN_PLACE not in load(files["fused in place"]).metadata_props:
             del files["fused in place"]

@@ -67,10 +67,10 @@ def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int
 def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Path) -> Path:
     """Round the weights of the engine in fp32, whose operators are fused; see `Target.round_weights`."""
     from graph_passes import load, save  # a server that generates rounds nothing
-    from graph_passes.passes import JoinProducts
+    from graph_passes.passes import JoinProducts, PackAttention
 
     engine = engine_of(folder / DECODER)
-    save(JoinProducts()(rounds(load(engine))).model, out / engine.name)
+    save(PackAttention()(JoinProducts()(rounds(load(engine)))).model, out / engine.name)
     return out / engine.name
 
 
