@@ -1,4 +1,4 @@
-"""Count positions: read the number of earlier positions off the mask of a decoder instead of off its caches."""
+"""Count positions: read the numbers of texts and positions off the mask of a decoder instead of off its caches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.name_decoding_axes import IDS, MASK
 from graph_passes.tape import Tape
 
-_POSITIONS = 2
-"""The axis of positions of a cache `[text, head, position, width]`."""
+_TEXTS, _POSITIONS = 0, 2
+"""The free axes of a cache `[text, head, position, width]`."""
 
 
 class CountPositions(GraphPass[Names]):
-    """Compute the number of positions in caches from `attention_mask` and `input_ids`.
+    """Compute the sizes of caches from `attention_mask` and `input_ids`.
 
     The caches may then have room for further positions. A mask has one number for every earlier and new position, the
     ids are the new ones.
 
     Cases:
-        1. A `Shape` of a cache that the graph reads or returns: its size along the positions is replaced.
+        1. A `Shape` of a cache that the graph reads or returns: the numbers of texts and positions are replaced.
         2. A graph without these two inputs stays.
 
     The report has the names of the nodes that read other sizes now.
@@ -53,13 +53,13 @@ class CountPositions(GraphPass[Names]):
 
 
 def _shapes(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read the number of positions of a cache."""
+    """The nodes that read a free size of a cache."""
     return [node for node, _ in value.uses() if node.op_type == "Shape" and counts(node)]
 
 
 def counts(shape: ir.Node) -> bool:
-    """Whether a `Shape` of a cache has its number of positions."""
-    return _POSITIONS in _axes(shape)
+    """Whether a `Shape` of a cache has a free size of it."""
+    return any(axis in _axes(shape) for axis in (_TEXTS, _POSITIONS))
 
 
 def _axes(shape: ir.Node) -> range:
@@ -76,7 +76,8 @@ def _replace(op: Tape, node: ir.Node, free: tuple[ir.Value, ir.Value]) -> bool:
     """
     axes, cache = _axes(node), node.inputs[0]
     assert cache is not None
-    fixed = {axis: (cache.shape or ())[axis] for axis in axes if axis in (1, 3)}
+    shape = list(cache.shape or (None,) * 4)
+    fixed = {axis: shape[axis] for axis in axes if axis not in (_TEXTS, _POSITIONS)}
     if not all(isinstance(size, int) for size in fixed.values()):
         return False
     sizes = [op.ints([fixed[axis]]) if axis in fixed else free[axis // 2] for axis in axes]

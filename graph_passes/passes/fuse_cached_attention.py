@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from graph_passes.attention.mask_meaning import evaluate, nodes_behind
+from graph_passes.attention.mask_meaning import evaluate, hides_padding, nodes_behind
 from graph_passes.attention.operands import (
     SWAP,
     NoMatchError,
@@ -170,6 +170,7 @@ class _Match:
         repeats_rows: whether that sum has one row for all queries.
         spans_heads: whether that sum differs between heads.
         sources: the key/value head that each query head reads, if the operator is `GroupQueryAttention`.
+        hides_padding: whether the sum hides padding and later keys alone, as far as that is known.
     """
 
     name: str
@@ -185,6 +186,7 @@ class _Match:
     repeats_rows: bool
     spans_heads: bool
     sources: tuple[int, ...] | None = None
+    hides_padding: bool = False
 
     @property
     def groups(self) -> list[list[int]]:
@@ -222,8 +224,9 @@ class _Matcher:
     ) -> None:
         self.pasts, self._folds_queries = pasts, folds_queries
         self._model, self._probe = model, Probe(model)
-        inputs = {value.name for value in model.graph.inputs}
-        self._in_place = in_place and {MASK, IDS} <= inputs
+        self._inputs = {value.name: value for value in model.graph.inputs}
+        self._in_place = in_place and {MASK, IDS} <= self._inputs.keys()
+        self._hiding: dict[ir.Value, bool] = {}
 
     def caches_behind(self, softmax: ir.Node) -> list[ir.Value]:
         """The caches that hold the keys and values of an attention; empty if the node belongs to none over a cache."""
@@ -279,7 +282,16 @@ class _Matcher:
             repeats_rows=not spans_queries,
             spans_heads=spans_heads,
             sources=None if sources is None else sources.heads,
+            hides_padding=sources is not None and self._hides_padding(operands),
         )
+
+    def _hides_padding(self, operands: Operands) -> bool:
+        """Whether the only addend hides padding and later keys alone."""
+        mask, ids = (self._inputs[name] for name in (MASK, IDS))
+        addend = operands.addends[0]
+        if addend not in self._hiding:
+            self._hiding[addend] = hides_padding(addend, mask, ids)
+        return len(operands.addends) == 1 and self._hiding[addend]
 
     def _sources_in_place(self, operands: Operands, softmax: ir.Node) -> _Sources | None:
         """What `GroupQueryAttention` reads instead of the keys and values of an attention; None: it cannot."""
@@ -427,7 +439,7 @@ class _Rewriter:
         else:
             view = before_swap(match.operands.query) or self._op("Transpose", match.operands.query, perm=SWAP)
             query = self._reshape(self._op("Gather", view, self._op.ints(order), axis=2), 0, 0, len(order) * width)
-        bias = self._bias(match, query, 1)
+        bias = self._padding() if match.hides_padding else self._bias(match, query, 1)
         if match.spans_heads and not is_ordered:
             bias = self._op("Gather", bias, self._op.ints(order), axis=1)
         inputs = [
@@ -480,6 +492,19 @@ class _Rewriter:
             self._counts = op("Expand", last, op.size(mask, 0)), total
             op.insert_before(self._graph[0])
         return self._counts
+
+    def _padding(self) -> ir.Value:
+        """What hides padding, `[batch, 1, position, key]`."""
+        mask, ids = (next(value for value in self._graph.inputs if value.name == name) for name in (MASK, IDS))
+        if () not in self._biases:
+            op = Tape()
+            read = op("Sub", op("Cast", mask, to=ir.DataType.FLOAT), op.constant(np.array(1, np.float32)))
+            hidden = op("Mul", read, op.constant(np.array(np.finfo(np.float32).max)))
+            one = op.ints([1])
+            sizes = op("Concat", one, one, op.size(ids, 1), one, axis=0)
+            self._biases[()] = op("Expand", op("Unsqueeze", hidden, op.ints([1, 2])), sizes)
+            op.insert_before(self._graph[0])
+        return self._biases[()]
 
     def _reshape(self, value: ir.Value, *sizes: int) -> ir.Value:
         return self._op("Reshape", value, self._op.ints(sizes))
