@@ -106,9 +106,10 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
             if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
                 break  # else layers behind the fused ones may have known shapes now
         extending, reading = (tuple(m.name for m in matches if (m.past is not None) == case) for case in (True, False))
-        if matches and self._in_place and is_in_place(model):
+        recorded = self._in_place and IN_PLACE not in model.metadata_props and is_in_place(model)
+        if recorded:
             model.metadata_props[IN_PLACE] = "1"
-        is_modified = bool(matches) or counted
+        is_modified = bool(matches) or counted or recorded
         return ReportedResult(model, is_modified, FusedCachedAttention(extending, reading, tuple(refused)))
 
 
