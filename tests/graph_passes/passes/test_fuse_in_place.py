@@ -53,7 +53,7 @@ SLOPES = (
 EVERY = PADDING.replace("causal)", "every)").replace("causal = LessOrEqual(keys, queries)", "every = Less(keys, end)")
 ROTATED = """
     {x}a = Slice({x}, at0, at1, axis)  {x}b = Slice({x}, at1, at2, axis)  {x}n = Neg({x}b)
-    {x}t = Concat <axis = -1> ({x}n, {x}a)  {x}c = Mul({x}, cos)  {x}s = Mul({x}t, sin)  {x}r = Add({x}c, {x}s)
+    {x}turned = Concat <axis = -1> ({x}n, {x}a)  {x}cos = Mul({x}, cos)  {x}sin = Mul({x}turned, sin)  {x}r = Add({x}cos, {x}sin)
 """
 EQUALLY, UNEQUALLY = "p2 = Mul(p1, speeds)", "squares = Mul(p1, p1)  p2 = Mul(squares, speeds)"
 TABLES = """
