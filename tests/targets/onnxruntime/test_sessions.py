@@ -14,7 +14,7 @@ from compressor.targets.caches import DECODER, ENCODER, PLAN, plan_digest
 from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions, engine_of
 from graph_passes import load, save
 from graph_passes.flow.caches import CACHES, IN_PLACE
-from graph_passes.passes import FuseForOrt
+from graph_passes.passes import FuseForOrt, Normalize
 from tests.faults import fails_with
 from tests.generation.counting import SIZE, write_decoder_only, write_encoder_decoder
 from tests.generation.exported import exported
@@ -138,7 +138,7 @@ def test_a_file_of_another_plan_is_refused(name: str, tmp_path: Path) -> None:
 def in_place(folder: Path) -> OrtSessions:
     """A decoder that writes into the memory of its caches, in a folder."""
     shutil.copytree(exported("gpt2"), folder, dirs_exist_ok=True)
-    engine = FuseForOrt(in_place=True)(load(folder / DECODER)).model
+    engine = FuseForOrt(in_place=True)(Normalize()(load(folder / DECODER))).model
     assert IN_PLACE in engine.metadata_props
     save(engine, engine_of(folder / DECODER))
     return OrtSessions(folder, provider="cpu", threads=1)
