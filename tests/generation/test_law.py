@@ -30,8 +30,8 @@ from tests.random_plans import random_groups
 _FOLDER = tempfile.TemporaryDirectory(prefix="generation-")
 QUICK = ("llama", "t5")
 TOKENS = 12
-GROWING = ("gemma2", "t5", "bart", "marian", "whisper", "pegasus")
-"""Families whose scores are capped, or whose decoders have no mask over their own positions."""
+GROWING = ("gemma2", "bloom", "t5", "bart", "marian", "whisper", "pegasus")
+"""Families whose attention is not fused, or whose decoders have no mask over their own positions."""
 
 
 @functools.cache

@@ -53,7 +53,8 @@ SLOPES = (
 EVERY = PADDING.replace("causal)", "every)").replace("causal = LessOrEqual(keys, queries)", "every = Less(keys, end)")
 ROTATED = """
     {x}a = Slice({x}, at0, at1, axis)  {x}b = Slice({x}, at1, at2, axis)  {x}n = Neg({x}b)
-    {x}turned = Concat <axis = -1> ({x}n, {x}a)  {x}cos = Mul({x}, cos)  {x}sin = Mul({x}turned, sin)  {x}r = Add({x}cos, {x}sin)
+    {x}turned = Concat <axis = -1> ({x}n, {x}a)  {x}cos = Mul({x}, cos)  {x}sin = Mul({x}turned, sin)
+    {x}r = Add({x}cos, {x}sin)
 """
 EQUALLY, UNEQUALLY = "p2 = Mul(p1, speeds)", "squares = Mul(p1, p1)  p2 = Mul(squares, speeds)"
 TABLES = """
@@ -203,7 +204,7 @@ def test_heads_of_other_widths_get_growing_caches(width: int) -> None:
 def test_attention_in_both_directions_is_not_hidden_by_the_mask() -> None:
     """The operator hides later keys, so that whoever fuses has to compare outputs; growing caches keep them."""
     model = decoder(bias=EVERY)
-    feeds = {
+    feeds: dict[str, np.ndarray] = {
         "input_ids": np.arange(4)[None],
         "attention_mask": np.ones((1, 4), np.int64),
         **dict.fromkeys(("k_past", "v_past"), np.zeros((1, 2, 0, WIDTH), np.float32)),

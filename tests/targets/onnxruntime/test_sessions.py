@@ -37,6 +37,7 @@ def decode(sessions: OrtSessions, ids: np.ndarray, caches: OrtCaches) -> tuple[n
 
 def numbers(caches: OrtCaches) -> list[list[float]]:
     """The tokens that a cache was computed from."""
+    assert isinstance(caches.decoded, dict)
     keys, values = (caches.decoded[name].numpy() for name in ("keys", "values"))
     assert keys.shape[:2] == (caches.batch, 2)
     assert values.shape[:2] == (caches.batch, 1)
@@ -77,6 +78,7 @@ def test_what_was_encoded_stays_while_beams_of_a_text_are_reordered(tmp_path: Pa
 
 def test_caches_share_their_memory_with_the_runtime(sessions: OrtSessions) -> None:
     _, caches = decode(sessions, IDS, sessions.start(2))
+    assert isinstance(caches.decoded, dict)
     value = caches.decoded["keys"]
     assert isinstance(value, ort.OrtValue)
     assert value.numpy().ctypes.data == value.data_ptr()
