@@ -19,7 +19,7 @@ def reading(nodes: str, inputs: str = INPUTS) -> ir.Model:
     model = graph(
         f"present = Concat <axis = 2> (past, new)  {nodes}  y = Identity(sizes)",
         inputs=inputs,
-        outputs=f"int64[N] y, float[B, 2, T, 3] present",
+        outputs="int64[N] y, float[B, 2, T, 3] present",
     )
     record_caches(model, [("past", "present")])
     return model
