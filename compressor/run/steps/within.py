@@ -6,7 +6,7 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,8 +16,9 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
+from compressor.engines.build import drops_unread
 from compressor.engines.choose import ChosenEngine
-from compressor.errors import BudgetError
+from compressor.errors import BudgetError, CompressorError
 from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
@@ -54,6 +55,7 @@ from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
+from graph_passes import GraphPassError, Plan
 
 T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
@@ -64,7 +66,8 @@ fastest that holds. A training that goes on from weights that hold is not lost, 
 _ONLY_RATIO = 1.3
 """The same for the first attempt of a run in whose minutes nothing can be trained."""
 _TRAINING_RATIO = 3.0
-"""Least ratio of the time of a training to that of the pruning before it, by which there are fewer attempts."""
+"""Least ratio of the time of a training to the rest of its attempt, by which there are fewer attempts. A short training
+on rows that many steps read ends further from the teacher than it began."""
 _PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.12, 0.5
 """Share of the time that is left which choosing and refitting the units of an attempt may take, by fewer rows."""
 _FORWARDS_OF_ROW = 30.0
@@ -88,7 +91,8 @@ class _Attempt(BaseModel):
         start: number of the attempt whose units and weights it goes on from; None: the model before the first.
         counts: name of the group -> number of units that its plan keeps.
         rows: maximum number of training rows by which its units are chosen; None: as many as the step says.
-        minutes: time that its training may take; 0: it is not trained; None: as long as its training steps take.
+        minutes: time that its training may take; 0: there is none for it; None: as long as its training steps take.
+        untrained: whether it holds without its training, which is left out so that faster attempts have the time.
         seconds: time that it took; None before it is finished.
         score: how the model scores after it.
         failure: why it has no result.
@@ -102,6 +106,7 @@ class _Attempt(BaseModel):
     counts: dict[str, int] = {}
     rows: int | None = None
     minutes: float | None = None
+    untrained: bool = False
     seconds: float | None = None
     score: ResampledScore | None = None
     failure: str = ""
@@ -126,7 +131,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(3)
+@versioned(5)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -236,7 +241,8 @@ class _Attempts:
         step, store = self.step, self.store
         path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
         pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
-        if step.distill is None or _stored(store)[number].minutes == 0:
+        attempt = _stored(store)[number]
+        if step.distill is None or attempt.minutes == 0 or attempt.untrained:
             return pruned, pruned
         return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
@@ -264,7 +270,8 @@ class _Attempts:
                 context.run.state.wait_for_everyone()
                 if context.run.state.is_main_process:
                     shutil.rmtree(pruned.path)  # the weights before the training are as large
-        self.score(number, state.selected.plan.counts, began)
+        if _stored(self.store)[number].score is None:
+            self.score(number, state.selected.plan, began)
 
     def _train(self, number: int, state: State, context: StepContext) -> None:
         """Train what is left, for as long as the attempt allows."""
@@ -280,7 +287,7 @@ class _Attempts:
     def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State | None:
         """The state without the units of an attempt, in the main process."""
 
-    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
+    def score(self, number: int, plan: Plan, began: float) -> None:
         """Score an attempt, in the main process."""
 
 
@@ -323,7 +330,15 @@ class _Search(_Attempts):
             self.scorer = Scorer(self.model, self.task, rows, step.units.seed, run.log)
             self.whole = self.scorer.score_whole()
         require_informed(self.whole, self.task.metric)
-        self._score_seconds = time.perf_counter() - began
+        # Not only the rows take time: the engine of an attempt is built as that of the whole model was.
+        building = ("compressed: quantizing the graph", f"trying {base.selected.engine}")
+        engine_seconds = sum(run.log.seconds.get(stage, 0.0) for stage in building) if self._rounds else 0.0
+        self._score_seconds = time.perf_counter() - began + engine_seconds
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether the engine rounds, so that attempts are scored by their engines."""
+        return self.base.engine is not None and self.base.engine.choice.config.definite_precision != "fp32"
 
     @property
     def task(self) -> Task:
@@ -374,7 +389,7 @@ class _Search(_Attempts):
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
         # A plan that is not trained may be faster than it has to be, which bounds the next attempt.
-        is_aimed_at = self.step.trains and attempt.minutes != 0
+        is_aimed_at = self.step.trains and attempt.minutes != 0 and not attempt.untrained
         return attempt.speedup if is_aimed_at else speed_of(self.costs.deciding, attempt.counts)
 
     def _trains(self, attempts: Sequence[_Attempt]) -> bool:
@@ -397,12 +412,45 @@ class _Search(_Attempts):
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
         if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
-        else:
+        elif not self._holds_untrained(number, state.selected.plan, began):
             self.allot(number, seconds)
         self._pruning_seconds = seconds
         if not self._trains(_stored(self.store)):  # the next attempt has the statistics of the same weights
             self._pruning_seconds -= sum(log.seconds.get(stage, 0.0) for stage in RANKING_STAGES) - earlier
         return state
+
+    def _holds_untrained(self, number: int, plan: Plan, began: float) -> bool:
+        """Whether an attempt, whose minutes are limited, holds as it is; its score is then stored.
+
+        The model scores in a fraction of the time of its engine, which is built only where the model holds.
+        """
+        attempts, lost = _stored(self.store), 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
+        if self.step.minutes is None or not self._trains(attempts):
+            return False
+
+        def holds(score: ResampledScore, allowed: float) -> bool:
+            scored = attempts[number].model_copy(update={"score": score})
+            return self._holds([*attempts[:number], scored], number, allowed)
+
+        label = f"attempt {number + 1} without training"
+        score = self._model_score(label)
+        if not holds(score, self.step.max_drop - max(0.0, lost)):
+            return False
+        if self._rounds:
+            try:
+                score = self._engine_score(label, plan)
+            except (CompressorError, GraphPassError):
+                return False  # raised again after the training
+            if not holds(score, self._allowed):
+                return False
+        seconds = time.perf_counter() - began
+        self.update(number, untrained=True, counts=plan.counts, score=score, seconds=seconds)
+        return True
+
+    def _holds(self, attempts: Sequence[_Attempt], number: int, allowed: float) -> bool:
+        """Whether an attempt has a score whose loss is within what is allowed, with a margin."""
+        loss = self._estimated(attempts, upper_losses).get(number)
+        return loss is not None and is_within(loss, allowed)
 
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
@@ -417,18 +465,56 @@ class _Search(_Attempts):
         # There are as many attempts as leave each training some times as long as the pruning before it.
         shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
         if left >= seconds and self._trains(attempts):
-            least = _TRAINING_RATIO * seconds
+            least = _TRAINING_RATIO * untrained
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
         elif number == 0 or not self._trains(attempts):
             self.update(number, minutes=0.0)
         else:
             self.update(number, failure="no time is left for its training", seconds=seconds)
 
-    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
-        """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
+    def score(self, number: int, plan: Plan, began: float) -> None:
+        """Score the model, which has the weights of an attempt with a plan, and began at some time.
+
+        Rounding costs a model of few units more than the whole one, so that an engine that rounds is what is scored.
+        """
+        label = f"attempt {number + 1}"
+        try:
+            score = self._engine_score(label, plan) if self._rounds else self._model_score(label)
+        except (CompressorError, GraphPassError) as error:
+            if not self._rounds:
+                raise
+            self.update(number, counts=plan.counts, failure=str(error), seconds=time.perf_counter() - began)
+            return
+        self.update(number, counts=plan.counts, score=score, seconds=time.perf_counter() - began)
+
+    def _model_score(self, label: str) -> ResampledScore:
+        """The score of the model as it is."""
         with self.model.on_accelerator(copies=3):
-            score = self.scorer.score(f"attempt {number + 1}")
-        self.update(number, counts=counts, score=score, seconds=time.perf_counter() - began)
+            return self.scorer.score(label)
+
+    def _engine_score(self, label: str, plan: Plan) -> ResampledScore:
+        """The score of the engine of a plan, whose weights the model has, built as it would be delivered.
+
+        Raises:
+            CompressorError: it cannot be built.
+            GraphPassError: its graph cannot be made.
+        """
+        base, context, began = self.base, self.context, time.perf_counter()
+        assert base.engine is not None
+        assert base.scorer is not None
+        choice = replace(base.engine.choice, in_float=())
+        with context.run.work.aside() as work:
+            run = replace(context.run, work=work)
+            gated = run.export("compressed", plan, template=context.graphs.reference)
+            graph = run.shrink(gated, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
+            trials = run.engine_trials(graph, base.scorer, work.scratch)
+            trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
+            if trial.variant is None:
+                assert trial.error is not None
+                raise trial.error
+            score = self.scorer.score(label, trial.variant.engine.run)
+        self._score_seconds = time.perf_counter() - began
+        return score
 
     def result(self) -> SelectedPlan:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
@@ -463,6 +549,8 @@ class _Search(_Attempts):
         bound = f"is expected to keep the metric within a loss of {self.step.max_drop:g}, with a margin"
         if holding:
             text = f"of {count} attempts, the fastest that {bound}, is {speed(holding[-1])} by the cost table"
+            if attempts[holding[-1]].untrained:
+                text += ", without training"
             return Note(code=NoteCode.BUDGET_MET, text=f"{text}; {expected(holding[-1])}")
         text, advice = f"no unit is removed: none of {count} attempts {bound}", "allow more loss (--max-drop)"
         if losses:
@@ -504,8 +592,7 @@ class _Search(_Attempts):
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
-        upper = self._estimated(attempts, upper_losses)
-        holding = [number for number, loss in upper.items() if is_within(loss, self._allowed)]
+        holding = [number for number in range(len(attempts)) if self._holds(attempts, number, self._allowed)]
         return sorted(holding, key=lambda number: self._speed(attempts[number]))
 
     def _estimated(self, attempts: Sequence[_Attempt], estimate: Callable[..., list[T]]) -> dict[int, T]:
@@ -516,8 +603,8 @@ class _Search(_Attempts):
 
     @property
     def _allowed(self) -> float:
-        """What the model may lose, beside what the precision of the engine costs."""
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
+        """What the model may lose, beside what the engine costs where that is not scored itself."""
+        lost = 0.0 if self.base.engine is None or self._rounds else self.base.engine.lost(self.task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:
