@@ -110,19 +110,20 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
     with console.stage("finding units"):
         groups = graph_passes.find_groups(load())
     _require_groups(path, groups)
-    reasons: dict[tuple[str, str], list[Refusal]] = {}
-    for obstacle in groups.obstacles:
-        reasons.setdefault((obstacle.op, obstacle.why), []).append(obstacle)
-    for obstacles in reasons.values():
-        names = listed(min(obstacle.sites) for obstacle in obstacles)
-        console.note(f"{names}: cannot be removed from the graph ({obstacles[0]})")
-    shares: dict[str, dict[str, float]] = {}
+    refusals, shares = list(groups.obstacles), dict[str, dict[str, float]]()
     if options.count:
         try:
             with console.stage("counting the cost of units"):
-                shares = _shares(load, groups, _LENGTHS if options.seq is None else (options.seq,))
+                shares, refused = _shares(load, groups, _LENGTHS if options.seq is None else (options.seq,))
+            refusals += refused
         except graph_passes.GraphPassError as error:
             console.note(f"parameters and multiply-accumulates were not counted: {error}")
+    reasons: dict[tuple[str, str], list[Refusal]] = {}
+    for refusal in refusals:
+        reasons.setdefault((refusal.op, refusal.why), []).append(refusal)
+    for alike in reasons.values():
+        names = listed(min(refusal.sites) for refusal in alike)
+        console.note(f"{names}: cannot be removed from the graph ({alike[0]})")
     for group in groups.groups:
         row = {"name": group.name, "type": group.type, "kind": group.kind, "units": group.units}
         sizes = {"kv_heads": group.kv_heads, "head_dim": group.head_dim}
@@ -176,8 +177,12 @@ def _require_groups(path: Path, groups: GraphGroups) -> None:
     )
 
 
-def _shares(load: Callable[[], ir.Model], groups: GraphGroups, lengths: Sequence[int]) -> dict[str, dict[str, float]]:
+def _shares(
+    load: Callable[[], ir.Model], groups: GraphGroups, lengths: Sequence[int]
+) -> tuple[dict[str, dict[str, float]], list[Refusal]]:
     """Name of the group -> its shares of the parameters and of the multiply-accumulates, as far as they are known.
+
+    A group of which half of the units cannot be removed has none, and the reason is in the list.
 
     Groups whose names differ in numbers alone are those of similar layers, of which the first and the last are counted.
 
@@ -187,31 +192,34 @@ def _shares(load: Callable[[], ir.Model], groups: GraphGroups, lengths: Sequence
     import graph_passes
     from compressor.measure.macs import macs
 
-    def shrunk_without(pruned: GraphGroup | None) -> ir.Model:
+    def shrunk_without(pruned: GraphGroup | None) -> graph_passes.Shrunk:
         kept = {group.name: group.units // 2 if group is pruned else group.units for group in groups.groups}
         plan = graph_passes.Plan(groups=tuple(group.plan(range(kept[group.name])) for group in groups.groups))
-        return graph_passes.shrink(load(), plan).model
+        return graph_passes.shrink(load(), plan)
 
     def count(model: ir.Model) -> dict[str, int | None]:
         return {"parameters": graph_passes.count_parameters(model), "macs": macs(model, 1, length)}
 
-    whole_model = shrunk_without(None)
+    whole_model = shrunk_without(None).model
     length = next((length for length in lengths if macs(whole_model, 1, length) is not None), lengths[0])
     classes: dict[Hashable, list[GraphGroup]] = {}
     for group in groups.groups:
         pattern = re.sub(r"\d+", "#", group.name)
         classes.setdefault((pattern, group.type, group.units, group.width, group.kv_heads), []).append(group)
     whole, shares = count(whole_model), dict[str, dict[str, float]]()
+    refused: list[Refusal] = []
     for members in classes.values():
         for group in dict.fromkeys((members[0], members[-1])):
-            rest, dropped = count(shrunk_without(group)), group.units - group.units // 2
+            shrunk, dropped = shrunk_without(group), group.units - group.units // 2
+            refused += shrunk.refused[:1]
+            rest = {} if shrunk.refused else count(shrunk.model)
             shares[group.name] = {
                 unit: (total - left) * group.units / dropped / total
                 for unit, total in whole.items()
-                if total and (left := rest[unit]) is not None
+                if total and (left := rest.get(unit)) is not None
             }
         shares |= {group.name: shares[members[0].name] for group in members[1:-1]}
-    return shares
+    return shares, refused
 
 
 def _of_folder(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:

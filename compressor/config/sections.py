@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from compressor.config.fields import Config, config_field, extra_of, one_of
 from compressor.config.methods import METHODS, SEARCH_METHODS
+from compressor.config.tasks import ARRAYS, TASK_NAMES
 from compressor.config.values import (
     PER_TOKEN,
     AbsolutePath,
@@ -61,10 +62,9 @@ class SourceConfig(Config):
 
     model: Path = model_field("the model folder", required=True, is_path=True)
     task: str | None = model_field(
-        "task, where the class of the model does not determine it; one of text-classification,"
-        " multi-label-classification, regression, token-classification, question-answering, fill-mask,"
-        " sentence-similarity, image-classification, translation, causal-lm, or a custom task (package.module:Class,"
-        " or an entry point)",
+        "task, where the class of the model does not determine it; one of"
+        f" {', '.join(name for name in TASK_NAMES if name != ARRAYS)}, or a custom task (package.module:Class, or an"
+        " entry point)",
         is_basic=True,
     )
     tokenizer: Path | None = model_field(

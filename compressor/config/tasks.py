@@ -45,6 +45,8 @@ def _task(name: str, path: str, model_task: str | None = None) -> TaskEntry:
     return TaskEntry(name, f"compressor.tasks.{path}", model_task or name)
 
 
+ARRAYS = "arrays"
+"""The task of every graph whose rows are arrays, which `--task` therefore does not name."""
 TASKS: tuple[TaskEntry, ...] = (
     _task("text-classification", "classification:TextClassification"),
     _task("multi-label-classification", "classification:MultiLabelClassification", "text-classification"),
@@ -59,7 +61,7 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("fill-mask", "token_labels:FillMask"),
     _task("image-classification", "images:MultiLabelImages"),
     _task("image-classification", "images:ImageClassification"),
-    _task("arrays", "arrays:Arrays"),
+    _task(ARRAYS, "arrays:Arrays"),
     _task("sentence-similarity", "sentence_similarity:SentenceSimilarity", "feature-extraction"),
 )
 """Where several classes share a name, the first that accepts a model folder is used."""

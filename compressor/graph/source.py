@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import graph_passes
-from compressor.config.tasks import load_own_task
+from compressor.config.tasks import ARRAYS, load_own_task
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.config import GraphConfig
 from compressor.graph.file import GraphFile
@@ -35,8 +35,6 @@ from compressor.model_folder.processor import (
 from compressor.model_folder.task_names import requested_task, task_name, task_of_class
 from compressor.targets.onnxruntime.ort_session import unoptimized_runner
 
-ARRAYS = "arrays"
-"""The task of a graph whose rows are arrays."""
 SENTENCE_SIMILARITY = "sentence-similarity"
 _EMBEDS = (SENTENCE_SIMILARITY, "feature-extraction")
 """Tasks of graphs whose outputs are pooled."""

@@ -103,28 +103,48 @@ def allocate(losses: Sequence[Curve], costs: Sequence[Sequence[Curve]], budgets:
     if exceeded := np.flatnonzero(np.array(least) > limits).tolist():
         raise _unreachable(budgets, least, exceeded)
 
-    variables = [(group, width) for group, widths in enumerate(groups) for width in widths]
-    if not variables:
+    if not groups:
         return []
-    objective = np.array([curves[group][width] for group, width in variables])
-    table = np.array([row[group][width] for row in costs for group, width in variables])
-    table = table.reshape(len(costs), len(variables))
-    group_of = np.array([group for group, _ in variables])
+    values = [np.array([curve[width] for width in widths]) for widths, curve in zip(groups, curves, strict=True)]
+    tables = [
+        np.array([[row[group][width] for width in widths] for row in costs]).reshape(len(costs), len(widths))
+        for group, widths in enumerate(groups)
+    ]
+    chosen = least_loss(values, tables, limits)
+    if chosen is None:
+        raise _unreachable(budgets, least, [])
+    return [widths[index] for widths, index in zip(groups, chosen, strict=True)]
+
+
+def least_loss(losses: Sequence[np.ndarray], costs: Sequence[np.ndarray], limits: np.ndarray) -> list[int] | None:
+    """The candidate of each group, for which the sum of losses is least and every sum of costs is within its limit.
+
+    Args:
+        losses: by group, the loss of each candidate, `[candidates]`, from the narrowest width to the widest.
+        costs: by group, what each candidate costs under each constraint, `[constraints, candidates]`.
+        limits: the largest sum of costs, `[constraints]`.
+
+    Returns:
+        The index of the candidate of each group; None: no candidates are within all limits.
+    """
+    objective, table = np.concatenate(losses), np.concatenate(costs, axis=1)
+    sizes = [len(values) for values in losses]
+    group_of = np.repeat(np.arange(len(losses)), sizes)
     # The solver's tolerances are absolute.
     largest = np.abs(np.column_stack([table, limits])).max(1)
     scales = _SCALE / np.where(largest > 0, largest, 1.0)
-    rows = [*(group_of == np.arange(len(groups))[:, None]).astype(float), *(table * scales[:, None])]
-    lower, upper = [1.0] * len(groups) + [-np.inf] * len(budgets), [1.0] * len(groups) + (limits * scales).tolist()
+    rows = [*(group_of == np.arange(len(losses))[:, None]).astype(float), *(table * scales[:, None])]
+    lower, upper = [1.0] * len(losses) + [-np.inf] * len(limits), [1.0] * len(losses) + (limits * scales).tolist()
     while (chosen := _solve(objective, np.array(rows), lower, upper)) is not None:
         excess = [math.fsum(row[chosen]) - limit for row, limit in zip(table, limits, strict=True)]
         if max(excess, default=0.0) <= 0:
-            return [variables[index][1] for index in chosen]
+            return [int(index) for index in chosen - (np.cumsum(sizes) - sizes)]
         # The solver's tolerance admits slightly too much: these widths are excluded.
         _log.info("the costs exceed the budgets by %s; solving again", excess)
-        rows.append(np.isin(np.arange(len(variables)), chosen).astype(float))
+        rows.append(np.isin(np.arange(len(objective)), chosen).astype(float))
         lower.append(-np.inf)
-        upper.append(len(groups) - 1.0)
-    raise _unreachable(budgets, least, [])
+        upper.append(len(losses) - 1.0)
+    return None
 
 
 def _candidates(losses: Curve, costs: Sequence[Curve]) -> list[int]:

@@ -161,8 +161,10 @@ class Task(ABC):
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - not every task has labels
         """Learn from the rows of the first split how labels map to numbers in every split; called before any `encode`.
 
+        Rows for which it raises `COLUMN_MISSING`, as `LabelColumn.find` does, are rows without labels.
+
         Raises:
-            InputError: the model does not have a label, or all labels are equal.
+            InputError: the column of labels is missing, the model does not have a label, or all labels are equal.
         """
 
     def declare_answers(self, config: PretrainedConfig) -> None:  # noqa: B027 - few tasks know more than the model
@@ -174,6 +176,9 @@ class Task(ABC):
     @abstractmethod
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode rows as examples with columns that `collate` reads, among them `length` (in tokens).
+
+        A column `labels` holds what `labels_of` returns; the answers of the whole model replace it in rows without
+        labels.
 
         Raises:
             InputError: a column is missing, a value is not what the task reads, or no token remains.
@@ -306,7 +311,8 @@ class Task(ABC):
     def labels_by(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]] | None:
         """The columns of examples for which a model answers every example rightly; None: the task has none.
 
-        The labels of the examples are placeholders.
+        The labels of the examples are placeholders. The column is `labels`, from `labels_of`, unless the task overrides
+        this method.
         """
         labels = self.labels_of(self.logits_and_labels(forward, examples)[0], examples)
         return None if labels is None else {LABELS: labels}

@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
 
-LAYOUT = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
-"""Operators that move or convert elements."""
+LAYOUT = frozenset("Cast Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze".split())
+"""Operators that move, repeat or convert elements."""
 _RESHAPES = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 PRODUCTS = frozenset(("FusedMatMul", "Gemm", "MatMul"))
 """Operators that multiply matrices."""
@@ -147,10 +147,15 @@ def separate_heads(value: ir.Value, heads: int, probe: Probe) -> ir.Value | None
 
 
 def count_repeats(value: ir.Value | None, probe: Probe) -> int:
-    """Number of query heads that share one key/value head, read from an `Expand` after the projection."""
+    """Number of query heads that share one key/value head, read from what repeats its axis after the projection."""
     while value is not None and (node := value.producer()) is not None and node.op_type in LAYOUT:
         before, after = probe.shape(node.inputs[0]), probe.shape(node.outputs[0])
-        if node.op_type == "Expand" and before is not None and after is not None and len(before) == len(after):
+        if (
+            node.op_type in ("Expand", "Tile")
+            and before is not None
+            and after is not None
+            and len(before) == len(after)
+        ):
             pairs = enumerate(zip(before, after, strict=True))  # what is repeated for each row is not shared by heads
             repeats = [
                 size for axis, (old, size) in pairs if old == 1 and size > 1 and probe.fixed(node.outputs[0], axis)

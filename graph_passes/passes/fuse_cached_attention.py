@@ -38,7 +38,7 @@ DOMAIN = "com.microsoft"
 _GROUPED = "GroupQueryAttention"
 _WIDTHS = 8
 """What the width of a head in `GroupQueryAttention` is a multiple of."""
-_SELECTS = LAYOUT | {"Concat", "Gather", "Tile"}
+_SELECTS = LAYOUT | {"Concat", "Gather"}
 """Operators that repeat, select or move the heads of a cache."""
 _ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())
 """Operators that compute masks, and broadcast their inputs."""

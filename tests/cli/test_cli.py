@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, RefusalCode, save
 from tests.command import compress
 from tests.graph_passes.image_layer import SHAPE, image_layer
+from tests.graph_passes.layers import GROUPED
 from tests.report import reports
 
 Cap = pytest.CaptureFixture[str]
@@ -151,6 +153,16 @@ def test_sites_are_listed_without_shares_where_none_are_counted(capfd: Cap, mode
     listed = compress(capfd, "sites", "--json", "--no-count", model)
     assert "exporting" not in listed.err
     assert listed.json == [{**row, "parameters": None, "macs": None} for row in counted.json]
+
+
+def test_a_group_of_which_half_of_the_units_cannot_be_removed_has_no_shares(capfd: Cap, tmp_path: Path) -> None:
+    """Heads that share keys can be removed, but no shared key: an operator before it has no rule."""
+    body = GROUPED.body.replace("k3 = Unsqueeze (k2, two)", "k_ = Shrink <lambd = 0.0> (k2) k3 = Unsqueeze (k_, two)")
+    save(dataclasses.replace(GROUPED, body=body).graph(), tmp_path / "graph.onnx")
+    listed = compress(capfd, "sites", tmp_path / "graph.onnx", "--json")
+    (heads,) = listed.json
+    assert (heads["units"], heads["kv_heads"], heads["parameters"], heads["macs"]) == (4, 2, None, None)
+    assert "Shrink" in listed.err
 
 
 def test_the_length_of_sites_is_checked(capfd: Cap, model: Path) -> None:

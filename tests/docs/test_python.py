@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 import compressor
 from compressor import AllAttentionConfig, AllAttentionForCausalLM
@@ -22,6 +24,8 @@ from compressor.measure.costs import CostTable
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
 from compressor.pruning import measure
+from compressor.selection import allocation
+from compressor.targets import BuildOptions
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.units import find_sites, keep_all
 from graph_passes import count_parameters, find_attention, load
@@ -30,6 +34,7 @@ from tests.docs.pages import ROOT, blocks, python_block
 from tests.generation.counting import write_decoder_only
 from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
+from tests.tasks.rows import forward_of
 
 
 @pytest.mark.zoo
@@ -117,17 +122,71 @@ def test_the_tests_on_the_latency_check_page_pass(tmp_path: Path) -> None:
     assert "3 passed" in result.stdout, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(12))
 def test_examples_of_extensions_run(number: int) -> None:
     """The code of each extension in the architecture page runs, and its methods take what those of their class take."""
-    page = ROOT / "docs" / "architecture.md"
-    examples = [block.text for block in blocks(page) if block.language == "python"]
-    assert len(examples) == 10
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(examples[number], page.name, "exec", dont_inherit=True), names)
+    names = _example(number)
+    assert len(_examples()) == 12
     for name, method, inherited in _overrides(names.values()):
         missing = set(inspect.signature(inherited).parameters) - set(inspect.signature(method).parameters)
         assert not missing, name
+
+
+def test_the_target_of_the_architecture_page_computes_its_graph(tmp_path: Path) -> None:
+    graph = text_model(tmp_path / "out") / "model.onnx"
+    names = _example(_number_of("ReferenceTarget"))
+    options = {"precision": "fp32", "provider": None, "threads": None, "options": BuildOptions()}
+    engine = names["build_engine"](graph, tmp_path / names["TARGET"].engine_file, **options)
+    feeds = {name: np.ones((2, 8), np.int64) for name in engine.inputs}
+    expected = run_session(open_session(graph, session_settings("cpu", 1)), feeds)
+    outputs = engine.run(feeds)
+    assert outputs.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(outputs[name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_the_task_of_the_architecture_page_ranks_pairs_by_scores_of_single_texts(tmp_path: Path) -> None:
+    folder = load_folder(folders.save(folders.bert(num_labels=1), tmp_path / "model"))
+    task_class = _example(_number_of("PairRanking"))["PairRanking"]
+    task = task_class(folder, folders.rows_config(), task_class.metrics[0])
+    texts = {"first": ["good film", "the bad plot", "one"], "second": ["bad film", "two", "a very good film"]}
+    examples = task.encode_unlabelled(Dataset.from_dict(texts), "rows")
+    forward = forward_of(folder.model)
+    answers = task.labels_by(forward, list(examples))["labels"]
+    exchanged = {"first": texts["second"], "second": texts["first"], "better": [1 - answer for answer in answers]}
+    for rows in ({**texts, "better": answers}, exchanged):
+        labelled = list(task.encode(Dataset.from_dict(rows), "rows"))
+        assert task.score(task.measure(forward, labelled)) == 1
+
+
+def test_the_allocation_of_the_architecture_page_meets_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "least_loss", _example(_number_of("greedy"))["greedy"])
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        losses, cost = (
+            [dict(zip(range(5), np.sort(random.random(5))[::order].tolist(), strict=True)) for _ in range(4)]
+            for order in (-1, 1)
+        )
+        budget = 0.6 * sum(curve[4] for curve in cost) + 0.4 * sum(curve[0] for curve in cost)
+        widths = allocation.allocate(losses, [cost], [budget])
+        assert sum(curve[width] for curve, width in zip(cost, widths, strict=True)) <= budget * (1 + 1e-9)
+
+
+def _examples() -> list[str]:
+    return [block.text for block in blocks(ROOT / "docs" / "architecture.md") if block.language == "python"]
+
+
+def _number_of(name: str) -> int:
+    """The number of the example that defines a name."""
+    (number,) = (n for n, text in enumerate(_examples()) if re.search(rf"^(class|def) {name}\b", text, re.MULTILINE))
+    return number
+
+
+def _example(number: int) -> dict[str, Any]:
+    """The names that an example defines."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(_examples()[number], "architecture.md", "exec", dont_inherit=True), names)
+    return names
 
 
 def _overrides(values: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:

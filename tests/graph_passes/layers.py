@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS, Layer
 from tests.graph_passes.lookup_layers import INTERLEAVED, LOOKED_UP, PERMUTED
 from tests.graph_passes.position_layers import IN_BLOCKS, IN_TWO_PARTS
@@ -238,6 +240,7 @@ LAYERS = {
         f"{SPLIT}, int64[3] thirds = {{12, 12, 12}}, int64 i0 = {{0}}, int64 i1 = {{1}}, int64 i2 = {{2}}",
     ),
     "grouped heads": GROUPED,
+    "grouped heads, tiled": dataclasses.replace(GROUPED, body=GROUPED.body.replace("Expand", "Tile")),
     "batch and heads on one axis": MERGED_BATCH,
     "rotary and normalised": ROTATED,
     "relative bias": RELATIVE,

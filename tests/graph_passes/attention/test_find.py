@@ -8,6 +8,7 @@ import pytest
 
 from graph_passes import find_attention
 from tests.graph_passes.graphs import draw, graph, run
+from tests.graph_passes.layers import LAYERS
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,12 @@ def attention(values: str, *weights: str, order: str = "[0, 2, 1, 3]", masked: s
     projections = (f"float[8, 12] W{operand}" for operand in "qkv")
     splits = "int64[4] split = {0, 0, 4, 3}, int64[3] merge = {0, 0, 12}, float[12, 8] Wo"
     return graph(ATTENTION.format(values=values, order=order, masked=masked), *projections, splits, *weights)
+
+
+@pytest.mark.parametrize("name", ["separate", "grouped heads", "grouped heads, tiled"])
+def test_keys_that_heads_share_are_counted(name: str) -> None:
+    (site,) = find_attention(LAYERS[name].graph())
+    assert (site.heads, site.kv_heads, site.head_dim) == (4, LAYERS[name].kv_heads, LAYERS[name].head_dim)
 
 
 def test_values_that_every_row_shares_are_not_shared_by_heads() -> None:
