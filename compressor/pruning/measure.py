@@ -332,7 +332,7 @@ class CostSource:
         self.log.add_notes([Note(code=code, text=text)])
 
     @versioned(
-        2,
+        3,
         *("compressor.measure.costs", "compressor.pruning.costs", "graph_passes.passes.fuse_for_ort"),
         *("compressor.generation.workload", "compressor.generation.deliver"),
     )

@@ -26,6 +26,7 @@ from compressor.targets.caches import DECODER, ENCODER
 from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
+from graph_passes.flow.caches import IN_PLACE
 
 GRAPH = "model.onnx"
 GENERATION = (
@@ -188,10 +189,12 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
             " transformers"
         )
         raise InputError.of_file(request.out, problem, ErrorCode.UNSUPPORTED_MODEL, model_class=network)
-    files = {"model.py": _BACKEND / "generating_model.py"}
+    files, device = {"model.py": _BACKEND / "generating_model.py"}, _device(request, report)
     for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
         engine = engine_of(graph)
         source = engine if engine.is_file() and not request.plain else graph
+        if device == "gpu" and IN_PLACE in graph_passes.load(source).metadata_props:
+            source = graph  # the operator that writes into the memory of caches is for the CPU
         files[graph.name] = source
         files |= {data.name: data for data in graph_passes.data_files(graph_passes.load(source))}
     companions = (file for pattern in COMPANIONS for file in request.out.glob(pattern) if file.is_file())
@@ -202,7 +205,7 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     )
     return ModelFiles(
         backend="python",
-        device=_device(request, report),
+        device=device,
         graph=None,
         inputs=STREAM_INPUTS,
         outputs=STREAM_OUTPUTS,

@@ -27,6 +27,10 @@ _EXPENSIVE = frozenset("Attention Conv Einsum Gemm LayerNormalization MatMul Sof
 _MAX_NODES = 300
 _PADDING_MASK = "attention_mask"
 """Part of the names of inputs that may be padding masks."""
+_CALLS = ((2, 0, 6), (3, 8, 1), (2, 5, 4), (1, 2**17, 1))
+"""Texts, earlier and new positions of calls of a decoder. No window of attention is longer than the last."""
+_HIDING = -1e4
+"""Largest number that hides a key when it is added to its score."""
 _KEPT_SHARE = 0.7
 """Share of the keys that random padding masks keep."""
 
@@ -70,6 +74,36 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
         if not meanings:
             return None
     return meanings[0]
+
+
+def hides_padding(value: ir.Value, mask: ir.Value, ids: ir.Value) -> bool:
+    """Whether what is added to the scores of a decoder hides padding and later keys, and nothing else.
+
+    Args:
+        value: the numbers.
+        mask: the graph's input that is nonzero for earlier and new positions that are read, `[text, position]`.
+        ids: the graph's input of new tokens, `[text, new position]`.
+    """
+    nodes = nodes_behind(value)
+    graph = value.graph
+    if nodes is None or not isinstance(graph, ir.Graph):
+        return False
+    rng = np.random.default_rng(0)
+    for texts, earlier, new in _CALLS:
+        content: dict[ir.Value, np.ndarray] = {}
+        for source, length in ((mask, earlier + new), (ids, new)):
+            content[source] = rng.integers(0, 2, (texts, length)).astype((source.dtype or ir.DataType.INT64).numpy())
+        try:
+            added = evaluate(value, nodes, content, graph.opset_imports.get("", 1))
+            added = np.broadcast_to(added, (texts, 1, new, earlier + new))
+        except Exception as error:  # the reference evaluator raises whatever its operators raise
+            _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
+            return False
+        later = np.arange(earlier + new) > earlier + np.arange(new)[:, None]
+        hidden = later | (content[mask] == 0)[:, None, None]
+        if added[~hidden].any() or (added[hidden] > _HIDING).any():
+            return False
+    return True
 
 
 def nodes_behind(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Node] | None:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:  # a server that generates reads this file, and has no onnx_ir
 CACHES = "graph_passes.caches"
 """Key of a graph's metadata: JSON list of caches."""
 
+IN_PLACE = "graph_passes.caches.in_place"
+"""Key of a graph's metadata: whoever runs the graph may pass caches with room for further positions, and bind each of
+its outputs to the memory of the input. The graph then writes the new positions where they belong, and no others. It
+reads the number of positions off its mask."""
+
 _AXES = 4
 """Minimum number of axes of a cache: text, head, position, width. A memory of hidden states has no axis of heads."""
 

@@ -1,6 +1,7 @@
 """The graph passes, one per file. Each is an `onnx_ir` pass that returns a report of what it changed."""
 
 from graph_passes.passes.clean_up import CleanUp
+from graph_passes.passes.count_positions import CountPositions
 from graph_passes.passes.drop_idle_caches import DropIdleCaches
 from graph_passes.passes.drop_unread_positions import DropUnreadPositions
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
@@ -21,6 +22,7 @@ from graph_passes.passes.name_decoding_axes import NameDecodingAxes
 from graph_passes.passes.name_squeezed_axes import NameSqueezedAxes
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
+from graph_passes.passes.pack_attention import PackAttention
 from graph_passes.passes.prefusion import PrepareForFusion
 from graph_passes.passes.quantize_weights import QuantizeWeights
 from graph_passes.passes.quantize_weights_inside import QuantizeWeightsInside
@@ -31,6 +33,7 @@ from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.return_to_floats import ReturnToFloats
+from graph_passes.passes.rotate_in_attention import RotateInAttention
 from graph_passes.passes.scale_queries import ScaleQueries
 from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
@@ -42,6 +45,7 @@ from graph_passes.passes.use_padding_mask import UsePaddingMask
 
 __all__ = [
     "CleanUp",
+    "CountPositions",
     "DropIdleCaches",
     "DropUnreadPositions",
     "DropUnusedBlocks",
@@ -62,6 +66,7 @@ __all__ = [
     "NameSqueezedAxes",
     "NarrowIntegers",
     "Normalize",
+    "PackAttention",
     "PrepareForFusion",
     "QuantizeWeights",
     "QuantizeWeightsInside",
@@ -72,6 +77,7 @@ __all__ = [
     "RemoveIdleExpands",
     "RemoveUnits",
     "ReturnToFloats",
+    "RotateInAttention",
     "ScaleQueries",
     "SeparateProjections",
     "SimplifyLookups",

@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from graph_passes.attention.mask_meaning import evaluate, nodes_behind
+from graph_passes.attention.mask_meaning import evaluate, hides_padding, nodes_behind
 from graph_passes.attention.operands import (
     SWAP,
     NoMatchError,
@@ -23,15 +24,20 @@ from graph_passes.attention.operands import (
 )
 from graph_passes.attention.site_names import site_name
 from graph_passes.attention.tracing import LAYOUT, product_ahead, product_behind
-from graph_passes.flow.caches import read_caches
+from graph_passes.flow.caches import IN_PLACE, read_caches
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.count_positions import CountPositions, counts
+from graph_passes.passes.name_decoding_axes import IDS, MASK
 from graph_passes.tape import Tape, ancestors, take_over
 
 _logger = logging.getLogger(__name__)
 
 DOMAIN = "com.microsoft"
+_GROUPED = "GroupQueryAttention"
+_WIDTHS = 8
+"""What the width of a head in `GroupQueryAttention` is a multiple of."""
 _SELECTS = LAYOUT | {"Concat", "Gather"}
 """Operators that repeat, select or move the heads of a cache."""
 _ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())
@@ -54,48 +60,71 @@ class FusedCachedAttention:
 
 
 class FuseCachedAttention(GraphPass[FusedCachedAttention]):
-    """Replace attention over a recorded cache (`flow.caches`) by ONNX Runtime's `MultiHeadAttention`.
+    """Replace attention over a recorded cache (`flow.caches`) by an operator of ONNX Runtime.
 
     The operator reads keys as they are cached, so that no step transposes them. What is added to the scores (masks,
     windows, relative positions) remains as it is, and is prepared once for all layers that share it.
 
     Args:
         folds_queries: whether query heads that share a key/value head become further queries of it (case 3).
+        in_place: whether attentions may write new keys and values into the memory of the caches (case 5).
 
     Cases:
-        1. Keys and values are a cache of the graph, that is the concatenation of earlier and new positions: the
-           operator concatenates them, and the cache is its output.
-        2. Keys and values are a cache that another graph computes, or are computed from a cache by selecting heads: the
-           operator reads `[batch, head, position, width]`.
+        1. Keys and values are a cache of the graph, that is the concatenation of earlier and new positions:
+           `MultiHeadAttention` concatenates them, and the cache is its output.
+        2. Keys and values are a cache that another graph computes, or are computed from a cache by selecting heads:
+           `MultiHeadAttention` reads `[batch, head, position, width]`.
         3. In both cases, consecutive query heads that share a key/value head are further queries of this head, so that
            each key is read once for all of them. Where heads have biases of their own, or without `folds_queries`,
            keys and values are repeated.
         4. An attention that computes something else, or not in single precision, stays as it is and is refused.
+        5. With `in_place`, an attention over a cache of the graph becomes `GroupQueryAttention`, whose caches may have
+           room for further positions. It hides later keys by itself, whatever the mask says. Query heads are ordered by
+           the key/value heads that they read, and repeated until each of these has equally many. Widths that are no
+           multiple of 8, and graphs without `attention_mask` and `input_ids`, are left to case 1. Where every cache is
+           read this way, the metadata say so (`flow.caches.IN_PLACE`).
     """
 
-    def __init__(self, *, folds_queries: bool = True) -> None:
+    def __init__(self, *, folds_queries: bool = True, in_place: bool = False) -> None:
         super().__init__()
-        self._folds_queries = folds_queries
+        self._folds_queries, self._in_place = folds_queries, in_place
 
     def call(self, model: ir.Model) -> ReportedResult[FusedCachedAttention]:
         matches: list[_Match] = []
         refused: list[Refusal] = []
+        counted = self._in_place and CountPositions()(model).modified
         rewriter = _Rewriter(model)
         while caches := read_caches(model):
-            fused, refused = _fuse(model, caches, rewriter, folds_queries=self._folds_queries)
+            matcher = _Matcher(
+                model,
+                {present or past: past for past, present in caches.items()},
+                folds_queries=self._folds_queries,
+                in_place=self._in_place,
+            )
+            fused, refused = _fuse(model, matcher, rewriter)
             matches += fused
             if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
                 break  # else layers behind the fused ones may have known shapes now
         extending, reading = (tuple(m.name for m in matches if (m.past is not None) == case) for case in (True, False))
-        return ReportedResult(model, bool(matches), FusedCachedAttention(extending, reading, tuple(refused)))
+        recorded = self._in_place and IN_PLACE not in model.metadata_props and is_in_place(model)
+        if recorded:
+            model.metadata_props[IN_PLACE] = "1"
+        is_modified = bool(matches) or counted or recorded
+        return ReportedResult(model, is_modified, FusedCachedAttention(extending, reading, tuple(refused)))
 
 
-def _fuse(
-    model: ir.Model, caches: Mapping[ir.Value, ir.Value | None], rewriter: _Rewriter, *, folds_queries: bool
-) -> tuple[list[_Match], list[Refusal]]:
+def is_in_place(model: ir.Model) -> bool:
+    """Whether every cache that a graph reads and returns may have room for further positions."""
+    caches = [(past, present) for past, present in read_caches(model).items() if present is not None]
+    return bool(caches) and all(
+        (node.op_type == _GROUPED and node is present.producer()) or (node.op_type == "Shape" and not counts(node))
+        for past, present in caches
+        for node, _ in past.uses()
+    )
+
+
+def _fuse(model: ir.Model, matcher: _Matcher, rewriter: _Rewriter) -> tuple[list[_Match], list[Refusal]]:
     """Fuse the attentions whose shapes are known; returns them, and why others stay."""
-    pasts = {present or past: past for past, present in caches.items()}
-    matcher = _Matcher(model, pasts, folds_queries=folds_queries)
     matches, refused, read = list[_Match](), list[Refusal](), set[ir.Value]()
     for node in model.graph:
         if sources := matcher.caches_behind(node):
@@ -116,9 +145,7 @@ def _fuse(
 
 def _is_fused(past: ir.Value) -> bool:
     """Whether an operator of a whole attention reads a cache already."""
-    return any(
-        reader.op_type in ("Attention", "GroupQueryAttention", "MultiHeadAttention") for reader, _ in past.uses()
-    )
+    return any(reader.op_type in ("Attention", _GROUPED, "MultiHeadAttention") for reader, _ in past.uses())
 
 
 def _unread(past: ir.Value) -> Refusal:
@@ -142,6 +169,9 @@ class _Match:
         past: keys and values of earlier positions and of new ones, if the operator concatenates them.
         rank: number of axes of the sum of the addends.
         repeats_rows: whether that sum has one row for all queries.
+        spans_heads: whether that sum differs between heads.
+        sources: the key/value head that each query head reads, if the operator is `GroupQueryAttention`.
+        hides_padding: whether the sum hides padding and later keys alone, as far as that is known.
     """
 
     name: str
@@ -155,6 +185,33 @@ class _Match:
     past: tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None
     rank: int
     repeats_rows: bool
+    spans_heads: bool
+    sources: tuple[int, ...] | None = None
+    hides_padding: bool = False
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The query heads that read each key/value head, of which each has equally many: the last is repeated."""
+        assert self.sources is not None
+        readers = [[query for query, key in enumerate(self.sources) if key == head] for head in range(self.kv_heads)]
+        most = max(map(len, readers))
+        return [(heads or [0]) + (heads or [0])[-1:] * (most - max(len(heads), 1)) for heads in readers]
+
+
+class _Sources(NamedTuple):
+    """What `GroupQueryAttention` reads of a cache.
+
+    Attributes:
+        caches: keys and values of all positions.
+        parts: keys and values of earlier positions and of new ones.
+        kv_heads: number of their heads.
+        heads: the one of these that each query head reads.
+    """
+
+    caches: tuple[ir.Value, ir.Value]
+    parts: tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+    kv_heads: int
+    heads: tuple[int, ...]
 
 
 class _Matcher:
@@ -163,9 +220,14 @@ class _Matcher:
     `pasts`: tensor that holds all positions of a cache -> the graph's input of the cache.
     """
 
-    def __init__(self, model: ir.Model, pasts: dict[ir.Value, ir.Value], *, folds_queries: bool) -> None:
+    def __init__(
+        self, model: ir.Model, pasts: dict[ir.Value, ir.Value], *, folds_queries: bool, in_place: bool
+    ) -> None:
         self.pasts, self._folds_queries = pasts, folds_queries
         self._model, self._probe = model, Probe(model)
+        self._inputs = {value.name: value for value in model.graph.inputs}
+        self._in_place = in_place and {MASK, IDS} <= self._inputs.keys()
+        self._hiding: dict[ir.Value, bool] = {}
 
     def caches_behind(self, softmax: ir.Node) -> list[ir.Value]:
         """The caches that hold the keys and values of an attention; empty if the node belongs to none over a cache."""
@@ -193,21 +255,60 @@ class _Matcher:
         addends = [addend for addend in operands.addends if not self._probe.is_zero(addend)]
         operands = operands._replace(addends=addends)
         rank, (_, spans_heads, spans_queries, _) = self._spans(operands, softmax)
-        tensors, kv_heads, past = (operands.key, operands.value), key[1], None
-        caches = self._shared_caches(operands, softmax)
-        folds = self._folds_queries and not spans_heads
-        if caches is not None and (folds or caches[1] == query[1]):
-            tensors, kv_heads = caches
-            past = self._concatenated(tensors, operands)
-        if query[1] % kv_heads or self._heads(tensors[1], softmax)[1] != kv_heads:
-            raise unmatched(softmax, "belongs to heads that share keys and values unevenly")
-        if spans_heads and query[1] != kv_heads:
-            raise unmatched(softmax, "belongs to heads with biases of their own that share keys and values")
         name = site_name(softmax, operands.output) or softmax.name or ""
-        widths = query[3], value[3]
+        tensors, kv_heads, past = (operands.key, operands.value), key[1], None
+        sources = self._sources_in_place(operands, softmax)
+        if sources is not None:
+            tensors, past, kv_heads = sources.caches, sources.parts, sources.kv_heads
+        else:
+            caches = self._shared_caches(operands, softmax)
+            folds = self._folds_queries and not spans_heads
+            if caches is not None and (folds or caches[1] == query[1]):
+                tensors, kv_heads = caches
+                past = self._concatenated(tensors, operands)
+            if query[1] % kv_heads or self._heads(tensors[1], softmax)[1] != kv_heads:
+                raise unmatched(softmax, "belongs to heads that share keys and values unevenly")
+            if spans_heads and query[1] != kv_heads:
+                raise unmatched(softmax, "belongs to heads with biases of their own that share keys and values")
         return _Match(
-            name, softmax, operands, query[1], kv_heads, widths, *tensors, past, rank, repeats_rows=not spans_queries
+            name,
+            softmax,
+            operands,
+            query[1],
+            kv_heads,
+            (query[3], value[3]),
+            *tensors,
+            past,
+            rank,
+            repeats_rows=not spans_queries,
+            spans_heads=spans_heads,
+            sources=None if sources is None else sources.heads,
+            hides_padding=sources is not None and self._hides_padding(operands),
         )
+
+    def _hides_padding(self, operands: Operands) -> bool:
+        """Whether the only addend hides padding and later keys alone."""
+        mask, ids = (self._inputs[name] for name in (MASK, IDS))
+        addend = operands.addends[0]
+        if addend not in self._hiding:
+            self._hiding[addend] = hides_padding(addend, mask, ids)
+        return len(operands.addends) == 1 and self._hiding[addend]
+
+    def _sources_in_place(self, operands: Operands, softmax: ir.Node) -> _Sources | None:
+        """What `GroupQueryAttention` reads instead of the keys and values of an attention; None: it cannot."""
+        query, *tensors = (self._heads(operand, softmax) for operand in operands[:3])
+        key, value = self._cache_behind(operands.key), self._cache_behind(operands.value)
+        widths = {query[3], *(shape[3] for shape in tensors)}
+        if not self._in_place or not operands.addends or len(widths) > 1 or query[3] % _WIDTHS:
+            return None
+        if key is None or value is None or (parts := self._concatenated((key, value), operands)) is None:
+            return None
+        pairs = ((operands.key, key), (operands.value, value))
+        heads, *others = (self._sources(operand, cache, query[1]) for operand, cache in pairs)
+        kv_heads, *sizes = (self._heads(cache, softmax)[1] for cache in (key, value))
+        if heads is None or [heads] != others or [kv_heads] != sizes:
+            return None
+        return _Sources((key, value), parts, kv_heads, heads)
 
     def _shared_caches(self, operands: Operands, softmax: ir.Node) -> tuple[tuple[ir.Value, ir.Value], int] | None:
         """The caches of keys and of values, and the number of their heads, each of which equally many queries read."""
@@ -244,28 +345,34 @@ class _Matcher:
         return len(total), _broadcast((False,) * 4, total)
 
     def _repeats(self, value: ir.Value, cache: ir.Value, heads: int, kv_heads: int) -> bool:
-        """Whether a tensor holds every head of a cache equally often, its copies side by side: computes a sample."""
+        """Whether a tensor holds every head of a cache equally often, its copies side by side."""
         if heads % kv_heads:
             return False
-        rng = np.random.default_rng(0)
+        return self._sources(value, cache, heads) == tuple(np.repeat(range(kv_heads), heads // kv_heads).tolist())
+
+    def _sources(self, value: ir.Value, cache: ir.Value, heads: int) -> tuple[int, ...] | None:
+        """The head of a cache that each of some heads of a tensor is; None: one is another. Computes samples."""
+        rng, sources = np.random.default_rng(0), set[tuple[int, ...]]()
         for probe in (self._probe, self._probe.exchanged()):
             shape, nodes = probe.shape(cache), nodes_behind(value, {cache, *probe.known})
             if shape is None or nodes is None:
-                return False
+                return None
             feeds = {cache: rng.standard_normal(shape, np.float32)}
             for source in (source for node in nodes for source in node.inputs if source is not None):
                 content = probe.contents(source)[0]
                 if content is not None:
                     feeds[source] = content
-            expected = np.repeat(feeds[cache], heads // kv_heads, axis=1)
             try:
                 content = evaluate(value, nodes, dict(feeds), self._model.graph.opset_imports.get("", 1))
-                if not np.array_equal(np.broadcast_to(content, expected.shape), expected):
-                    return False
+                content = np.broadcast_to(content, (shape[0], heads, *shape[2:]))
             except Exception as error:  # the reference evaluator raises whatever its operators raise
                 _logger.debug("%s cannot be evaluated: %s", value.name, error)
-                return False
-        return True
+                return None
+            equal = (content[:, :, None] == feeds[cache][:, None]).all((0, 3, 4))
+            if not equal.any(1).all():
+                return None
+            sources.add(tuple(equal.argmax(1).tolist()))
+        return sources.pop() if len(sources) == 1 else None
 
     def _concatenated(
         self, tensors: Sequence[ir.Value], operands: Operands
@@ -292,31 +399,13 @@ class _Rewriter:
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
         self._biases: dict[tuple[object, ...], ir.Value] = {}
+        self._counts: tuple[ir.Value, ir.Value] | None = None
         self._op = Tape()
 
     def rewrite(self, match: _Match) -> None:
         """Compute an attention by one operator, and insert it before the product of probabilities and values."""
-        operands, repeats = match.operands, match.heads // match.kv_heads
-        query = self._query(match, repeats)
-        bias = self._bias(match, query, repeats) if operands.addends else None
-        if match.past is None:
-            inputs, outputs = [query, match.key, match.value, None, None, bias], 1
-        else:
-            new = [
-                self._merged(pair[1], match.kv_heads, width)
-                for pair, width in zip(match.past, match.widths, strict=True)
-            ]
-            inputs, outputs = [query, *new, None, None, bias, match.past[0][0], match.past[1][0]], 3
-        attention = self._op.op_multi_out(
-            "MultiHeadAttention",
-            inputs,
-            {"num_heads": match.kv_heads, "scale": float(operands.scale)},
-            domain=DOMAIN,
-            num_outputs=outputs,
-            name=match.softmax.name,
-            metadata_props=dict(match.softmax.metadata_props),
-        )
-        view = self._output(match, attention[0], repeats)
+        operands = match.operands
+        view, caches = self._separate(match) if match.sources is None else self._grouped(match)
         for reader, position in list(operands.output.uses()):
             if swaps(reader) and not reader.outputs[0].is_graph_output():
                 reader.outputs[0].replace_all_uses_with(view)
@@ -326,9 +415,97 @@ class _Rewriter:
         assert last is not None
         self._op.insert_before(last)
         self._op = Tape()
-        if match.past is not None:
-            for cache, value in zip((match.key, match.value), attention[1:], strict=True):
-                take_over(cache, value)
+        for cache, value in zip((match.key, match.value), caches, strict=False):
+            take_over(cache, value)
+
+    def _separate(self, match: _Match) -> tuple[ir.Value, Sequence[ir.Value]]:
+        """`MultiHeadAttention`: its output `[batch, position, head, width]`, and the caches that it extends."""
+        repeats = match.heads // match.kv_heads
+        query = self._query(match, repeats)
+        bias = self._bias(match, query, repeats) if match.operands.addends else None
+        if match.past is None:
+            inputs = [query, match.key, match.value, None, None, bias]
+        else:
+            inputs = [query, *self._new(match), None, None, bias, match.past[0][0], match.past[1][0]]
+        output, *caches = self._attention("MultiHeadAttention", match, inputs, {"num_heads": match.kv_heads})
+        return self._output(match, output, repeats), caches
+
+    def _grouped(self, match: _Match) -> tuple[ir.Value, Sequence[ir.Value]]:
+        """`GroupQueryAttention`: its output `[batch, position, head, width]`, and the caches that it extends."""
+        assert match.past is not None
+        width, order = match.widths[0], [head for heads in match.groups for head in heads]
+        is_ordered = order == list(range(match.heads))
+        if is_ordered:
+            query = self._merged(match.operands.query, match.heads, width)
+        else:
+            view = before_swap(match.operands.query) or self._op("Transpose", match.operands.query, perm=SWAP)
+            query = self._reshape(self._op("Gather", view, self._op.ints(order), axis=2), 0, 0, len(order) * width)
+        bias = self._padding() if match.hides_padding else self._bias(match, query, 1)
+        if match.spans_heads and not is_ordered:
+            bias = self._op("Gather", bias, self._op.ints(order), axis=1)
+        inputs = [
+            query,
+            *self._new(match),
+            match.past[0][0],
+            match.past[1][0],
+            *self._lengths(),
+            None,
+            None,
+            None,
+            bias,
+        ]
+        heads = {"num_heads": len(order), "kv_num_heads": match.kv_heads}
+        output, *caches = self._attention(_GROUPED, match, inputs, heads)
+        view = self._reshape(output, 0, 0, len(order), width)
+        if not is_ordered:
+            positions = [order.index(head) for head in range(match.heads)]
+            view = self._op("Gather", view, self._op.ints(positions), axis=2)
+        return view, caches
+
+    def _attention(
+        self, op_type: str, match: _Match, inputs: Sequence[ir.Value | None], heads: Mapping[str, int]
+    ) -> Sequence[ir.Value]:
+        """The outputs of an operator."""
+        return self._op.op_multi_out(
+            op_type,
+            inputs,
+            {**heads, "scale": float(match.operands.scale)},
+            domain=DOMAIN,
+            num_outputs=1 if match.past is None else 3,
+            name=match.softmax.name,
+            metadata_props=dict(match.softmax.metadata_props),
+        )
+
+    def _new(self, match: _Match) -> list[ir.Value]:
+        """New keys and values `[batch, position, kv_head * width]`."""
+        assert match.past is not None
+        return [
+            self._merged(pair[1], match.kv_heads, width) for pair, width in zip(match.past, match.widths, strict=True)
+        ]
+
+    def _lengths(self) -> tuple[ir.Value, ir.Value]:
+        """The last position of each text `[batch]`, and the number of all positions."""
+        if self._counts is None:
+            mask = next(value for value in self._graph.inputs if value.name == MASK)
+            op = Tape()
+            total = op("Cast", op("Squeeze", op.size(mask, 1)), to=ir.DataType.INT32)
+            last = op("Sub", total, op.constant(np.array(1, np.int32)))
+            self._counts = op("Expand", last, op.size(mask, 0)), total
+            op.insert_before(self._graph[0])
+        return self._counts
+
+    def _padding(self) -> ir.Value:
+        """What hides padding, `[batch, 1, position, key]`."""
+        mask, ids = (next(value for value in self._graph.inputs if value.name == name) for name in (MASK, IDS))
+        if () not in self._biases:
+            op = Tape()
+            read = op("Sub", op("Cast", mask, to=ir.DataType.FLOAT), op.constant(np.array(1, np.float32)))
+            hidden = op("Mul", read, op.constant(np.array(np.finfo(np.float32).max)))
+            one = op.ints([1])
+            sizes = op("Concat", one, one, op.size(ids, 1), one, axis=0)
+            self._biases[()] = op("Expand", op("Unsqueeze", hidden, op.ints([1, 2])), sizes)
+            op.insert_before(self._graph[0])
+        return self._biases[()]
 
     def _reshape(self, value: ir.Value, *sizes: int) -> ir.Value:
         return self._op("Reshape", value, self._op.ints(sizes))

@@ -11,11 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, InputError
@@ -33,7 +35,7 @@ from compressor.targets.graph_facts import (
 )
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
-from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
+from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_bound, run_session
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.relative_error import ReferenceOutputs, relative_error
 from compressor.targets.tensor_specs import FREE, TensorSpec
@@ -41,8 +43,10 @@ from compressor.targets.trial_inputs import decoding_feeds, draws_ids, fixed_bat
 from graph_passes import load, save
 from graph_passes.block_sparse.function import NAME, is_block_sparse
 from graph_passes.block_sparse.masks import REACH
-from graph_passes.flow.caches import cache_names
+from graph_passes.errors import listed
+from graph_passes.flow.caches import IN_PLACE, cache_names
 from graph_passes.passes import FuseForOrt, ReducePrecision, SplitSkipNorms
+from graph_passes.passes.name_decoding_axes import MASK
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
@@ -124,6 +128,8 @@ def build_engine(
     changes = [str(fusion)]
     if fusion.fused and cache_names(model := load(onnx)) and options.norm_seconds:
         step = decoding_feeds(model, fixed_batch(model) or options.batch[1], options.seq[1])
+        if (mask := step.get(MASK)) is not None:
+            mask[-1, 0] = 0  # padding on the left, which the forms of a decoder hide in different ways
         changes.append(choose_decoder(out, onnx, settings, step, options.norm_seconds))
     if precision == "fp32" and (stored := stored_precision(model := load(out))) != precision:
         model.metadata_props[_AS_STORED] = stored
@@ -377,7 +383,8 @@ def choose_norms(
         except InputError:  # raised again when the engine runs at this size
             return None
         error = max(relative_error(expected[name], outputs[name], feeds) for name in expected)
-        gain = _speedup(sessions, feeds, seconds)
+        fused, separate = _shortest_times([partial(run_session, session, feeds) for session in sessions], seconds)
+        gain = fused / separate
         del sessions
         _log.debug("%s: split norms are %.3f times as fast, relative error %.1e", path, gain, error)
         if error > tolerance:
@@ -389,10 +396,10 @@ def choose_norms(
 
 
 def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds: Feeds, seconds: float = 1.0) -> str:
-    """Keep the faster of a decoder that was fused for ONNX Runtime and the graph that it was fused from.
+    """Keep the fastest form of a decoder: as it is, fused, or fused so that it writes into the memory of its caches.
 
     Args:
-        path: the fused graph; replaced where the other one is faster.
+        path: the fused graph; replaced where another form is faster.
         source: the graph that it was fused from.
         settings: settings of the session.
         feeds: inputs of one step, see `decoding_feeds`.
@@ -401,30 +408,86 @@ def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds:
     Returns:
         What was chosen, in a few words.
     """
-    try:
-        gain = _speedup([open_session(file, settings) for file in (source, path)], feeds, seconds)
-    except InputError as error:  # raised again when the engine runs at this size
-        return f"the fused decoder kept without timing: {error_line(error)}"
-    if gain >= 1:
-        return f"the fused decoder kept, {gain:.2f} times as fast in a step"
-    save(load(source), path)
-    return f"the decoder not fused, since that is {gain:.2f} times as fast in a step"
+    model = load(source)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"fused in place": Path(folder) / path.name, "fused": path, "not fused": source}
+        fusion = fuse(source, files["fused in place"], settings, lambda model: FuseForOrt(in_place=True)(model).model)
+        if not fusion.fused or IN_PLACE not in load(files["fused in place"]).metadata_props:
+            del files["fused in place"]
+        try:
+            steps = {form: _DecodingStep(file, settings, feeds, cache_names(model)) for form, file in files.items()}
+            expected, allowed = steps["not fused"].outputs, TOLERANCE[stored_precision(model)]
+            right = {
+                form: step
+                for form, step in steps.items()
+                if all(relative_error(expected[name], step.outputs[name], feeds) <= allowed for name in expected)
+            }
+            times = dict(zip(right, _shortest_times(list(right.values()), seconds), strict=True))
+        except InputError as error:  # raised again when the engine runs at this size
+            return f"the fused decoder kept without timing: {error_line(error)}"
+        chosen = min(times, key=times.__getitem__)
+        if files[chosen] != path:
+            save(load(files[chosen]), path)
+    gains = [f"{time / times[chosen]:.2f} times as fast as {form}" for form, time in times.items() if form != chosen]
+    return f"the decoder {chosen}, in a step {listed(gains)}"
 
 
-def _speedup(sessions: Sequence[InferenceSession], feeds: Feeds, seconds: float) -> float:
-    """Shortest time of the first of two sessions over that of the second, in rounds that take turns.
+class _DecodingStep:
+    """A call of a decoder on fixed inputs; caches stay in the memory of the runtime.
+
+    Args:
+        path: the decoder. If it writes into the memory of its caches, they have room for the new positions.
+        settings: settings of the session.
+        feeds: inputs of the call; caches have the earlier positions alone.
+        caches: name of each cache -> the output that holds its content.
+
+    Attributes:
+        outputs: the other outputs.
+
+    Raises:
+        InputError: ONNX Runtime cannot load the decoder, or run it on these inputs.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], feeds: Feeds, caches: Mapping[str, str]) -> None:
+        self._session = open_session(path, settings)
+        self._binding = self._session.io_binding()
+        in_place = IN_PLACE in self._session.get_modelmeta().custom_metadata_map
+        self._arrays: list[np.ndarray] = []  # the binding owns no memory
+        for value in self._session.get_inputs():
+            array = feeds[value.name]
+            shared = in_place and value.name in caches
+            self._arrays.append(np.pad(array, [(0, 0), (0, 0), (0, 1), (0, 0)]) if shared else array)
+            tensor = ort.OrtValue.ortvalue_from_numpy(self._arrays[-1])
+            self._binding.bind_ortvalue_input(value.name, tensor)
+            if shared:
+                self._binding.bind_ortvalue_output(caches[value.name], tensor)
+        names = [value.name for value in self._session.get_outputs()]
+        bound = [name for name in caches.values() if in_place]
+        for name in (name for name in names if name not in bound):
+            self._binding.bind_output(name)
+            bound.append(name)
+        self()
+        tensors = dict(zip(bound, self._binding.get_outputs(), strict=True))
+        self.outputs = {name: tensor.numpy() for name, tensor in tensors.items() if name not in caches.values()}
+
+    def __call__(self) -> None:
+        run_bound(self._session, self._binding)
+
+
+def _shortest_times(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """Shortest time of each of some calls, in rounds that take turns.
 
     What else runs on the machine makes single calls longer, never shorter, and slow calls leave time for few of them.
     """
-    times: tuple[list[float], list[float]] = ([], [])
-    share = seconds / (2 * ROUNDS)
+    times = [list[float]() for _ in calls]
+    share = seconds / (len(calls) * ROUNDS)
     for _ in range(ROUNDS):
-        for session, samples in zip(sessions, times, strict=True):
+        for call, samples in zip(calls, times, strict=True):
             time.sleep(min(PAUSE_SECONDS, share / 2))
-            run_session(session, feeds)
+            call()
             end = time.perf_counter() + share / 2
             while not samples or time.perf_counter() < end:
                 start = time.perf_counter()
-                run_session(session, feeds)
+                call()
                 samples.append(time.perf_counter() - start)
-    return min(times[0]) / min(times[1])
+    return [min(samples) for samples in times]

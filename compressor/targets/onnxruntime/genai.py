@@ -1,8 +1,8 @@
 """The file by which onnxruntime-genai loads the engine of a decoder.
 
 Version 0.18 reads the layers, the numbers of their key/value heads and their widths off the inputs of the graph, so
-that layers may differ; what the file says of them is for earlier versions. Caches grow: past and present tensors are
-not the same memory, which only some operators could write to.
+that layers may differ; what the file says of them is for earlier versions. Where the engine writes into the memory of
+its caches, past and present tensors are the same, with room for the maximum length of a text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compressor.targets.caches import DECODER, ENCODER, GeneratingModel
 from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.workdir import write_json
 from graph_passes import load
-from graph_passes.flow.caches import read_caches
+from graph_passes.flow.caches import IN_PLACE, read_caches
 
 FILE, LOGITS = "genai_config.json", "logits"
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
@@ -49,7 +49,8 @@ def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
         return "no layer keeps keys and values under the names past_key_values.N.key"
     if not model.config:
         return "no config.json says which tokens begin and end a text"
-    write_json(folder / FILE, {"model": _model(path.name, graph, keys, model), "search": _search(model)})
+    search = {**_search(model), "past_present_share_buffer": IN_PLACE in graph.metadata_props}
+    write_json(folder / FILE, {"model": _model(path.name, graph, keys, model), "search": search})
     return None
 
 
@@ -110,5 +111,4 @@ def _search(model: GeneratingModel) -> dict[str, Any]:
         "do_sample": False,
         "num_beams": 1,
         "max_length": model.positions or _UNBOUNDED,
-        "past_present_share_buffer": False,
     }

@@ -222,6 +222,20 @@ def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
     return {value.name: output for value, output in zip(session.get_outputs(), outputs, strict=True)}
 
 
+def run_bound(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+    """Run a graph on what is bound.
+
+    Raises:
+        InputError: the graph cannot run on it.
+    """
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # the exceptions of ONNX Runtime share no other base class
+        raise InputError(
+            f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})", code=ErrorCode.RUNTIME_FAILED
+        ) from error
+
+
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, Any]]:
     """Load a graph, and return a function that runs it."""
     session = open_session(path, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +30,18 @@ from compressor.targets.caches import (
 from compressor.targets.onnxruntime.ort_session import (
     PROVIDERS,
     choose_provider,
-    error_line,
     open_session,
+    run_bound,
     session_settings,
     unoptimized_runner,
 )
-from graph_passes.flow.caches import CACHES
+from graph_passes.flow.caches import CACHES, IN_PLACE
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_ROOM = 64
+"""Positions that there is room for after those of a prompt; whenever they are filled, the room is doubled."""
 _CHOICE_SECONDS = 1.0
 """Maximum time spent on choosing the form of an operator."""
 
@@ -65,10 +67,10 @@ def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int
 def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Path) -> Path:
     """Round the weights of the engine in fp32, whose operators are fused; see `Target.round_weights`."""
     from graph_passes import load, save  # a server that generates rounds nothing
-    from graph_passes.passes import JoinProducts
+    from graph_passes.passes import JoinProducts, PackAttention
 
     engine = engine_of(folder / DECODER)
-    save(JoinProducts()(rounds(load(engine))).model, out / engine.name)
+    save(PackAttention()(JoinProducts()(rounds(load(engine)))).model, out / engine.name)
     return out / engine.name
 
 
@@ -82,19 +84,64 @@ def open_sessions(folder: Path, *, provider: Provider | None, threads: int | Non
     return OrtSessions(folder, provider=provider, threads=threads, decoder=decoder)
 
 
+class _Memory:
+    """Keys and values of a decoder, with room for further positions, which the graph writes where they belong.
+
+    Args:
+        arrays: name of an input of the decoder -> keys or values `[text, head, position, width]`.
+
+    Attributes:
+        arrays: see above.
+        room: number of positions that there is memory for.
+        filled: number of positions that are written.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.arrays, self.filled = arrays, 0
+        self.room = next(iter(arrays.values())).shape[2]
+        self._binding: ort.IOBinding | None = None
+
+    def binding(self, session: ort.InferenceSession, outputs: Mapping[str, str]) -> ort.IOBinding:
+        """What binds each tensor as an input of a decoder and as the output of a name."""
+        if self._binding is None:
+            self._binding = session.io_binding()
+            for name, array in self.arrays.items():
+                tensor = _tensor(array, "cpu")
+                self._binding.bind_ortvalue_input(name, tensor)
+                self._binding.bind_ortvalue_output(outputs[name], tensor)
+        return self._binding
+
+    def text(self, index: int) -> _Memory:
+        """The memory of one text, which is not copied."""
+        return _Memory({name: array[index : index + 1] for name, array in self.arrays.items()})
+
+    def copy(self, indices: np.ndarray, length: int, room: int) -> _Memory:
+        """The first positions of some texts, in memory with room for a number of positions."""
+        arrays = {}
+        for name, array in self.arrays.items():
+            _, heads, _, width = array.shape
+            arrays[name] = np.empty((len(indices), heads, room, width), array.dtype)
+            for text, index in enumerate(indices):
+                arrays[name][text, :, :length] = array[index, :, :length]
+        copied = _Memory(arrays)
+        copied.filled = length
+        return copied
+
+
 @dataclasses.dataclass(frozen=True)
 class OrtCaches(Caches):
     """Caches in the memory of ONNX Runtime.
 
     Attributes:
         length, sources: see `Caches`.
-        decoded: name of an input of the decoder -> keys or values `[text, head, position, width]` that it has computed.
+        decoded: name of an input of the decoder -> keys or values `[text, head, position, width]` that it has computed;
+            or the memory of all of them, whose first positions belong to these caches.
         encoded: the same of the encoder, for the texts that it has read.
     """
 
     length: int
     sources: np.ndarray
-    decoded: Mapping[str, ort.OrtValue]
+    decoded: Mapping[str, ort.OrtValue] | _Memory
     encoded: Mapping[str, ort.OrtValue]
 
     def select(self, indices: np.ndarray) -> OrtCaches:
@@ -103,11 +150,20 @@ class OrtCaches(Caches):
         # The texts of a beam search belong to one source, so what was encoded stays where it is.
         same = np.array_equal(sources, self.sources)
         encoded = self.encoded if same else _select(self.encoded, indices)
-        return OrtCaches(self.length, sources, _select(self.decoded, indices), encoded)
+        decoded = self.decoded
+        if not isinstance(decoded, _Memory):
+            decoded = _select(decoded, indices)
+        elif not np.array_equal(indices, np.arange(self.batch)):
+            decoded = decoded.copy(indices, self.length, decoded.room)
+        return OrtCaches(self.length, sources, decoded, encoded)
 
     def copy(self) -> OrtCaches:
-        """These caches themselves, which no call changes."""
-        return self
+        """Caches for one more call: in memory of their own where calls write to it, else these."""
+        if not isinstance(self.decoded, _Memory):
+            return self
+        room = max(self.decoded.room, self.length + _ROOM)
+        copied = self.decoded.copy(np.arange(self.batch), self.length, room)
+        return dataclasses.replace(self, decoded=copied)
 
 
 class OrtSessions(Sessions):
@@ -150,6 +206,9 @@ class OrtSessions(Sessions):
 
         self.path = decoder or file_of(DECODER)
         self._decoder = open_session(self.path, settings)
+        if self._device != "cpu" and IN_PLACE in self._decoder.get_modelmeta().custom_metadata_map:
+            self.path = folder / DECODER  # the operator that writes into the memory of caches is for the CPU
+            self._decoder = open_session(self.path, settings)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         metadata = self._decoder.get_modelmeta().custom_metadata_map
         recorded = metadata.get(CACHES)
@@ -172,11 +231,11 @@ class OrtSessions(Sessions):
         require_one_plan(
             folder, {name: session.get_modelmeta().custom_metadata_map.get(PLAN) for name, session in opened.items()}
         )
-        logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
-        self.vocabulary = int(logits.shape[-1])
-        stored = "fp16" if logits.type == "tensor(float16)" else "fp32"
+        self._logits = next(value for value in self._decoder.get_outputs() if value.name == "logits")
+        self.vocabulary = int(self._logits.shape[-1])
+        stored = "fp16" if self._logits.type == "tensor(float16)" else "fp32"
         self.precision, self.finer = metadata.get(WEIGHTS, stored), tuple(json.loads(metadata.get(FINER, "[]")))
-        self._pads_right = PADDING in metadata
+        self._pads_right, self._in_place = PADDING in metadata, IN_PLACE in metadata
         values = [self._inputs[name] for name in self._decoded]
         self.bytes_per_token = sum(value.shape[1] * value.shape[3] * _dtype(value).itemsize for value in values)
         self.constants = dict[str, np.ndarray]()
@@ -209,47 +268,95 @@ class OrtSessions(Sessions):
         feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
+        length = caches.length + input_ids.shape[1]
+        if isinstance(caches.decoded, _Memory):
+            logits, memory = self._extend(arrays, caches.decoded, caches.length, length)
+            return logits, dataclasses.replace(caches, length=length, decoded=memory)
         outputs = self._run(
             self._decoder, arrays, {**caches.decoded, **caches.encoded}, ["logits", *self._decoded.values()]
         )
         decoded = {name: outputs[output] for name, output in self._decoded.items()}
-        length = caches.length + input_ids.shape[1]
         logits = np.asarray(outputs["logits"].numpy(), np.float32)
         return logits, dataclasses.replace(caches, length=length, decoded=decoded)
 
     def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
         """Caches without a position of the decoder; layers differ in their numbers of heads."""
-        decoded = {}
+        arrays = {}
         for name in self._decoded:
             value = self._inputs[name]
             _, heads, _, width = value.shape
-            decoded[name] = _tensor(np.empty((batch, heads, 0, width), _dtype(value)), self._device)
+            arrays[name] = np.empty((batch, heads, 0, width), _dtype(value))
+        if self._in_place:
+            return OrtCaches(0, np.arange(batch), _Memory(arrays), encoded)
+        decoded = {name: _tensor(array, self._device) for name, array in arrays.items()}
         return OrtCaches(0, np.arange(batch), decoded, encoded)
+
+    def _extend(self, arrays: Feeds, memory: _Memory, start: int, end: int) -> tuple[np.ndarray, _Memory]:
+        """Read tokens, whose keys and values are written into memory; returns logits, and the memory.
+
+        Args:
+            arrays: inputs besides the caches.
+            memory: holds the earlier positions.
+            start: number of these.
+            end: number of positions afterwards.
+        """
+        batch = len(arrays["input_ids"])
+        if memory.room < end or memory.filled != start:  # else another call went on from the same positions
+            room = memory.room if memory.room >= end else max(end + _ROOM, 2 * memory.room)
+            memory = memory.copy(np.arange(batch), start, room)
+        if start and end - start > 1 and batch > 1:  # the operator then reads a single text
+            texts = [{name: array[text : text + 1] for name, array in arrays.items()} for text in range(batch)]
+            texts = [{**feeds, **self.constants} for feeds in texts]
+            logits = np.concatenate(
+                [self._write(feeds, memory.text(text), end - start) for text, feeds in enumerate(texts)]
+            )
+        else:
+            logits = self._write(arrays, memory, end - start)
+        memory.filled = end
+        return logits, memory
+
+    def _write(self, arrays: Feeds, memory: _Memory, new: int) -> np.ndarray:
+        """Logits `[text, new position, token]` of a call that writes new keys and values into memory."""
+        binding = memory.binding(self._decoder, self._decoded)
+        logits = np.empty((len(arrays["input_ids"]), new, self.vocabulary), _dtype(self._logits))
+        bound = self._bind_inputs(binding, self._decoder, arrays, memory.arrays)
+        binding.bind_ortvalue_output(self._logits.name, _tensor(logits, "cpu"))
+        run_bound(self._decoder, binding)
+        del bound
+        return np.asarray(logits, np.float32)
 
     def _run(
         self, session: ort.InferenceSession, arrays: Feeds, caches: Mapping[str, ort.OrtValue], outputs: list[str]
     ) -> dict[str, ort.OrtValue]:
         """Outputs by name, of which only the logits leave the device."""
         binding = session.io_binding()
-        replaced = [value for value in session.get_overridable_initializers() if value.name in arrays]
-        for value in (*session.get_inputs(), *replaced):
-            if value.name in caches:
-                binding.bind_ortvalue_input(value.name, caches[value.name])
-            elif value.name in arrays:
-                array = np.ascontiguousarray(arrays[value.name], _dtype(value))
-                binding.bind_ortvalue_input(value.name, _tensor(array, self._device))
-            else:
-                raise missing_input(value.name, [known.name for known in session.get_inputs()])
+        bound = self._bind_inputs(binding, session, arrays, caches)
+        for name, tensor in caches.items():
+            binding.bind_ortvalue_input(name, tensor)
         for name in outputs:
             binding.bind_output(name, "cpu" if name == "logits" else self._device)
-        try:
-            session.run_with_iobinding(binding)
-        except Exception as error:  # the exceptions of ONNX Runtime share no other base class
-            raise InputError(
-                f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})",
-                code=ErrorCode.RUNTIME_FAILED,
-            ) from error
+        run_bound(session, binding)
+        del bound
         return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+    def _bind_inputs(
+        self, binding: ort.IOBinding, session: ort.InferenceSession, arrays: Feeds, caches: Collection[str]
+    ) -> list[np.ndarray]:
+        """Bind the inputs other than caches; returns the arrays whose memory the call reads.
+
+        Raises:
+            InputError: an input is missing.
+        """
+        replaced = [value for value in session.get_overridable_initializers() if value.name in arrays]
+        bound = []
+        for value in (*session.get_inputs(), *replaced):
+            if value.name in arrays:
+                array = np.ascontiguousarray(arrays[value.name], _dtype(value))
+                binding.bind_ortvalue_input(value.name, _tensor(array, self._device))
+                bound.append(array)
+            elif value.name not in caches:
+                raise missing_input(value.name, [known.name for known in session.get_inputs()])
+        return bound
 
 
 def _dtype(value: Any) -> np.dtype[Any]:

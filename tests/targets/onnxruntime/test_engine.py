@@ -31,7 +31,8 @@ from compressor.targets.trial_inputs import decoding_feeds
 from graph_passes import data_files, load, save
 from graph_passes.block_sparse.masks import REACH
 from graph_passes.flow.caches import record_caches
-from graph_passes.passes import ReducePrecision
+from graph_passes.passes import NameDecodingAxes, ReducePrecision
+from tests.graph_passes.passes.test_fuse_in_place import decoder as masked_decoder
 from tests.quantization.graphs import files_of
 from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import FAMILIES
@@ -374,11 +375,24 @@ def decoder(tmp_path: Path) -> Path:
 def test_the_faster_of_two_decoders_is_built(
     gain: float, decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norms, "_speedup", lambda *_: gain)
+    monkeypatch.setattr(norms, "_shortest_times", lambda calls, _: [1.0, gain])
     options = BuildOptions(batch=(1, 1, 2), seq=(4, 8, 16), norm_seconds=0.01)
     engine = build_engine(decoder, tmp_path / "engine.onnx", provider="cpu", threads=1, options=options)
     assert engine.kernels.get("MultiHeadAttention", 0) == (gain >= 1)
     assert engine.kernels.get("Softmax", 0) == (gain < 1)
+
+
+@pytest.mark.parametrize(("form", "operator"), [(0, "GroupQueryAttention"), (1, "MultiHeadAttention"), (2, "Softmax")])
+def test_the_fastest_form_of_a_decoder_is_built(
+    form: int, operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(NameDecodingAxes()(masked_decoder()).model, tmp_path / "decoder.onnx")
+    monkeypatch.setattr(norms, "_shortest_times", lambda calls, _: [1.0 + (form != n) for n in range(len(calls))])
+    options = BuildOptions(batch=(1, 1, 2), seq=(4, 8, 16), norm_seconds=0.01)
+    engine = build_engine(
+        tmp_path / "decoder.onnx", tmp_path / "engine.onnx", provider="cpu", threads=1, options=options
+    )
+    assert engine.kernels.get(operator) == 1
 
 
 def test_a_decoder_is_timed_in_a_step(decoder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,16 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.caches import DECODER, ENCODER, PLAN, plan_digest
-from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions
+from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions, engine_of
 from graph_passes import load, save
-from graph_passes.flow.caches import CACHES
+from graph_passes.flow.caches import CACHES, IN_PLACE
+from graph_passes.passes import FuseForOrt, Normalize
 from tests.faults import fails_with
 from tests.generation.counting import SIZE, write_decoder_only, write_encoder_decoder
+from tests.generation.exported import exported
 from tests.graph_passes.graphs import plan, site
+
+pytestmark = pytest.mark.usefixtures("shared_exports")
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 
@@ -32,6 +37,7 @@ def decode(sessions: OrtSessions, ids: np.ndarray, caches: OrtCaches) -> tuple[n
 
 def numbers(caches: OrtCaches) -> list[list[float]]:
     """The tokens that a cache was computed from."""
+    assert isinstance(caches.decoded, dict)
     keys, values = (caches.decoded[name].numpy() for name in ("keys", "values"))
     assert keys.shape[:2] == (caches.batch, 2)
     assert values.shape[:2] == (caches.batch, 1)
@@ -72,6 +78,7 @@ def test_what_was_encoded_stays_while_beams_of_a_text_are_reordered(tmp_path: Pa
 
 def test_caches_share_their_memory_with_the_runtime(sessions: OrtSessions) -> None:
     _, caches = decode(sessions, IDS, sessions.start(2))
+    assert isinstance(caches.decoded, dict)
     value = caches.decoded["keys"]
     assert isinstance(value, ort.OrtValue)
     assert value.numpy().ctypes.data == value.data_ptr()
@@ -128,3 +135,57 @@ def test_a_file_of_another_plan_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").unlink()
     if name == "plan.json":
         OrtSessions(tmp_path, provider="cpu", threads=1)
+
+
+def in_place(folder: Path) -> OrtSessions:
+    """A decoder that writes into the memory of its caches, in a folder."""
+    shutil.copytree(exported("gpt2"), folder, dirs_exist_ok=True)
+    engine = FuseForOrt(in_place=True)(Normalize()(load(folder / DECODER))).model
+    assert IN_PLACE in engine.metadata_props
+    save(engine, engine_of(folder / DECODER))
+    return OrtSessions(folder, provider="cpu", threads=1)
+
+
+def growing() -> OrtSessions:
+    """The same decoder, whose caches grow."""
+    return OrtSessions(exported("gpt2"), optimized=False)
+
+
+@pytest.mark.parametrize("chunks", [(3,), (3, 1, 1), (2, 3, 1), (1,) * 8])
+@pytest.mark.parametrize("texts", [1, 3])
+def test_tokens_are_read_into_one_memory(texts: int, chunks: tuple[int, ...], tmp_path: Path) -> None:
+    both, rng = (in_place(tmp_path), growing()), np.random.default_rng(0)
+    caches = [sessions.start(texts) for sessions in both]
+    for new in chunks:
+        ids = rng.integers(3, 90, (texts, new))
+        (logits, caches[0]), (expected, caches[1]) = (
+            decode(*pair) for pair in zip(both, [ids] * 2, caches, strict=True)
+        )
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert [each.length for each in caches] == [sum(chunks)] * 2
+
+
+def test_two_calls_go_on_from_the_same_positions(tmp_path: Path) -> None:
+    sessions = in_place(tmp_path)
+    _, first = decode(sessions, IDS, sessions.start(2))
+    tokens = [np.array([[7], [8]]), np.array([[9], [10]])]
+    answers = [decode(sessions, token, first) for token in tokens]
+    last = np.array([[11], [12]])
+    both = [decode(sessions, last, caches)[0] for _, caches in answers]
+    for token, logits in zip(tokens, both, strict=True):
+        whole = np.concatenate([IDS, token, last], axis=1)
+        expected = decode(sessions, whole, sessions.start(2))[0][:, -1:]
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_memory_has_room_for_every_length_and_order_of_texts(tmp_path: Path) -> None:
+    ids, order = np.random.default_rng(0).integers(3, 90, (2, 150)), np.array([1, 0, 1])
+    mask, places = np.ones((3, 150), np.int64), np.tile(np.arange(150) % 50, (3, 1))
+    sessions = in_place(tmp_path)
+    caches = sessions.start(2)
+    for end in range(1, 150):
+        tokens, positions = ids[:, end - 1 : end], places[:2, end - 1 : end]
+        _, caches = sessions.decode(tokens, mask[:2, :end], positions, caches if end % 3 else caches.copy())
+    logits, _ = sessions.decode(ids[order, -1:], mask, places[:, -1:], caches.select(order))
+    expected, _ = growing().decode(ids[order], mask, places, growing().start(3))
+    np.testing.assert_allclose(logits, expected[:, -1:], atol=1e-4)

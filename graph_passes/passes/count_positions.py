@@ -1,0 +1,85 @@
+"""Count positions: read the numbers of texts and positions off the mask of a decoder instead of off its caches."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from graph_passes.flow.caches import read_caches
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.passes.name_decoding_axes import IDS, MASK
+from graph_passes.tape import Tape
+
+_TEXTS, _POSITIONS = 0, 2
+"""The free axes of a cache `[text, head, position, width]`."""
+
+
+class CountPositions(GraphPass[Names]):
+    """Compute the sizes of caches from `attention_mask` and `input_ids`.
+
+    The caches may then have room for further positions. A mask has one number for every earlier and new position, the
+    ids are the new ones.
+
+    Cases:
+        1. A `Shape` of a cache that the graph reads or returns: the numbers of texts and positions are replaced.
+        2. A graph without these two inputs stays.
+
+    The report has the names of the nodes that read other sizes now.
+    """
+
+    inlined = True
+
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
+        inputs, caches = {value.name: value for value in model.graph.inputs}, read_caches(model)
+        mask, ids = inputs.get(MASK), inputs.get(IDS)
+        if mask is None or ids is None or any(len(value.shape or ()) != 2 for value in (mask, ids)):
+            return changed(model, ())
+        op = Tape()
+        every = op.size(mask, 1)
+        earlier = op("Sub", every, op.size(ids, 1))
+        nodes = [
+            node
+            for cache, present in caches.items()
+            if present is not None
+            for value, length in ((cache, earlier), (present, every))
+            for node in _shapes(value)
+            if _replace(op, node, (op.size(mask, 0), length))
+        ]
+        if nodes:
+            op.insert_before(model.graph[0])
+            model.graph.remove(nodes, safe=True)
+            RemoveUnusedNodesPass()(model)
+        return changed(model, [node.name for node in nodes])
+
+
+def _shapes(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a free size of a cache."""
+    return [node for node, _ in value.uses() if node.op_type == "Shape" and counts(node)]
+
+
+def counts(shape: ir.Node) -> bool:
+    """Whether a `Shape` of a cache has a free size of it."""
+    return any(axis in _axes(shape) for axis in (_TEXTS, _POSITIONS))
+
+
+def _axes(shape: ir.Node) -> range:
+    return range(4)[slice(shape.attributes.get_int("start", 0), shape.attributes.get_int("end", 4))]
+
+
+def _replace(op: Tape, node: ir.Node, free: tuple[ir.Value, ir.Value]) -> bool:
+    """Replace the sizes of a cache; returns whether its number of heads and its width are fixed.
+
+    Args:
+        op: records the nodes.
+        node: reads the sizes.
+        free: number of texts and of positions.
+    """
+    axes, cache = _axes(node), node.inputs[0]
+    assert cache is not None
+    shape = list(cache.shape or (None,) * 4)
+    fixed = {axis: shape[axis] for axis in axes if axis not in (_TEXTS, _POSITIONS)}
+    if not all(isinstance(size, int) for size in fixed.values()):
+        return False
+    sizes = [op.ints([fixed[axis]]) if axis in fixed else free[axis // 2] for axis in axes]
+    node.outputs[0].replace_all_uses_with(op("Concat", *sizes, axis=0) if len(sizes) > 1 else sizes[0])
+    return True

@@ -1,0 +1,147 @@
+"""Rotate in attention: rotate queries and keys by `GroupQueryAttention` itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from graph_passes.attention.mask_meaning import evaluate
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
+from graph_passes.tape import Tape, ancestors
+
+_logger = logging.getLogger(__name__)
+
+_ATTENTION, _ROTATION = "GroupQueryAttention", "RotaryEmbedding"
+_MOVES = frozenset(("Gather", "Reshape", "Transpose"))
+"""Operators between a rotation and an attention that select or move heads."""
+_SAMPLE = 16
+"""Number of positions at which tables are computed."""
+_TOLERANCE = 1e-3
+"""Largest difference between the turns of two positions and the next two."""
+_WIDTHS = 8
+"""What half of the width of a head that the operator rotates is a multiple of."""
+_TABLES = (7, 8)
+"""Inputs of the attention with the cosines and sines of each position `[position, half of a width]`."""
+
+
+class RotateInAttention(GraphPass[Names]):
+    """Replace `RotaryEmbedding` before `GroupQueryAttention` by tables that the operator reads.
+
+    The operator numbers positions by their place in the caches, and from now on so does the graph, which counted them
+    without the padding on the left. Scores stay the same where all positions turn by equal angles, since they depend on
+    how far a query is turned against a key.
+
+    Cases:
+        1. The graph rotates the queries and keys of such attentions and nothing else, as `FuseRotaryEmbedding` writes
+           it, and its tables are computed from `position_ids`, which nothing else reads, and turn by equal angles:
+           the input goes. An attention rotates what it reads; rotations whose heads are selected afterwards stay.
+        2. Other graphs stay.
+
+    The report has the names of the attentions that rotate.
+    """
+
+    inlined = True
+
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
+        inputs = {value.name: value for value in model.graph.inputs}
+        positions, mask, ids = (inputs.get(name) for name in (POSITIONS, MASK, IDS))
+        attentions = [node for node in model.graph if node.op_type == _ATTENTION]
+        pairs = [[_rotation(value) for value in node.inputs[:2]] for node in attentions]
+        rotations = {node for pair in pairs if None not in pair for node in pair if node is not None}
+        if positions is None or mask is None or ids is None or not rotations:
+            return changed(model, ())
+        if rotations != {node for node in model.graph if node.op_type == _ROTATION}:
+            return changed(model, ())
+        if not all(_turn_equally(model, tables, positions) for tables in {_tables(node) for node in rotations}):
+            return changed(model, ())
+        op, probe = Tape(), Probe(model)
+        end = op.size(mask, 1)
+        start = op("Sub", end, op.size(ids, 1))
+        places = op("Range", op("Squeeze", start), op("Squeeze", end), op.constant(np.array(1, np.int64)))
+        positions.replace_all_uses_with(op("Unsqueeze", places, op.ints([0])))
+        op.insert_before(model.graph[0])
+        model.graph.inputs.remove(positions)
+        rewriter = _Rewriter(start, probe)
+        names = [node.name for node, pair in zip(attentions, pairs, strict=True) if rewriter.rotate(node, pair)]
+        model.graph.sort()
+        RemoveUnusedNodesPass()(model)
+        return changed(model, names, is_other=True)
+
+
+def _rotation(value: ir.Value | None) -> ir.Node | None:
+    """The rotation of the heads that a tensor has; None: they are not rotated."""
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in _MOVES:
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node if node is not None and node.op_type == _ROTATION and len(node.outputs[0].uses()) == 1 else None
+
+
+def _tables(rotation: ir.Node) -> tuple[ir.Value, ...]:
+    """Cosines and sines `[batch or 1, 1, position, half of a width]` of a rotation; empty where it has others."""
+    tables = []
+    for rows in rotation.inputs[2:4]:
+        reshape = rows.producer() if rows is not None else None
+        expand = reshape.inputs[0].producer() if reshape is not None and reshape.inputs[0] is not None else None
+        if reshape is None or expand is None or (reshape.op_type, expand.op_type) != ("Reshape", "Expand"):
+            return ()
+        tables += [value for value in expand.inputs[:1] if value is not None]
+    return tuple(tables)
+
+
+def _turn_equally(model: ir.Model, tables: Collection[ir.Value], positions: ir.Value) -> bool:
+    """Whether tables are computed from positions alone, which no others read, and turn by equal angles."""
+    behind = ancestors(tables)
+    nodes = [node for node in model.graph if behind & set(node.outputs)]
+    leaves = {value for value in behind if value.producer() is None and value.const_value is None}
+    if not tables or leaves != {positions} or not {node for node, _ in positions.uses()} <= set(nodes):
+        return False
+    dtype = (positions.dtype or ir.DataType.INT64).numpy()
+    feeds = {positions: np.arange(_SAMPLE, dtype=dtype)[None]}
+    opset = model.graph.opset_imports.get("", 1)
+    try:
+        cos, sin = (evaluate(table, nodes, feeds, opset)[0, 0] for table in tables)
+    except Exception as error:  # the reference evaluator raises whatever its operators raise
+        _logger.debug("tables of rotations cannot be evaluated: %s", error)
+        return False
+    turns = (cos + 1j * sin)[1:] * (cos - 1j * sin)[:-1]
+    return bool(np.abs(turns - turns[0]).max() <= _TOLERANCE * np.abs(turns).max())
+
+
+class _Rewriter:
+    """Moves rotations into attentions, which share their tables.
+
+    Args:
+        start: number of earlier positions `[1]`.
+        probe: shapes of the graph.
+    """
+
+    def __init__(self, start: ir.Value, probe: Probe) -> None:
+        self._start, self._probe = start, probe
+        self._rows: dict[ir.Value, ir.Value] = {}
+
+    def rotate(self, attention: ir.Node, pair: list[ir.Node | None]) -> bool:
+        """Let an attention rotate its queries and keys, if it reads them as they are rotated."""
+        query, key = pair
+        if query is None or key is None or (tables := _tables(query)) != _tables(key):
+            return False
+        half = (self._probe.shape(tables[0]) or (1,))[-1]
+        if attention.inputs[0] is not query.outputs[0] or attention.inputs[1] is not key.outputs[0] or half % _WIDTHS:
+            return False
+        op = Tape()
+        for position, table in zip(_TABLES, tables, strict=True):
+            if table not in self._rows:
+                rows = op("Reshape", table, op.ints([-1, half]))
+                before = op("Concat", self._start, op.ints([0, 0, 0]), axis=0)
+                self._rows[table] = op("Pad", rows, before)  # the operator reads the rows of new positions alone
+            attention.replace_input_with(position, self._rows[table])
+        op.insert_before(attention)
+        for position, rotation in enumerate((query, key)):
+            attention.replace_input_with(position, rotation.inputs[0])
+        attention.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 1)
+        return True
