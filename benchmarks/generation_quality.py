@@ -5,9 +5,11 @@
     python -m benchmarks.translation --size small     # trains the Marian: 13 minutes on one core
     python -m benchmarks.generation_quality marian    # the same at --speedup 2
 
-Each row is a run of `compress` with its defaults, in a folder under `--out`; finished runs are not repeated. The metric
-is that of the engines with caches on test rows, on which nothing is chosen: half of the validation text of WikiText-2,
-or the test rows of Multi30k. Times are those of one text, each engine in turn with that of the whole model.
+Each row is a run of `compress` with its defaults, in a folder under `--out`; finished runs are not repeated. The run
+that distills follows the plan of the one before, so that both have the same units; with `int8w-plain` the budget holds
+with weights of 8 bits. The metric is that of the engines with caches on test rows, on which nothing is chosen: half of
+the validation text of WikiText-2, or the test rows of Multi30k. Times are those of one text, each engine in turn with
+that of the whole model in fp32.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def main() -> None:
     parser.add_argument("--speedup", type=float, help="budget, in place of that of the case")
     parser.add_argument("--minutes", type=float, default=10.0, help="minutes of the distillation")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--runs", nargs="+", choices=("plain", "distilled", *WEIGHT_BITS), help="default: all")
+    parser.add_argument("--runs", nargs="+", help="names of the rows to print, of the first column; default: all")
     parser.add_argument("--out", type=Path, default=Path("build/generation_quality"))
     args = parser.parse_args()
     print(f"machine: {machine('torch', 'onnxruntime')}; {args.threads} threads", flush=True)
@@ -108,8 +110,9 @@ def main() -> None:
     budget = {"speedup": args.speedup or case.speedup}
     runs: dict[str, dict[str, Any]] = {
         "plain": budget,
-        "distilled": {**budget, "distill": True, "minutes": args.minutes},
+        "distilled": {"plan": folder / "plain" / "plan.json", "distill": True, "minutes": args.minutes},
         **{precision: {"keep": "100%", "precision": precision} for precision in WEIGHT_BITS},
+        **{f"{precision}-plain": {**budget, "precision": precision} for precision in WEIGHT_BITS},
     }
     rows = []
     for name in args.runs or runs:
