@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ class WorkDir:
         for folder in (rung.result, rung.scratch):
             folder.mkdir(parents=True)
         return rung
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[WorkDir]:
+        """The folders of an engine that is removed when the context ends."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            work = copy.copy(self)
+            work.result, work.scratch = Path(folder) / "result", Path(folder) / "scratch"
+            work.result.mkdir()
+            work.scratch.mkdir()
+            yield work
 
     @contextlib.contextmanager
     def with_scratch(self, folder: Path) -> Iterator[WorkDir]:

@@ -45,9 +45,9 @@ class Scorer:
         constant, order = self._task.constant_score(values), self._task.order_text(values, "evaluation")
         return replace(self._resampled(values, divergence), constant=constant, order=order)
 
-    def score(self, label: str) -> ResampledScore:
-        """The score of the model as it is."""
-        return self._resampled(*self._measure(self._model.forward(), label))
+    def score(self, label: str, engine: Forward | None = None) -> ResampledScore:
+        """The score of the model as it is, or of an engine of it."""
+        return self._resampled(*self._measure(engine or self._model.forward(), label))
 
     def _measure(self, run: Forward | None, label: str) -> tuple[np.ndarray, float]:
         """The metric sums of a model, `[rows, k]`, and its divergence from the whole model; None: it is that."""

@@ -16,7 +16,7 @@ from compressor.engines.prove import prove_engine, require
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.export import export_reference
 from compressor.quantization import quantize_graph, require_nncf
-from compressor.quantization.portable import producers_listed_once
+from compressor.quantization.portable import joined, producers_listed_once
 from compressor.targets import target
 from compressor.targets.graph_facts import float_matmuls, quantized_matmuls, weight_matmuls
 from compressor.targets.relative_error import relative_error
@@ -201,6 +201,18 @@ def test_a_graph_that_is_quantized_is_refused(small: Path, tmp_path: Path) -> No
 def test_no_rows_are_refused(small: Path, tmp_path: Path) -> None:
     with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, field="data"):
         quantize_graph(small, [], tmp_path / "int8.onnx")
+
+
+def test_examples_of_equal_shapes_are_calibrated_together() -> None:
+    """Batches hold every example once, without padding; those of a graph of a fixed batch stay alone."""
+    model, lengths = parsed("y = Identity(x)", "int64[B, S] x", "int64[B, S] y", ""), [3, 5, 3, 3, 700, 5, 700]
+    examples = [{"x": np.full((1, length), number)} for number, length in enumerate(lengths)]
+    batches = joined(model, examples)
+    assert [len(batch["x"]) for batch in batches] == [3, 2, 1, 1]
+    rows = sorted((int(row[0]), len(row)) for batch in batches for row in batch["x"])
+    assert rows == list(enumerate(lengths))
+    fixed = parsed("y = Identity(x)", "int64[1, S] x", "int64[1, S] y", "")
+    assert joined(fixed, examples) == examples
 
 
 def test_columns_that_the_graph_lacks_are_ignored(small: Path, tmp_path: Path) -> None:

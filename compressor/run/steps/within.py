@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
+from compressor.engines.build import drops_unread
 from compressor.engines.choose import ChosenEngine
-from compressor.errors import BudgetError
-from compressor.model_folder.access import ModelAccess
+from compressor.errors import BudgetError, CompressorError
+from compressor.model_folder.access import Forward, ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
@@ -54,6 +56,7 @@ from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
+from graph_passes import GraphPassError, Plan
 
 T = TypeVar("T")
 _CLOSE, _CLOSE_TRAINED = 1.01, 1.05
@@ -64,7 +67,8 @@ fastest that holds. A training that goes on from weights that hold is not lost, 
 _ONLY_RATIO = 1.3
 """The same for the first attempt of a run in whose minutes nothing can be trained."""
 _TRAINING_RATIO = 3.0
-"""Least ratio of the time of a training to that of the pruning before it, by which there are fewer attempts."""
+"""Least ratio of the time of a training to the rest of its attempt, by which there are fewer attempts. A short training
+on rows that many steps read ends further from the teacher than it began."""
 _PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.12, 0.5
 """Share of the time that is left which choosing and refitting the units of an attempt may take, by fewer rows."""
 _FORWARDS_OF_ROW = 30.0
@@ -126,7 +130,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(3)
+@versioned(4)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -264,7 +268,7 @@ class _Attempts:
                 context.run.state.wait_for_everyone()
                 if context.run.state.is_main_process:
                     shutil.rmtree(pruned.path)  # the weights before the training are as large
-        self.score(number, state.selected.plan.counts, began)
+        self.score(number, state.selected.plan, began)
 
     def _train(self, number: int, state: State, context: StepContext) -> None:
         """Train what is left, for as long as the attempt allows."""
@@ -280,7 +284,7 @@ class _Attempts:
     def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State | None:
         """The state without the units of an attempt, in the main process."""
 
-    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
+    def score(self, number: int, plan: Plan, began: float) -> None:
         """Score an attempt, in the main process."""
 
 
@@ -323,7 +327,15 @@ class _Search(_Attempts):
             self.scorer = Scorer(self.model, self.task, rows, step.units.seed, run.log)
             self.whole = self.scorer.score_whole()
         require_informed(self.whole, self.task.metric)
-        self._score_seconds = time.perf_counter() - began
+        # Not only the rows take time: the engine of an attempt is built as that of the whole model was.
+        building = ("compressed: quantizing the graph", f"trying {base.selected.engine}")
+        engine_seconds = sum(run.log.seconds.get(stage, 0.0) for stage in building) if self._rounds else 0.0
+        self._score_seconds = time.perf_counter() - began + engine_seconds
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether the engine rounds, so that attempts are scored by their engines."""
+        return self.base.engine is not None and self.base.engine.choice.config.definite_precision != "fp32"
 
     @property
     def task(self) -> Task:
@@ -417,18 +429,52 @@ class _Search(_Attempts):
         # There are as many attempts as leave each training some times as long as the pruning before it.
         shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
         if left >= seconds and self._trains(attempts):
-            least = _TRAINING_RATIO * seconds
+            least = _TRAINING_RATIO * untrained
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
         elif number == 0 or not self._trains(attempts):
             self.update(number, minutes=0.0)
         else:
             self.update(number, failure="no time is left for its training", seconds=seconds)
 
-    def score(self, number: int, counts: Mapping[str, int], began: float) -> None:
-        """Score the model, which has the weights of an attempt that keeps some units, and began at some time."""
-        with self.model.on_accelerator(copies=3):
-            score = self.scorer.score(f"attempt {number + 1}")
-        self.update(number, counts=counts, score=score, seconds=time.perf_counter() - began)
+    def score(self, number: int, plan: Plan, began: float) -> None:
+        """Score the model, which has the weights of an attempt with a plan, and began at some time.
+
+        Rounding costs a model of few units more than the whole one, so that an engine that rounds is what is scored.
+        """
+        scoring, label = time.perf_counter(), f"attempt {number + 1}"
+        try:
+            with self._engine(plan) if self._rounds else self.model.on_accelerator(copies=3) as forward:
+                score = self.scorer.score(label, forward)
+        except (CompressorError, GraphPassError) as error:
+            if not self._rounds:
+                raise
+            self.update(number, counts=plan.counts, failure=str(error), seconds=time.perf_counter() - began)
+            return
+        self._score_seconds = time.perf_counter() - scoring
+        self.update(number, counts=plan.counts, score=score, seconds=time.perf_counter() - began)
+
+    @contextlib.contextmanager
+    def _engine(self, plan: Plan) -> Iterator[Forward]:
+        """The engine of a plan, whose weights the model has, as it would be delivered.
+
+        Raises:
+            CompressorError: it cannot be built.
+            GraphPassError: its graph cannot be made.
+        """
+        base, context = self.base, self.context
+        assert base.engine is not None
+        assert base.scorer is not None
+        choice = replace(base.engine.choice, in_float=())
+        with context.run.work.aside() as work:
+            run = replace(context.run, work=work)
+            gated = run.export("compressed", plan, template=context.graphs.reference)
+            graph = run.shrink(gated, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
+            trials = run.engine_trials(graph, base.scorer, work.scratch)
+            trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
+            if trial.variant is None:
+                assert trial.error is not None
+                raise trial.error
+            yield trial.variant.engine.run
 
     def result(self) -> SelectedPlan:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
@@ -516,8 +562,8 @@ class _Search(_Attempts):
 
     @property
     def _allowed(self) -> float:
-        """What the model may lose, beside what the precision of the engine costs."""
-        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
+        """What the model may lose, beside what the engine costs where that is not scored itself."""
+        lost = 0.0 if self.base.engine is None or self._rounds else self.base.engine.lost(self.task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:

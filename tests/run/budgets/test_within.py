@@ -253,18 +253,26 @@ def test_rows_of_another_task_end_the_run(inputs: Path, tmp_path: Path, capfd: p
 
 
 @pytest.mark.parametrize(
-    ("max_drop", "lost", "expected"),
-    [(0.03, 0.0, [0, 1, 2]), (0.03, 0.015, [0]), (0.03, -0.02, [0, 1, 2]), (0.0, 0.0, []), (0.1, 0.2, [])],
+    ("max_drop", "lost", "precision", "expected"),
+    [
+        (0.03, 0.0, "fp32", [0, 1, 2]),
+        (0.03, 0.015, "fp32", [0]),
+        (0.03, 0.015, "int8", [0, 1, 2]),  # scores of engines that round have what rounding costs
+        (0.03, -0.02, "fp32", [0, 1, 2]),
+        (0.0, 0.0, "fp32", []),
+        (0.1, 0.2, "fp32", []),
+    ],
 )
-def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
-    max_drop: float, lost: float, expected: list[int]
+def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_engine(
+    max_drop: float, lost: float, precision: str, expected: list[int]
 ) -> None:
     def score(loss: float) -> ResampledScore:
         return ResampledScore(0.9 - loss, np.full(50, 0.9 - loss), loss)
 
     search: Any = object.__new__(within._Search)
     search.step = SimpleNamespace(max_drop=max_drop, trains=True)
-    search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost))
+    choice = SimpleNamespace(config=SimpleNamespace(definite_precision=precision))
+    search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost, choice=choice))
     search.context = SimpleNamespace(
         run=SimpleNamespace(rows=SimpleNamespace(eval_task=SimpleNamespace(higher_is_better=True)))
     )
@@ -272,6 +280,29 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_precision(
     losses = [0.01, 0.02, 0.03, 0.04]
     attempts = [within._Attempt(speedup=2.0, score=score(loss)) for loss in losses]
     assert search._holding(attempts) == expected
+
+
+def test_attempts_are_scored_as_the_engine_rounds(
+    answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score by which an attempt holds is that of the engine that is delivered, on the same rows."""
+    monkeypatch.setattr(within, "upper_losses", holding(0))
+    attempts: list[within._Attempt] = []
+    write = within._Search._write
+
+    def record(search: within._Search, stored: Sequence[within._Attempt]) -> None:
+        attempts[:] = stored
+        write(search, stored)
+
+    monkeypatch.setattr(within._Search, "_write", record)
+    compressor.compress(recipe_of(answered, tmp_path / "out", precision="int8", max_drop=0.9))
+    report = load_report(tmp_path / "out")
+    (delivered,) = (attempt for attempt in attempts if attempt.holds)
+    assert delivered.counts == {group.name: len(group.kept) for group in report.plan.groups}
+    (score,) = (score for score in report.scores if score.split == "eval")
+    assert delivered.score is not None
+    assert delivered.score.metric == score.compressed
+    assert delivered.score.divergence > 0
 
 
 @pytest.mark.zoo

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ from compressor.targets.openvino import batches, session
 from compressor.targets.openvino.engine import _executed, build_engine, load_engine
 from compressor.targets.openvino.session import Layer
 from compressor.targets.relative_error import relative_error
-from graph_passes import load
+from graph_passes import load, save
 from tests.faults import fails_with
 from tests.serving.outputs import report
 from tests.targets.graphs import Pruned, pruned
@@ -113,11 +115,21 @@ def test_every_product_is_computed_in_bfloat16(bert: Pruned, tmp_path: Path) -> 
 @pytest.mark.zoo
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_family_is_near_its_graph(family: str, tmp_path: Path) -> None:
+    """An engine is no further off than rounding the weights alone, where that exceeds the tolerance: T5's scores are
+    not scaled, so that small changes of random weights change its answers."""
     whole = pruned(family)
     engine = build_engine(whole.shrunk, tmp_path / "engine.xml", precision="bf16", threads=1)
+    rounded = load(whole.shrunk)
+    for value in rounded.graph.initializers.values():
+        if value.const_value is not None and value.dtype == ir.DataType.FLOAT:
+            values = value.const_value.numpy().astype(ml_dtypes.bfloat16).astype(np.float32)
+            value.const_value = ir.tensor(values, name=value.name)
+    save(rounded, tmp_path / "rounded.onnx")
     expected, outputs = unoptimized_runner(whole.shrunk)(whole.inputs), engine.run(whole.inputs)
-    errors = {name: relative_error(values, outputs[name], whole.inputs) for name, values in expected.items()}
-    assert max(errors.values()) <= target("openvino").tolerance["bf16"], errors
+    alone = unoptimized_runner(tmp_path / "rounded.onnx")(whole.inputs)
+    for name, values in expected.items():
+        limit = max(target("openvino").tolerance["bf16"], relative_error(values, alone[name], whole.inputs))
+        assert relative_error(values, outputs[name], whole.inputs) <= limit
 
 
 @given(
