@@ -118,7 +118,7 @@ def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
     )
 
 
-@versioned(1, "compressor.training")
+@versioned(2, "compressor.training")
 def _run(step: Distill, state: State, context: StepContext, store: Store) -> State:
     """The plan, whose units the model has with trained weights."""
     run = context.run
