@@ -15,7 +15,7 @@ from pathlib import Path
 from compressor.config.fields import reference_rows
 from compressor.config.methods import METHODS
 from compressor.config.run import FIELDS
-from compressor.selection.options import list_options, option_models
+from compressor.selection.options import option_models, option_rows
 
 _ROWS = re.compile(r"\A\n?(?:[|].*\n)*\n?")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -59,11 +59,8 @@ def _option_rows() -> Iterator[tuple[str, ...]]:
         for model in option_models(name):
             methods.setdefault(model, []).append(name)
     for model, names in sorted(methods.items(), key=lambda item: len(item[1])):
-        for option in list_options(model):
-            _, _, default = option.assignment.partition("=")
-            choices = ", ".join(f"`{choice}`" for choice in option.choices)
-            description = f"{option.description}{f': {choices}' if choices else ''}"
-            yield ", ".join(f"`{name}`" for name in names), f"`{option.name}`", default, description
+        for row in option_rows(model):
+            yield ", ".join(f"`{name}`" for name in names), *row
 
 
 TABLES = (

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks
-from compressor.measure.timing import wait_until_idle
+from compressor.measure.timing import median_times
 from compressor.results import Note, NoteCode, SiteBlocks
 from compressor.store import Json, Store
 from compressor.targets.base import Feeds
@@ -51,8 +50,6 @@ MASKS = "masks"
 WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
 _SECONDS = 0.15
 """Approximate time in seconds for each form at one length."""
-_CALLS = 5
-"""Number of calls of a form per turn; fewer if a form takes long."""
 _TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
 Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
 """Returns milliseconds of each form, from the session of each form and the inputs of a call."""
@@ -197,25 +194,20 @@ class _Case:
         return np.pad(pairs, ((0, 0), (0, 0), (0, self.persistent)), constant_values=True)
 
 
-def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
-    """Median milliseconds of a call of each form, timed by a few calls of each form in turn.
+@dataclass(frozen=True)
+class _TimedForm:
+    """The session of a form, which ignores those inputs of a call that its graph lacks."""
 
-    Each form ignores those inputs of a call that its graph lacks.
-    """
-    samples: dict[str, list[float]] = {form: [] for form in sessions}
-    start = time.perf_counter()
-    while min(map(len, samples.values())) < _CALLS or time.perf_counter() - start < _SECONDS * len(sessions):
-        for form, session in sessions.items():
-            wait_until_idle()
-            ort_session.run_session(session, feeds)
-            turn_start = time.perf_counter()
-            for _ in range(_CALLS):
-                call_start = time.perf_counter()
-                ort_session.run_session(session, feeds)
-                samples[form].append(1e3 * (time.perf_counter() - call_start))
-                if time.perf_counter() - turn_start > _SECONDS:
-                    break
-    return {form: float(np.median(times)) for form, times in samples.items()}
+    session: Any
+
+    def call(self, feeds: Feeds) -> Callable[[], object]:
+        return lambda: ort_session.run_session(self.session, feeds)
+
+
+def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
+    """Median milliseconds of a call of each form, timed in turn."""
+    seconds = median_times(list(map(_TimedForm, sessions.values())), feeds, _SECONDS * len(sessions))
+    return {form: 1e3 * median for form, median in zip(sessions, seconds, strict=True)}
 
 
 def dense(

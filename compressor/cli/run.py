@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.commands import (
@@ -233,10 +234,15 @@ def recipe(console: Console, schema: bool, method: str | None) -> None:
     if schema:
         click.echo(console.as_json(content))
         return
-    table = text_table("key", "default", "description")
-    for row in reference_rows(FIELDS):
+    console.result(_reference_table("key", reference_rows(FIELDS)), content)
+
+
+def _reference_table(subject: str, rows: Iterable[tuple[str, ...]]) -> Table:
+    """The rows of the documentation's table of fields, for a terminal."""
+    table = text_table(subject, "default", "description")
+    for row in rows:
         table.add_row(*(Text(cell.replace("`", "")) for cell in row))
-    console.result(table, content)
+    return table
 
 
 def _print_options(console: Console, method: str) -> None:
@@ -247,13 +253,11 @@ def _print_options(console: Console, method: str) -> None:
             field="options",
             value=method,
         )
-    from compressor.selection.options import list_options, option_models
+    from compressor.selection.options import option_models, option_rows
 
-    table = text_table("option", "default", "description")
-    options = list_options(*option_models(method))
-    for option in options:
-        table.add_row(option.name, option.assignment.partition("=")[2], Text(option.description))
-    console.result(table, {option.name: option.default for option in options})
+    models = option_models(method)
+    defaults = {name: field.default for model in models for name, field in model.model_fields.items()}
+    console.result(_reference_table("option", option_rows(*models)), defaults)
 
 
 def _print_report(console: Console, content: Report) -> None:

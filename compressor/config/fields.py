@@ -218,6 +218,11 @@ _MESSAGES: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
+    "model_type": "not an object",
+    "tuple_type": "not a list",
+    "string_type": "not a text",
+    "string_too_short": "empty",
+    "too_long": "more than {max_length} values",
 }
 """Messages of this package in place of pydantic's, by the type of the error."""
 
@@ -248,7 +253,7 @@ def usage_error(
         return UsageError(message, code=ErrorCode.MISSING_VALUE, field=name)
     code, message = describe_fault(fault)
     description = fields[name].description if name else None
-    hint = "" if ";" in message or not description else f" ({description})"
+    hint = "" if ";" in message or not description else f" ({description}); change its value"
     # Without a name the value is that of all fields.
     value = None if name in secrets or (secrets and not name) else fault["input"]
     subject = "" if not name else f"{name_of(name)}: " if name in secrets else f"{name_of(name)} {value!r}: "
@@ -306,7 +311,8 @@ def as_list(value: Any) -> Any:
 def reference_rows(fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str]]:
     """Rows (name, default, description with choices) of the documentation's table of fields."""
     for name, field in fields.items():
-        is_shown = has_default(field) or field.default is False
-        default = str(field.get_default()).strip("()").rstrip(",") if is_shown else ""
+        value = field.get_default()
+        text = f"{value:.4g}" if isinstance(value, float) else str(value).strip("()").rstrip(",")
+        default = text if has_default(field) or value is False else ""
         choices = ", ".join(f"`{choice}`" for choice in choices_of(field))
         yield f"`{name}`", default, f"{field.description}{f'; one of {choices}' if choices else ''}".replace("|", "/")

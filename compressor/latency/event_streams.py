@@ -5,12 +5,10 @@ They are those of the OpenAI protocol, `/v1/completions` and `/v1/chat/completio
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import json
 import logging
-import re
 import socket
 import ssl
 import time
@@ -33,9 +31,8 @@ from compressor.targets.relative_error import Outputs
 EVENTS = "text/event-stream"
 DONE = "[DONE]"
 """Data of the last event of the OpenAI protocol."""
-_MAX_BYTES, _READ_BYTES = 1 << 20, 1 << 16
-"""Longest line of an event and longest body of an error, and bytes that are read at once."""
-_LINE_END = re.compile("\r\n|\n|\r")
+_MAX_BYTES = 1 << 20
+"""Longest line of an event, and longest body of an error."""
 _WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand"
     " part place case week company system program question work government number night point home water room mother"
@@ -45,42 +42,27 @@ _WORDS = (
 _log = logging.getLogger(__name__)
 
 
-class EventParser:
-    """Server-sent events, from bytes in pieces of any size (HTML Living Standard, section 9.2.6)."""
+def read_events(content: io.BufferedIOBase) -> Iterator[tuple[str, str]]:
+    """Name and data of each server-sent event, when it arrives (HTML Living Standard, section 9.2.6).
 
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        self._rest, self._after_return = "", False
-        self._name, self._data = "", list[str]()
-
-    def feed(self, content: bytes) -> Iterator[tuple[str, str]]:
-        """Name and data of each event that is complete with these bytes.
-
-        Raises:
-            ValueError: a line is longer than any event.
-        """
-        text = self._decoder.decode(content)
-        if text:
-            rest = text.removeprefix("\n") if self._after_return else text
-            self._after_return = text.endswith("\r")
-            *lines, self._rest = _LINE_END.split(self._rest + rest)
-            if len(self._rest) > _MAX_BYTES:
-                raise ValueError(f"a line of more than {_MAX_BYTES} characters")
-            for line in lines:
-                yield from self._read(line)
-
-    def _read(self, line: str) -> Iterator[tuple[str, str]]:
-        if not line:
-            if self._data:
-                yield self._name, "\n".join(self._data)
-            self._name, self._data = "", []
-            return
-        field, _, value = line.partition(":")  # a comment has an empty field
+    Raises:
+        ValueError: a line is longer than any event.
+    """
+    name, data = "", list[str]()
+    lines = io.TextIOWrapper(cast(Any, content), "utf-8-sig", "replace")
+    while line := lines.readline(_MAX_BYTES):
+        if len(line) == _MAX_BYTES:
+            raise ValueError(f"a line of {_MAX_BYTES} characters or more")
+        field, _, value = line.removesuffix("\n").partition(":")  # a comment has an empty field
         value = value.removeprefix(" ")
-        if field == "data":
-            self._data.append(value)
+        if line == "\n":
+            if data:
+                yield name, "\n".join(data)
+            name, data = "", []
+        elif field == "data":
+            data.append(value)
         elif field == "event":
-            self._name = value
+            name = value
 
 
 @dataclass(frozen=True)
@@ -276,10 +258,8 @@ class EventSource:
 
     def _events(self, response: HTTPResponse) -> Iterator[tuple[str, str]]:
         """The events of a response, each when it arrives."""
-        parser = EventParser()
         try:
-            while content := response.read1(_READ_BYTES):
-                yield from parser.feed(content)
+            yield from read_events(response)
         except (ConnectionError, IncompleteRead) as error:
             raise self._error(Fault.ENDED, str(error)) from None
 

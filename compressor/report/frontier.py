@@ -11,7 +11,7 @@ from typing import Annotated, Self
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, computed_field, model_validator
 
-from compressor.config.fields import FieldConflictError, describe_fault
+from compressor.config.fields import FieldConflictError, usage_error
 from compressor.errors import ErrorCode, InputError
 from compressor.report import formatting
 from compressor.results import (
@@ -39,15 +39,6 @@ def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
 
 _Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 _Positives = Annotated[tuple[_Positive, _Positive], AfterValidator(_ascending)]
-_REASONS = {
-    "missing": "missing",
-    "model_type": "not an object",
-    "tuple_type": "not a list",
-    "string_type": "not a text",
-    "string_too_short": "empty",
-    "too_long": "not two numbers",
-}
-"""Messages in place of pydantic's, by the type of the error."""
 _FILE = "give a list of objects, each with name, metric, and speed or p50"
 
 
@@ -69,13 +60,13 @@ class ComparisonPoint(BaseModel):
     @model_validator(mode="after")
     def _has_one_time(self) -> Self:
         if (self.speed is None) == (self.p50 is None):
-            number = "neither is" if self.speed is None else "both are"
-            text = f"{number} given; give one of speed and p50"
+            number = "neither" if self.speed is None else "both"
+            text = f"{number} of <speed> and <p50> given; give one of them"
             raise FieldConflictError(ErrorCode.CONTRADICTION, text, "speed")
         for name in ("metric", "speed", "p50"):
             value, ends = getattr(self, name), getattr(self, f"{name}_interval")
             if ends is not None and (value is None or not ends[0] <= value <= ends[1]):
-                text = f"{list(ends)} does not include {name}, {'which is missing' if value is None else value}"
+                text = f"<{name}_interval> {list(ends)}: does not include <{name}> {value}; correct one of them"
                 raise FieldConflictError(ErrorCode.CONTRADICTION, text, f"{name}_interval")
         return self
 
@@ -122,22 +113,11 @@ def read_points(path: Path) -> tuple[ComparisonPoint, ...]:
 
 def _input_error(path: Path, error: pydantic.ValidationError) -> InputError:
     """The error of the first fault of a file, with the number of the point, counted from 1, and the field."""
-    fault = error.errors(include_url=False)[0]
-    number = next((part + 1 for part in fault["loc"] if isinstance(part, int)), None)
-    field = next((part for part in fault["loc"] if isinstance(part, str)), None)
-    cause = fault.get("ctx", {}).get("error")
-    if isinstance(cause, FieldConflictError):
-        field, reason = cause.fields[0], cause.message
-    elif fault["type"] == "json_invalid":
-        reason = f"not JSON ({fault['ctx']['error']})"
-    elif fault["type"] == "extra_forbidden":
-        reason = f"unknown; choose one of {', '.join(ComparisonPoint.model_fields)}"
-    else:
-        reason = _REASONS.get(fault["type"]) or describe_fault(fault)[1]
-    where = ": ".join(filter(None, ("" if number is None else f"point {number}", field)))
-    known = ComparisonPoint.model_fields.get(field or "")
-    expected = _FILE if known is None else f"give {known.description}"
-    text = f"{path}: {f'{where}: ' if where else ''}{reason}{'' if ';' in reason else f'; {expected}'}"
+    number = next((part + 1 for part in error.errors()[0]["loc"] if isinstance(part, int)), None)
+    fault = usage_error(error, ComparisonPoint.model_fields, str)
+    field = fault.details["field"] or None
+    where, remedy = "" if number is None else f"point {number}: ", "" if field else f"; {_FILE}"
+    text = f"{path}: {where}{fault}{remedy}"
     return InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, point=number, field=field)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import CertificateScope, CurvePoint, Note, NoteCode
-from compressor.selection.certify import Certificate, certify, check_rows_unseen, record_certificate, split_rows
+from compressor.selection.certify import Certificate, certify, record_certificate, split_rows
 from compressor.selection.options import (
     SearchOptions,
     check_option_names,
@@ -104,14 +105,13 @@ def run_search(
 
     Raises:
         UsageError: an option does not exist or is out of range, or no head can be removed within the allowed loss.
-        InputError: there are too few rows for a certificate, or they are training rows too.
+        InputError: there are too few rows for a certificate.
     """
     search, shared = _read(selection)
     searched, unseen = data, None
     if selection.certify is not None:
-        budget = _certified_budget(selection, keep)
-        rows, unseen_rows = split_rows(data.eval, data.task, budget, selection.certify, selection.seed)
-        check_rows_unseen(data)
+        assert selection.max_drop is not None
+        rows, unseen_rows = split_rows(data.eval, data.task, selection.max_drop, selection.certify, selection.seed)
         searched, unseen = replace(data, eval=rows), replace(data, eval=unseen_rows)
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]
@@ -125,7 +125,8 @@ def run_search(
     evaluator.search_among(all_heads(pool_of(sites, selection.options)))
     decisions, heads = [], len(evaluator.heads)
     with evaluator.stored_on_interrupt():
-        for decision in search.choose(evaluator, keep, selection.max_drop):
+        budget = math.inf if selection.max_drop is None else selection.max_drop
+        for decision in search.choose(evaluator, keep, budget):
             decisions.append(replace(decision, kept=decision.kept | evaluator.always_kept))
             on_progress(heads - len(decision.kept), heads - (keep or 0))
     last, certified, notes = decisions[-1], None, decisions[-1].notes
@@ -153,20 +154,6 @@ def _read(selection: Heads) -> tuple[Search, SearchOptions]:
     if "seed" in type(of_method).model_fields and "seed" not in of_method.model_fields_set:
         of_method = of_method.model_copy(update={"seed": selection.seed})
     return METHODS[method].load()(of_method), shared
-
-
-def _certified_budget(selection: Heads, keep: int | None) -> float:
-    """The allowed loss; raise UsageError if it is missing or the number of heads is fixed."""
-    if keep is not None or selection.max_drop is None:
-        raise UsageError(
-            f"--certify {selection.certify:g}: it certifies the loss of a search; set the loss allowed (--max-drop) and"
-            " omit --keep",
-            code=ErrorCode.CONTRADICTION,
-            field="certify",
-            fields=("certify", "max_drop", "keep"),
-            value=selection.certify,
-        )
-    return selection.max_drop
 
 
 def _scope(model: PreTrainedModel, rows: Dataset, selection: Heads, shared: SearchOptions) -> CertificateScope:

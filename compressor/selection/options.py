@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import Field
 
-from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault
+from compressor.config.fields import Config, reference_rows, usage_error
 from compressor.config.methods import METHODS
 from compressor.config.steps import Blocks, Distill, Heads, Units
 from compressor.config.values import MixedPrecision
@@ -123,26 +122,14 @@ def read_options(subject: str, options: Mapping[str, Any], model: type[_M], task
     try:
         return model(**{name: value for name, value in values.items() if name in model.model_fields})
     except pydantic.ValidationError as error:
-        raise _usage_error(subject, error, model) from error
+        fault = usage_error(error, model.model_fields, lambda name: f"option {name} of {subject}")
+        fault.details["subject"] = subject
+        raise fault from error
 
 
 def read_method_options(method: str, options: Mapping[str, Any], task: str | None = None) -> tuple[Any, ...]:
     """The options of each of a method's models (`option_models`); see `read_options`."""
     return tuple(read_options(method, options, model, task) for model in option_models(method))
-
-
-def _usage_error(subject: str, error: pydantic.ValidationError, model: type[MethodOptions]) -> UsageError:
-    """The error for the first fault that pydantic found in the options of `subject`."""
-    fault = error.errors(include_url=False)[0]
-    cause = fault.get("ctx", {}).get("error")
-    if isinstance(cause, FieldConflictError):
-        text = f"options of {subject}: {cause.text(str)}"
-        return UsageError(text, code=cause.code, field=cause.fields[0], fields=cause.fields, subject=subject)
-    name, value = str(fault["loc"][0]), fault["input"]
-    code, message = describe_fault(fault)
-    hint = "" if ";" in message else f" ({model.model_fields[name].description}); change its value"
-    text = f"option {name}={value!r} of {subject}: {message}{hint}"
-    return UsageError(text, code=code, field=name, value=value, subject=subject)
 
 
 def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
@@ -180,37 +167,11 @@ def check_count(count: int, maximum: int, setting: str, value: int | str) -> Non
         raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="keep", value=value, maximum=maximum)
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option, as the documentation lists it.
-
-    Attributes:
-        default: its default; None if it depends on other options.
-        choices: the values that it permits; empty if it permits any value of its type.
-    """
-
-    name: str
-    default: Any
-    description: str
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def assignment(self) -> str:
-        """`name=default` as `--options` reads it; only the name if there is no fixed default."""
-        if self.default is None:
-            return self.name
-        text = f"{self.default:.4g}" if isinstance(self.default, float) else str(self.default)
-        return f"{self.name}={text}"
-
-
-def list_options(*models: type[MethodOptions]) -> tuple[Option, ...]:
-    """The options of some models, in order; `list_options(*option_models(method))` lists all options of a method."""
-    options = []
+def option_rows(*models: type[MethodOptions]) -> Iterator[tuple[str, str, str]]:
+    """Rows (name, default, description) of the options of some models, as `reference_rows` lists fields."""
     for model in models:
-        for name, field in model.model_fields.items():
+        for name, row in zip(model.model_fields, reference_rows(model.model_fields), strict=True):
             of_tasks = (
                 f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values
             )
-            description = "".join([field.description or "", *of_tasks])
-            options.append(Option(name, field.default, description, choices_of(field)))
-    return tuple(options)
+            yield *row[:2], "".join([row[2], *of_tasks])

@@ -1,4 +1,4 @@
-"""Real inputs for a served model: texts or images, encoded by the tokenizer or image processor of a folder."""
+"""Real inputs for a served model: texts, encoded by the tokenizer of a folder, and what they leave out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from compressor.errors import ErrorCode, InputError
 from compressor.targets import Feeds
 from compressor.targets.example_rows import read_example_rows
-from compressor.targets.tensor_specs import PIXELS, TensorSpec
+from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.trial_inputs import id_limits, require_ids, trial_feeds
 
 SENTENCE = "The film was not at all what the reviews had promised, and it was all the better for it."
@@ -57,7 +57,7 @@ def real_rows(
 
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
     if tokenizer is None:
-        return _completed([{} for _ in texts], model, inputs, longest)
+        return completed_rows([{} for _ in texts], model, inputs, longest)
     sentence, encoded, limits = read_sentence_texts(folder), [], id_limits(model)
     for text in model_texts(texts, sentence):
         tokens = tokenize(tokenizer, [text], sentence, shortest=shortest, longest=longest)
@@ -69,50 +69,19 @@ def real_rows(
             )
         encoded.append({name: np.array(values) for name, values in tokens.items()})
         require_ids(encoded[-1], limits, f"{text[0]!r:.60}")
-    return _completed(encoded, model, inputs, longest)
+    return completed_rows(encoded, model, inputs, longest)
 
 
-def stored_rows(model: ir.Model, inputs: Sequence[TensorSpec], *, longest: int) -> Rows:
-    """A row of the example rows that a graph carries, without a tokenizer; random where it carries none.
-
-    Args:
-        longest: size of free axes.
-    """
-    return _completed([{}], model, inputs, longest)
-
-
-def image_rows(
-    folder: Path,
-    model: ir.Model,
-    inputs: Sequence[TensorSpec],
-    source: str,
-    maximum: int,
-    *,
-    longest: int,
-    column: str | None = None,
-) -> Rows:
-    """A row for each of the first images of a source, encoded by the folder's image processor.
-
-    Args:
-        folder: holds the image processor.
-        model: the graph, which determines the valid values of random inputs.
-        source: a folder of images, a file of rows, or the name of a data set.
-        longest: size of free axes of random inputs.
-        column: the column of images in files of rows; None: the usual names.
-
-    Raises:
-        InputError: the processor, the source or an image cannot be read.
-    """
-    from compressor.tasks.images import read_pixels
-
-    pixels = read_pixels(source, folder, maximum, requested=column)
-    return _completed([{PIXELS: image[None]} for image in pixels], model, inputs, longest)
-
-
-def _completed(
+def completed_rows(
     encoded: Sequence[dict[str, np.ndarray]], model: ir.Model, inputs: Sequence[TensorSpec], longest: int
 ) -> Rows:
-    """Rows with trial inputs in place of missing inputs, repeated where the graph fixes a batch size."""
+    """Rows with trial inputs in place of missing ones, repeated where the graph fixes a batch size.
+
+    Args:
+        encoded: for each row the inputs that are known, `[1, ...]` each; the others are those of the example rows that
+            the graph carries, else random.
+        longest: size of free axes of a row without ids.
+    """
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []
     for index, tokens in enumerate(encoded):

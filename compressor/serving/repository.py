@@ -121,18 +121,13 @@ def _warmup_rows(request: ServeRequest, files: ModelFiles) -> inputs.Rows:
     shortest, longest = files.lengths
     if files.graph is None:
         return inputs.Rows((), ())
-    if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
-        return inputs.image_rows(
-            request.out,
-            files.graph,
-            files.inputs,
-            request.data,
-            _MAX_ROWS,
-            longest=longest,
-            column=request.image_column,
-        )
     if request.data is None and not has_pytorch():
-        return inputs.stored_rows(files.graph, files.inputs, longest=longest)
+        return inputs.completed_rows([{}], files.graph, files.inputs, longest)
+    if request.data is not None and any(tensor.name == PIXELS for tensor in files.inputs):
+        from compressor.tasks.images import read_pixels
+
+        pixels = read_pixels(request.data, request.out, _MAX_ROWS, requested=request.image_column)
+        return inputs.completed_rows([{PIXELS: image[None]} for image in pixels], files.graph, files.inputs, longest)
     texts: Sequence[tuple[str, ...]] = [(inputs.SENTENCE,)]
     if request.data is not None:
         from compressor.model_folder.sentence_texts import read_sentence_texts

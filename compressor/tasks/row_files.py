@@ -1,13 +1,14 @@
 """Read rows from a file, or from the files of a folder, into a data set that may exceed the memory.
 
-Files are parsed chunk by chunk, and their content is checked to be text. Arrow reads tables, since the CSV builder of
-`datasets` uses pandas, which silently fills short rows and takes the first column of long rows as an index. Python
-reads JSON, since Arrow's reader, which the JSON builder of `datasets` calls, ends the process on some malformed lines.
+Files are parsed line by line into chunks, and their content is checked to be text. Python reads tables, since the CSV
+builder of `datasets` uses pandas, which silently fills short rows and takes the first column of long rows as an index;
+and JSON, since Arrow's reader, which the JSON builder of `datasets` calls, ends the process on some malformed lines.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv
 import errno
 import gzip
 import io
@@ -21,10 +22,9 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 from datasets import Dataset
 
@@ -34,14 +34,15 @@ from compressor.silence_libraries import one_line
 from compressor.tasks.row_store import IN_MEMORY_BYTES, RowOrigin, RowStore
 from compressor.tasks.table_dialect import Dialect, find_dialect, header_evidence, proposed_names
 
-_CHUNK_BYTES = 2**21  # bytes that are parsed at once; a row may not be longer
-_SAMPLE_BYTES = 2**16  # bytes of the first rows of a table, by which its separator is known
-_SEPARATOR_LINE = re.compile(rb'"?sep=([ -~\t])"?\r?\n')
+Item = TypeVar("Item")
+_CHUNK_CHARACTERS = 2**21  # characters of the rows that are parsed at once; a cell may not be longer
+_SAMPLE_CHARACTERS = 2**16  # characters of the first rows of a table, by which its separator is known
+_SEPARATOR_LINE = re.compile(r'"?sep=([ -~\t])"?\r?\n?')
 """First line in which spreadsheets name the separator of a table."""
 _DOCUMENT = "-DOCSTART-"  # first column of the lines that separate documents in CoNLL
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for values that cannot be a column."""
-_READ_BYTES = 2**20
+_READ_BYTES = 64  # first bytes of a file, which say what it is
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark it begins with
@@ -60,7 +61,6 @@ _SIGNATURES = {
 }
 """First bytes of files other than text -> what the file is, and what to do."""
 _UNPACKERS = dict(zip(PACKED, ("xz -dc", "gzip -dc"), strict=True))
-_QUOTES = re.compile(rb'"+')
 _SINGLE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 _RUNS, _HIGH = re.compile(rb"[\x80-\xff]+"), re.compile(rb"[\x80-\xff]")
 _LATIN = re.compile(rb"[\x80\x85\x91-\x97\x99\xa0-\xff]")
@@ -76,64 +76,102 @@ def _parse(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             yield pa.Table.from_batches([batch])
         return
-    text = TextFile(path, file)
+    lines = _without_blank_file(TextFile(path, file, file_format).lines())
     if file_format == PLAIN_TEXT:
-        yield from _plain_chunks(text)
+        yield from _plain_chunks(lines)
     elif file_format == ".jsonl":
-        yield from _json_chunks(text)
+        yield from _json_chunks(lines)
     elif file_format == ".conll":
-        yield from _sentence_chunks(text)
+        yield from _sentence_chunks(lines)
     else:
-        yield from _table_chunks(text, file_format)
+        yield from _table_chunks(lines, file_format)
 
 
-def _dialect_of(text: TextFile, suffix: str) -> Dialect:
-    """The dialect of a table, by its first rows; a first line that names the separator is skipped."""
-    if (named := _SEPARATOR_LINE.match(text.ahead)) is not None:
-        text.ahead = text.ahead.partition(b"\n")[2]
-        return Dialect(named.group(1).decode(), True)
-    sample = text.ahead[:_SAMPLE_BYTES].decode(errors="ignore")
-    return find_dialect(sample, suffix, is_whole=len(text.ahead) <= _SAMPLE_BYTES)
+def _without_blank_file(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of a file, none if all of them are white space."""
+    blank: list[str] = []
+    for line in lines:
+        if line.strip():
+            return itertools.chain(blank, [line], lines)
+        blank.append(line)
+    return iter(())
 
 
-def _table_chunks(text: TextFile, suffix: str) -> Iterator[pa.Table]:
-    """The rows of a table; the first chunk may have columns alone."""
-    if text.is_blank():
-        return
-    _require_table(text.ahead)
-    dialect = _dialect_of(text, suffix)
-    if dialect.obstacle is not None:
-        raise _FormatError(dialect.obstacle)
-    if dialect.is_quoted:
-        text.follow_quotes(dialect.separator)
-    try:
-        reader = pyarrow.csv.open_csv(
-            pa.PythonFile(text, "r"),
-            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_CHUNK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter=dialect.separator,
-                quote_char='"' if dialect.is_quoted else False,
-                double_quote=dialect.is_quoted,
-                newlines_in_values=dialect.is_quoted,
-            ),
-            convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
-        )
-        names = [name.strip() or f"column {number}" for number, name in enumerate(reader.schema.names, 1)]
-        yield reader.schema.empty_table().rename_columns(names)
-        for batch in reader:
-            yield pa.Table.from_batches([batch]).rename_columns(names)
-    except pa.ArrowInvalid as error:
-        text.require_closed_quotes()
-        if "straddling" in str(error):
-            raise ValueError(f"a row is longer than {_CHUNK_BYTES >> 20} MiB") from error
-        raise
-    text.require_closed_quotes()
+def _chunked(items: Iterator[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Lines or rows in chunks of about as many characters as are parsed at once."""
+    chunk, size = list[Item](), 0
+    for item in items:
+        chunk.append(item)
+        size += size_of(item)
+        if size >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
-def _require_table(head: bytes) -> None:
-    """Raise _FormatError for a file that begins like a web page or JSON."""
-    first = head.lstrip().split(b"\n", 1)[0]
-    if first.lower().startswith((b"<!doctype html", b"<html")):
+def _line_chunks(lines: Iterator[str]) -> Iterator[list[tuple[int, str]]]:
+    """Chunks of lines, each with its number."""
+    return _chunked(enumerate(lines, 1), lambda numbered: len(numbered[1]))
+
+
+def _dialect_of(lines: Iterator[str], suffix: str) -> tuple[Dialect, Iterator[str]]:
+    """The dialect of a table by its first rows, and its lines without a first one that names the separator."""
+    head, size = [], 0
+    for line in lines:
+        head.append(line)
+        size += len(line)
+        if size >= _SAMPLE_CHARACTERS:
+            break
+    if head and (named := _SEPARATOR_LINE.fullmatch(head[0])) is not None:
+        return Dialect(named[1], True), itertools.chain(head[1:], lines)
+    dialect = find_dialect("".join(head), suffix, is_whole=size < _SAMPLE_CHARACTERS)
+    return dialect, itertools.chain(head, lines)
+
+
+def _table_chunks(lines: Iterator[str], suffix: str) -> Iterator[pa.Table]:
+    """The rows of a table, whose cells are texts."""
+    dialect, lines = _dialect_of(lines, suffix)
+    rows = _table_rows(lines, dialect)
+    names = [name.strip() or f"column {number}" for number, name in enumerate(next(rows, ()), 1)]
+    for chunk in _chunked(rows, lambda row: sum(map(len, row))):
+        columns = [pa.array(column, pa.string()) for column in zip(*chunk, strict=True)]
+        yield pa.Table.from_arrays(columns, names)
+
+
+def _table_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
+    """The rows of a table without blank lines, that of the names first; raise _LineError for a malformed row."""
+    first = next(lines, "")
+    _require_table(first)
+    csv.field_size_limit(_CHUNK_CHARACTERS)  # so that a quote that is not closed does not read a whole file
+    quoting: Any = csv.QUOTE_MINIMAL if dialect.is_quoted else csv.QUOTE_NONE
+    reader = csv.reader(itertools.chain([first], lines), delimiter=dialect.separator, quoting=quoting, strict=True)
+    columns = 0
+    while True:
+        begin = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "expected after" in str(error):
+                problem = (
+                    "text follows the quote that ends a cell; double the quotes inside of a cell and put quotes around"
+                    " it, or remove them"
+                )
+                raise _LineError(reader.line_num, problem) from error
+            raise _LineError(begin, f"a quote of the row is not closed, or a cell is too long ({error})") from error
+        columns = columns or len(row)
+        if row and len(row) != columns:
+            problem = f"the row has {len(row)} cells, and the first line names {columns} columns"
+            raise _LineError(begin, f"{problem}; a cell with a separator or a line end needs quotes around it")
+        if row:
+            yield row
+
+
+def _require_table(first: str) -> None:
+    """Raise _FormatError for a file whose first line is that of a web page or of JSON."""
+    if first.lower().lstrip().startswith(("<!doctype html", "<html")):
         raise _FormatError("is a web page; download the file that the page shows")
     try:
         is_object = isinstance(json.loads(first), dict)
@@ -143,18 +181,16 @@ def _require_table(head: bytes) -> None:
         raise _FormatError("holds a JSON object per line; rename it to .jsonl")
 
 
-def _plain_chunks(text: TextFile) -> Iterator[pa.Table]:
-    if text.is_blank():
-        return
+def _plain_chunks(lines: Iterator[str]) -> Iterator[pa.Table]:
     blank = 0
-    for _, chunk in _line_chunks(text):
-        lines = [""] * blank + [line.removesuffix("\r") for line in chunk.split("\n")]
-        blank = sum(1 for _ in itertools.takewhile(lambda line: not line, reversed(lines)))
-        if blank < len(lines):
-            yield pa.table({"text": pa.array(lines[: len(lines) - blank], pa.string())})
+    for chunk in _line_chunks(lines):
+        texts = [""] * blank + [line.removesuffix("\n").removesuffix("\r") for _, line in chunk]
+        blank = sum(1 for _ in itertools.takewhile(lambda text: not text, reversed(texts)))
+        if blank < len(texts):
+            yield pa.table({"text": pa.array(texts[: len(texts) - blank], pa.string())})
 
 
-def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
+def _sentence_chunks(lines: Iterator[str]) -> Iterator[pa.Table]:
     """A row for each sentence of CoNLL: `words`, the first column of its lines, and `tags`, the last of several."""
     columns = 0
     sentence: list[list[str]] = []
@@ -164,10 +200,10 @@ def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
         cells = {name: [[line[n] for line in sentence] for sentence in sentences] for name, n in numbers.items()}
         return pa.table({name: pa.array(column, pa.list_(pa.string())) for name, column in cells.items()})
 
-    for first, chunk in _line_chunks(text):
+    for chunk in _line_chunks(lines):
         sentences = []
-        for number, line in enumerate(chunk.split("\n"), first):
-            cells = re.split(r"[ \t]+", line.strip(" \t\r"))
+        for number, line in chunk:
+            cells = re.split(r"[ \t]+", line.strip(" \t\r\n"))
             if cells[0] not in ("", _DOCUMENT):
                 columns = columns or len(cells)
                 if len(cells) != columns:
@@ -182,27 +218,11 @@ def _sentence_chunks(text: TextFile) -> Iterator[pa.Table]:
         yield table_of([sentence])
 
 
-def _line_chunks(text: TextFile) -> Iterator[tuple[int, str]]:
-    """Chunks of whole lines without the last line end, each with the number of its first line."""
-    rest: list[bytes] = []
-    first = 1
-    while chunk := text.read(_CHUNK_BYTES):
-        head, end, tail = chunk.rpartition(b"\n")
-        if end:
-            lines = b"".join([*rest, head]).decode()
-            yield first, lines
-            first += lines.count("\n") + 1
-            rest = []
-        rest.append(tail)
-    if last := b"".join(rest):
-        yield first, last.decode()
-
-
-def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
+def _json_chunks(lines: Iterator[str]) -> Iterator[pa.Table]:
     """A row for each line, a JSON object; a key that it lacks is null."""
-    for first, chunk in _line_chunks(text):
-        rows, lines = [], []
-        for number, line in enumerate(chunk.split("\n"), first):
+    for chunk in _line_chunks(lines):
+        rows, numbers = [], []
+        for number, line in chunk:
             if not line.strip():
                 continue
             try:
@@ -214,9 +234,9 @@ def _json_chunks(text: TextFile) -> Iterator[pa.Table]:
             if not isinstance(row, dict):
                 raise _LineError(number, "not an object")
             rows.append(row)
-            lines.append(number)
+            numbers.append(number)
         if rows:
-            yield _table_of(rows, lines)
+            yield _table_of(rows, numbers)
 
 
 def _table_of(rows: list[dict[str, Any]], lines: list[int]) -> pa.Table:
@@ -267,99 +287,55 @@ class _LineError(ValueError):
         self.line, self.column = line, column
 
 
-class TextFile(io.RawIOBase):
-    """A binary file as UTF-8 without its byte order mark; reading raises an error at the first bytes that are not text.
+class TextFile:
+    """The text of a binary file, without its byte order mark; the first bytes that are not text are an error.
 
     UTF-16 and UTF-32 are known by their mark, or by the zero bytes of their first two characters.
 
     Args:
         path: the file, as error messages name it.
         file: its content, decompressed.
+        file_format: the suffix of its format; a line of a table may end in a carriage return alone.
 
     Attributes:
         encoding: encoding of the file.
         has_mark: whether the file begins with a byte order mark.
-        ahead: the next bytes, which stay to be read; at first at most 1 MiB of the file.
 
     Raises:
         InputError: the file is not text.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        super().__init__()
-        self._path, self._file, self._lines = path, file, 0
-        self._quotes: _Quotes | None = None
-        head = file.read(_READ_BYTES)
+    def __init__(self, path: Path, file: BinaryIO, file_format: str) -> None:
+        self._path = path
+        head = cast("io.BufferedReader", file).peek(_READ_BYTES)
         if (problem := next((_SIGNATURES[first] for first in _SIGNATURES if head.startswith(first)), None)) is not None:
             raise self._error(problem)
         mark = next((mark for mark in _MARKS if head.startswith(mark)), b"")
         zeros = tuple(byte == 0 for byte in head[:4])
         self.encoding, self.has_mark = _MARKS.get(mark, "utf-8"), bool(mark)
-        if not mark and len(head) % 2 == 0 and zeros in ((False, True, False, True), (True, False, True, False)):
+        if not mark and zeros in ((False, True, False, True), (True, False, True, False)):
             self.encoding = "utf-16-le" if zeros[1] else "utf-16-be"
-        self._decoder = codecs.getincrementaldecoder(self.encoding)()
-        self.ahead = self._decode(head.removeprefix(mark))
+        file.read(len(mark))
+        self._file, self._newline = file, "" if file_format in TABLES else "\n"
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, at most `size`; empty at the end.
+    def lines(self) -> Iterator[str]:
+        """The lines with their ends; closes the file.
 
         Raises:
-            InputError: they are not text of the encoding, or hold a zero byte; the message names the line.
-            _LineError: text follows the quote that closes a cell; see `follow_quotes`.
+            InputError: a line is not text of the encoding, or holds a zero byte; the message names it.
         """
-        # Arrow takes a short read as a block, which must contain the end of a row.
-        while (missing := size - len(self.ahead)) > 0 and (fetched := self._fetch(missing)):
-            self.ahead += fetched
-        if size < 0 and not self.ahead:
-            self.ahead = self._fetch(size)
-        chunk = self.ahead if size < 0 else self.ahead[:size]
-        self.ahead = self.ahead[len(chunk) :]
-        if self._quotes is not None:
-            self._quotes.follow(chunk)
-        return chunk
-
-    def is_blank(self) -> bool:
-        """Whether the rest of the file is white space."""
-        while not self.ahead.strip():
-            chunk = self._fetch(_READ_BYTES)
-            if not chunk:
-                return True
-            self.ahead += chunk
-        return False
-
-    def follow_quotes(self, separator: str) -> None:
-        """Check quotes from here on."""
-        self._quotes = _Quotes(separator.encode(), self._lines - self.ahead.count(b"\n") + 1)
-
-    def require_closed_quotes(self) -> None:
-        """Raise _LineError for a quote that is open at the end, from which on Arrow reads a single cell."""
-        if self._quotes is not None and (line := self._quotes.open_line) is not None:
-            raise _LineError(line, "a quote is opened here and not closed")
-
-    def _fetch(self, size: int) -> bytes:
-        """The next bytes of the file as UTF-8; empty only at its end."""
-        while raw := self._file.read(size):
-            if chunk := self._decode(raw):
-                return chunk
-        return self._decode(b"")
-
-    def _decode(self, raw: bytes) -> bytes:
-        """Bytes of the file as UTF-8, up to the last whole character."""
+        number = 0
         try:
-            text = self._decoder.decode(raw, final=not raw)
+            with io.TextIOWrapper(self._file, self.encoding, newline=self._newline) as lines:
+                for number, line in enumerate(lines, 1):
+                    if "\0" in line:
+                        problem = f"line {number} holds a zero byte and is not text; save the file as UTF-8"
+                        raise self._error(problem, line=number)
+                    yield line
         except UnicodeDecodeError as error:
             before = error.object[: error.start].decode(self.encoding, errors="ignore")
-            line = self._lines + before.count("\n") + 1
-            raise self._error(f"line {line} is not {self._encoding_problem(error)}", line=line) from error
-        chunk = text.encode()
-        if (zero := chunk.find(b"\x00")) >= 0:
-            line = self._lines + chunk.count(b"\n", 0, zero) + 1
-            raise self._error(f"line {line} holds a zero byte and is not text; save the file as UTF-8", line=line)
-        self._lines += chunk.count(b"\n")
-        return chunk
+            number += before.count("\n") + 1
+            raise self._error(f"line {number} is not {self._encoding_problem(error)}", line=number) from error
 
     def _encoding_problem(self, error: UnicodeDecodeError) -> str:
         content: bytes = error.object
@@ -390,52 +366,6 @@ class TextFile(io.RawIOBase):
 
     def _error(self, problem: str, **details: int) -> InputError:
         return InputError(f"{self._path}: {problem}", code=ErrorCode.FILE_UNREADABLE, path=self._path, **details)
-
-
-class _Quotes:
-    """Tracks whether a table ends inside quotes.
-
-    A quote opens a cell only at its beginning; two quotes inside a cell are a quote of its text.
-    """
-
-    def __init__(self, separator: bytes, line: int = 1) -> None:
-        self._ends = (b"\n", b"\r", separator, b"")
-        self._open: int | None = None
-        self._line, self._last, self._held = line, b"\n", b""
-
-    @property
-    def open_line(self) -> int | None:
-        """Number of the line with a quote that is not closed at the end; None if all are."""
-        self.follow(b"")
-        return self._open
-
-    def follow(self, chunk: bytes) -> None:
-        """Track the quotes of a chunk, empty at the end; raise _LineError for text after the quote that ends a cell."""
-        text = self._held + chunk
-        end = len(text.rstrip(b'"')) if chunk else len(text)  # a run of quotes may continue in the next chunk
-        text, self._held = text[:end], text[end:]
-        counted = 0
-        for quotes in _QUOTES.finditer(text):
-            begin, is_odd = quotes.start(), len(quotes.group()) % 2
-            self._line += text.count(b"\n", counted, begin)
-            counted = begin
-            before = text[begin - 1 : begin] if begin else self._last
-            if self._open is not None:
-                closes = bool(is_odd)
-                self._open = None if closes else self._open
-            elif before in self._ends:
-                closes = not is_odd
-                self._open = self._line if is_odd else None
-            else:
-                continue
-            if closes and text[quotes.end() : quotes.end() + 1] not in self._ends:
-                problem = (
-                    "text follows the quote that ends a cell; double the quotes inside of a cell and put quotes around"
-                    " it, or remove them"
-                )
-                raise _LineError(self._line, problem)
-        self._line += text.count(b"\n", counted)
-        self._last = text[-1:] or self._last
 
 
 def is_file_name(source: str) -> bool:
@@ -513,8 +443,6 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
         raise InputError(f"{path}: {error}", code=ErrorCode.FILE_UNREADABLE, path=path, reason=str(error)) from error
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         remedy = "write or download the file again" if _format(path) == PARQUET else "correct the file"
-        if _format(path) in TABLES and "columns, got" in str(error):
-            remedy = "correct the row; a cell with a separator or a line end needs quotes around it"
         text = f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {remedy}"
         location = {"line": error.line, "column": error.column} if isinstance(error, _LineError) else {}
         details = {"path": path, "reason": one_line(error), **location}
@@ -533,7 +461,7 @@ def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int, str]:
             text = f"{path}: two columns are named {repeated[0]!r}; rename one"
             raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path, column=repeated[0])
         columns |= dict.fromkeys(names)
-        if not rows and table.num_rows and _format(path) in TABLES:
+        if not rows and _format(path) in TABLES:
             doubt = _header_doubt(path, table)
         rows += table.num_rows
         store.add(table)
@@ -549,9 +477,9 @@ def _header_doubt(path: Path, table: pa.Table) -> str:
     if evidence is None:
         return ""
     with _open(path) as file:
-        text = TextFile(path, file)
+        text = TextFile(path, file, _format(path))
         is_plain = path.suffix.lower() not in PACKED and text.encoding == "utf-8" and not text.has_mark
-        names = _dialect_of(text, _format(path)).separator.join(proposed_names(table))
+        names = _dialect_of(text.lines(), _format(path))[0].separator.join(proposed_names(table))
     line = names.replace("\t", "\\t")
     example = f"sed -i {shlex.quote(f'1i {line}')} {shlex.quote(str(path))}" if is_plain else f"such as {line}"
     return f"the first line seems to be a row ({evidence}); add a line with names before it ({example})"

@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 _SEPARATORS = {".csv": (",", ";", "\t", "|"), ".tsv": ("\t", ",", ";", "|")}
 """Suffix of a table -> separators that it may have, the usual one first."""
-_MOST = 0.5  # minimum share of the rows with as many cells as the header, so that the rest count as faulty
+_MOST = 0.5  # minimum share of the rows with equally many cells, so that the rest count as faulty
 _QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)
 _ROWS = 1000  # rows whose cells are compared with the names of their columns
 
@@ -27,12 +28,10 @@ class Dialect:
     Attributes:
         separator: the character between two cells.
         is_quoted: whether cells with separators, line ends or quotes are quoted.
-        obstacle: why no row can be read, and what to do; None if rows can be read.
     """
 
     separator: str
     is_quoted: bool
-    obstacle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,36 +43,22 @@ class _Reading:
     is_malformed: bool = False
 
     @property
-    def columns(self) -> int:
-        return len(self.rows[0]) if self.rows else 0
-
-    @property
-    def widths(self) -> set[int]:
-        """The numbers of cells of the rows after the header."""
-        return {len(row) for row in self.rows[1:]}
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether there are several columns, and every row has a cell for each."""
-        return not self.is_malformed and self.columns > 1 and self.widths <= {self.columns}
-
-    @property
     def share(self) -> float:
-        """Share of the rows with as many cells as the header; zero if that has a single cell."""
-        matching = sum(len(row) == self.columns for row in self.rows[1:])
-        return matching / max(1, len(self.rows) - 1) if self.columns > 1 else 0.0
+        """Share of the rows with the most frequent number of cells; zero if that is a single cell."""
+        ((width, count),) = Counter(map(len, self.rows)).most_common(1) or [(0, 0)]
+        return count / len(self.rows) if width > 1 else 0.0
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What decides between separators: whether no row is faulty, then the share of the rows that are not."""
+        return not self.is_malformed and self.share == 1, self.share
 
 
 def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
-    """The dialect of a table.
+    """The dialect of a table: the one in which the largest share of the rows has equally many cells, at least two.
 
-    The first rule that applies decides:
-
-    1. Every row of the sample has as many cells, at least two, as the header: the usual separator of the suffix, else
-       the separator with the most columns.
-    2. All rows have one cell more or fewer than the header: no dialect is right, see `Dialect.obstacle`.
-    3. Most rows have as many cells as the header, so that the rest are faulty.
-    4. Rows have a single cell: the usual separator.
+    Malformed quotes count as a faulty row. Between equal shares, the usual separator of the suffix decides, then the
+    number of columns. If fewer than half of the rows have equally many cells, the separator is the usual one.
 
     Cells between tabs are not quoted, unless quotes around cells show that a program wrote them.
 
@@ -82,32 +67,10 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
         suffix: `.csv` or `.tsv`.
         is_whole: whether the sample is the whole file; otherwise its last row may be cut, and is ignored.
     """
-    usual = _SEPARATORS[suffix][0]
-    readings = [_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix]]
-    regular = [reading for reading in readings if reading.is_regular]
-    if regular:
-        is_usual = regular[0].dialect.separator == usual
-        return (regular[0] if is_usual else max(regular, key=lambda reading: reading.columns)).dialect
-    for reading in readings:
-        if (obstacle := _header_obstacle(reading)) is not None:
-            return Dialect(reading.dialect.separator, reading.dialect.is_quoted, obstacle)
-    best = max(readings, key=lambda reading: reading.share)
-    return (best if best.share >= _MOST else readings[0]).dialect
-
-
-def _header_obstacle(reading: _Reading) -> str | None:
-    if reading.is_malformed or len(reading.widths) != 1 or len(reading.rows) < 3 or reading.columns < 2:
-        return None
-    (width,) = reading.widths
-    counts = f"the first line names {reading.columns} columns, every row has {width} cells"
-    if width == reading.columns + 1:
-        if not any(row[-1].strip() for row in reading.rows[1:]):
-            separator = reading.dialect.separator
-            return f"{counts}, of which the last is empty; remove the separator {separator!r} at its end"
-        return f"{counts}; name all columns in the first line"
-    if width == reading.columns - 1 and width > 1:
-        return f"{counts}; name only the columns that rows have"
-    return None
+    usual, *others = (_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix])
+    others.sort(key=lambda reading: -len(reading.rows[0]) if reading.rows else 0)
+    best = max([usual, *others], key=lambda reading: reading.rank)
+    return (best if best.share >= _MOST else usual).dialect
 
 
 def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
@@ -116,8 +79,8 @@ def _read(sample: str, separator: str, *, is_whole: bool) -> _Reading:
     if separator != "\t":
         return _Reading(Dialect(separator, True), plain if quoted is None else quoted, is_malformed=quoted is None)
     with_quotes, without = _Reading(Dialect(separator, True), quoted or []), _Reading(Dialect(separator, False), plain)
-    is_needed = not without.is_regular or _is_escaped(plain)
-    return with_quotes if is_needed and with_quotes.is_regular else without
+    is_needed = without.share < 1 or _is_escaped(plain)
+    return with_quotes if is_needed and with_quotes.share == 1 else without
 
 
 def _rows(sample: str, separator: str, *, is_quoted: bool, is_whole: bool) -> list[list[str]] | None:

@@ -99,7 +99,9 @@ def test_messages_name_flags_and_keys_where_they_were_set(tmp_path: Path) -> Non
         f"{file}: keep 3: there are no rows to learn from; add training rows (--data) or a plan (--plan)"
     )
     file.write_text("seed = -1")
-    assert str(refused(str(tmp_path), None, {})) == (f"{file}: seed -1: must be at least 0 (seed of every random draw)")
+    assert str(refused(str(tmp_path), None, {})) == (
+        f"{file}: seed -1: must be at least 0 (seed of every random draw); change its value"
+    )
 
 
 @pytest.mark.parametrize(

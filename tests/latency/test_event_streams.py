@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from compressor.config.check import CheckRequest
 from compressor.errors import CompressorError, ErrorCode, ServerError, UsageError
-from compressor.latency.event_streams import EventParser, EventSource
+from compressor.latency.event_streams import EventSource, read_events
 from compressor.latency.streams import Stream, read_stream
 from tests.latency.event_server import DONE, TEXT, Piece, completion, event, message, serving_events, usage
 
@@ -22,10 +23,22 @@ _LINES = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\ufeff"), 
 _EVENTS = st.lists(st.tuples(_LINES.map(str.strip), st.lists(_LINES, min_size=1, max_size=3)), max_size=4)
 
 
+class Pieces(io.BufferedIOBase):
+    """Content that arrives in pieces."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = [piece for piece in pieces if piece]
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+
 def parsed(content: bytes, cuts: Sequence[int] = ()) -> list[tuple[str, str]]:
-    parser, ends = EventParser(), sorted({*(min(cut, len(content)) for cut in cuts), len(content)})
-    parts = [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return [event for part in parts for event in parser.feed(part)]
+    ends = sorted({*(min(cut, len(content)) for cut in cuts), len(content)})
+    return list(read_events(Pieces([content[start:end] for start, end in zip([0, *ends], ends, strict=False)])))
 
 
 @given(_EVENTS, st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0, 200), max_size=6), st.booleans())

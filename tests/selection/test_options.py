@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pydantic
 import pytest
 
@@ -18,9 +16,9 @@ from compressor.selection.options import (
     SearchOptions,
     check_option_names,
     heads_to_keep,
-    list_options,
     option_models,
     option_names,
+    option_rows,
     pool_of,
     read_options,
 )
@@ -42,8 +40,8 @@ def test_every_method_has_a_model_of_its_options(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_has_a_description(method: str) -> None:
-    for option in list_options(*option_models(method)):
-        assert option.description, option.name
+    for name, _, description in option_rows(*option_models(method)):
+        assert description, name
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -106,9 +104,8 @@ def test_options_of_other_models_are_ignored() -> None:
 def test_a_wrong_value_is_refused_by_name(
     option: str, value: object, model: type[MethodOptions], code: ErrorCode
 ) -> None:
-    with fails_with(code, UsageError, field=option, value=value, subject="METHOD") as caught:
+    with fails_with(code, UsageError, field=option, value=value, subject="METHOD"):
         read_options("METHOD", {option: value}, model)
-    assert str(caught.value).startswith(f"option {option}={value!r} of METHOD: ")
 
 
 @pytest.mark.parametrize("method", ["astar", "local", "global", "random"])
@@ -125,17 +122,16 @@ def test_the_nearest_name_is_suggested_for_an_unknown_option(method: str, name: 
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "assignment"),
+    ("model", "name", "default"),
     [
-        (DspOptions, "tau_end", "tau_end=1e-08"),
-        (DspOptions, "cooldown", "cooldown=0.6667"),
-        (TaylorOptions, "normalize", "normalize"),
-        (ScheduleOptions, "evaluations", "evaluations=12"),
+        (DspOptions, "tau_end", "1e-08"),
+        (DspOptions, "cooldown", "0.6667"),
+        (TaylorOptions, "normalize", ""),
+        (ScheduleOptions, "evaluations", "12"),
     ],
 )
-def test_options_are_listed_with_their_defaults(model: type[MethodOptions], name: str, assignment: str) -> None:
-    options: dict[str, Any] = {option.name: option for option in list_options(model)}
-    assert options[name].assignment == assignment
+def test_options_are_listed_with_their_defaults(model: type[MethodOptions], name: str, default: str) -> None:
+    assert {row[0]: row[1] for row in option_rows(model)}[f"`{name}`"] == default
 
 
 SITES = [Site("a", "causal", 4, 4, 4), Site("b", "cross", 4, 4, 4)]

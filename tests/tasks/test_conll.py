@@ -41,7 +41,7 @@ def test_other_spaces_belong_to_words(tmp_path: Path) -> None:
 def test_files_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "".join(f"word{number} O\n{'' if number % 3 else chr(10)}" for number in range(50))
     whole = rows_of(tmp_path / "a.conll", content)
-    monkeypatch.setattr(row_files, "_CHUNK_BYTES", 11)
+    monkeypatch.setattr(row_files, "_CHUNK_CHARACTERS", 11)
     assert rows_of(tmp_path / "a.conll", content) == whole
     packed = tmp_path / "a.conll.gz"
     packed.write_bytes(gzip.compress(content.encode()))

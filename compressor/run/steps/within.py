@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from compressor.config.steps import Step, Within
 from compressor.engines.build import drops_unread
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import BudgetError, CompressorError
-from compressor.model_folder.access import Forward, ModelAccess
+from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
@@ -92,7 +91,8 @@ class _Attempt(BaseModel):
         start: number of the attempt whose units and weights it goes on from; None: the model before the first.
         counts: name of the group -> number of units that its plan keeps.
         rows: maximum number of training rows by which its units are chosen; None: as many as the step says.
-        minutes: time that its training may take; 0: it is not trained; None: as long as its training steps take.
+        minutes: time that its training may take; 0: there is none for it; None: as long as its training steps take.
+        untrained: whether it holds without its training, which is left out so that faster attempts have the time.
         seconds: time that it took; None before it is finished.
         score: how the model scores after it.
         failure: why it has no result.
@@ -106,6 +106,7 @@ class _Attempt(BaseModel):
     counts: dict[str, int] = {}
     rows: int | None = None
     minutes: float | None = None
+    untrained: bool = False
     seconds: float | None = None
     score: ResampledScore | None = None
     failure: str = ""
@@ -130,7 +131,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(4)
+@versioned(5)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -240,7 +241,8 @@ class _Attempts:
         step, store = self.step, self.store
         path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
         pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
-        if step.distill is None or _stored(store)[number].minutes == 0:
+        attempt = _stored(store)[number]
+        if step.distill is None or attempt.minutes == 0 or attempt.untrained:
             return pruned, pruned
         return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
@@ -268,7 +270,8 @@ class _Attempts:
                 context.run.state.wait_for_everyone()
                 if context.run.state.is_main_process:
                     shutil.rmtree(pruned.path)  # the weights before the training are as large
-        self.score(number, state.selected.plan, began)
+        if _stored(self.store)[number].score is None:
+            self.score(number, state.selected.plan, began)
 
     def _train(self, number: int, state: State, context: StepContext) -> None:
         """Train what is left, for as long as the attempt allows."""
@@ -386,7 +389,7 @@ class _Search(_Attempts):
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
         # A plan that is not trained may be faster than it has to be, which bounds the next attempt.
-        is_aimed_at = self.step.trains and attempt.minutes != 0
+        is_aimed_at = self.step.trains and attempt.minutes != 0 and not attempt.untrained
         return attempt.speedup if is_aimed_at else speed_of(self.costs.deciding, attempt.counts)
 
     def _trains(self, attempts: Sequence[_Attempt]) -> bool:
@@ -409,12 +412,45 @@ class _Search(_Attempts):
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
         if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
-        else:
+        elif not self._holds_untrained(number, state.selected.plan, began):
             self.allot(number, seconds)
         self._pruning_seconds = seconds
         if not self._trains(_stored(self.store)):  # the next attempt has the statistics of the same weights
             self._pruning_seconds -= sum(log.seconds.get(stage, 0.0) for stage in RANKING_STAGES) - earlier
         return state
+
+    def _holds_untrained(self, number: int, plan: Plan, began: float) -> bool:
+        """Whether an attempt, whose minutes are limited, holds as it is; its score is then stored.
+
+        The model scores in a fraction of the time of its engine, which is built only where the model holds.
+        """
+        attempts, lost = _stored(self.store), 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
+        if self.step.minutes is None or not self._trains(attempts):
+            return False
+
+        def holds(score: ResampledScore, allowed: float) -> bool:
+            scored = attempts[number].model_copy(update={"score": score})
+            return self._holds([*attempts[:number], scored], number, allowed)
+
+        label = f"attempt {number + 1} without training"
+        score = self._model_score(label)
+        if not holds(score, self.step.max_drop - max(0.0, lost)):
+            return False
+        if self._rounds:
+            try:
+                score = self._engine_score(label, plan)
+            except (CompressorError, GraphPassError):
+                return False  # raised again after the training
+            if not holds(score, self._allowed):
+                return False
+        seconds = time.perf_counter() - began
+        self.update(number, untrained=True, counts=plan.counts, score=score, seconds=seconds)
+        return True
+
+    def _holds(self, attempts: Sequence[_Attempt], number: int, allowed: float) -> bool:
+        """Whether an attempt has a score whose loss is within what is allowed, with a margin."""
+        loss = self._estimated(attempts, upper_losses).get(number)
+        return loss is not None and is_within(loss, allowed)
 
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
@@ -441,27 +477,29 @@ class _Search(_Attempts):
 
         Rounding costs a model of few units more than the whole one, so that an engine that rounds is what is scored.
         """
-        scoring, label = time.perf_counter(), f"attempt {number + 1}"
+        label = f"attempt {number + 1}"
         try:
-            with self._engine(plan) if self._rounds else self.model.on_accelerator(copies=3) as forward:
-                score = self.scorer.score(label, forward)
+            score = self._engine_score(label, plan) if self._rounds else self._model_score(label)
         except (CompressorError, GraphPassError) as error:
             if not self._rounds:
                 raise
             self.update(number, counts=plan.counts, failure=str(error), seconds=time.perf_counter() - began)
             return
-        self._score_seconds = time.perf_counter() - scoring
         self.update(number, counts=plan.counts, score=score, seconds=time.perf_counter() - began)
 
-    @contextlib.contextmanager
-    def _engine(self, plan: Plan) -> Iterator[Forward]:
-        """The engine of a plan, whose weights the model has, as it would be delivered.
+    def _model_score(self, label: str) -> ResampledScore:
+        """The score of the model as it is."""
+        with self.model.on_accelerator(copies=3):
+            return self.scorer.score(label)
+
+    def _engine_score(self, label: str, plan: Plan) -> ResampledScore:
+        """The score of the engine of a plan, whose weights the model has, built as it would be delivered.
 
         Raises:
             CompressorError: it cannot be built.
             GraphPassError: its graph cannot be made.
         """
-        base, context = self.base, self.context
+        base, context, began = self.base, self.context, time.perf_counter()
         assert base.engine is not None
         assert base.scorer is not None
         choice = replace(base.engine.choice, in_float=())
@@ -474,7 +512,9 @@ class _Search(_Attempts):
             if trial.variant is None:
                 assert trial.error is not None
                 raise trial.error
-            yield trial.variant.engine.run
+            score = self.scorer.score(label, trial.variant.engine.run)
+        self._score_seconds = time.perf_counter() - began
+        return score
 
     def result(self) -> SelectedPlan:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
@@ -509,6 +549,8 @@ class _Search(_Attempts):
         bound = f"is expected to keep the metric within a loss of {self.step.max_drop:g}, with a margin"
         if holding:
             text = f"of {count} attempts, the fastest that {bound}, is {speed(holding[-1])} by the cost table"
+            if attempts[holding[-1]].untrained:
+                text += ", without training"
             return Note(code=NoteCode.BUDGET_MET, text=f"{text}; {expected(holding[-1])}")
         text, advice = f"no unit is removed: none of {count} attempts {bound}", "allow more loss (--max-drop)"
         if losses:
@@ -550,8 +592,7 @@ class _Search(_Attempts):
 
     def _holding(self, attempts: Sequence[_Attempt]) -> list[int]:
         """Numbers of the attempts that hold, with a margin for the choice of the rows, the fastest last."""
-        upper = self._estimated(attempts, upper_losses)
-        holding = [number for number, loss in upper.items() if is_within(loss, self._allowed)]
+        holding = [number for number in range(len(attempts)) if self._holds(attempts, number, self._allowed)]
         return sorted(holding, key=lambda number: self._speed(attempts[number]))
 
     def _estimated(self, attempts: Sequence[_Attempt], estimate: Callable[..., list[T]]) -> dict[int, T]:

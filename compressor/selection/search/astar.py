@@ -45,29 +45,28 @@ class AStarSearch(base.Search):
     options_class = AStarOptions
     options: AStarOptions
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
-        limit = base.require_end("astar", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float) -> Iterator[Decision]:
         literal = self.options.variant == "literal"
         costs = _Costs(evaluator, lazy=self.options.variant == "lazy")
-        kept, remaining, candidates, searches = frozenset(evaluator.heads), limit, evaluator.heads, 0
+        kept, remaining, candidates, searches = frozenset(evaluator.heads), budget, evaluator.heads, 0
 
         def budget_left() -> dict[str, float]:
-            return {"budget_left": remaining} if limit < math.inf else {}
+            return {"budget_left": remaining} if budget < math.inf else {}
 
         def values() -> dict[str, float]:
             return {**budget_left(), "searches": searches, "candidates": len(candidates), **costs.decreases}
 
-        yield base.decide(evaluator, kept, budget_left(), notes=_zero_budget(limit))
+        yield base.decide(evaluator, kept, budget_left(), notes=_zero_budget(budget))
         while candidates and len(kept) > (keep or 0) and remaining > 0:
             first, searches = costs.cheapest(kept, candidates)
             cost = max(0.0, costs.last[first])
-            if keep is None and not cost < (remaining if literal else limit):
-                notes = base.nothing_removed_notes(evaluator, kept, base.head_label(first), cost, limit)
+            if keep is None and not cost < (remaining if literal else budget):
+                notes = base.nothing_removed_notes(evaluator, kept, base.head_label(first), cost, budget)
                 eliminated, notes = kept - frozenset(candidates), (*costs.notes, *notes)
                 yield base.decide(evaluator, kept, values(), costs.of(candidates), eliminated=eliminated, notes=notes)
                 return
             kept = kept - {first}
-            remaining = base.metric_drop(remaining if literal else limit, cost)
+            remaining = base.metric_drop(remaining if literal else budget, cost)
             ranked = sorted((head for head in candidates if head != first), key=costs.last.__getitem__)
             affordable = frozenset(_affordable(ranked, costs.last, cost, remaining))
             considered = costs.of(candidates)
@@ -135,9 +134,9 @@ class _Costs:
         return (Note(code=NoteCode.COSTS_DECREASED, text=text),)
 
 
-def _zero_budget(limit: float) -> tuple[Note, ...]:
+def _zero_budget(budget: float) -> tuple[Note, ...]:
     """A note for a budget of zero: figure 6 removes only heads that cost less than the budget."""
-    if limit:
+    if budget:
         return ()
     text = "no head was removed: astar removes heads that cost less than --max-drop, which is 0"
     return (Note(code=NoteCode.NOTHING_REMOVED, text=text),)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.selection.options import MethodOptions
 from compressor.units import Site
@@ -78,15 +77,12 @@ class Search(ABC):
         self.options = options or self.options_class()
 
     @abstractmethod
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float) -> Iterator[Decision]:
         """The decisions from all heads down to the selected ones, each of which keeps a subset of the one before it.
 
         Args:
             keep: exact number of heads to keep; None: as few as the budget permits.
-            budget: maximum drop of the metric from that of all heads, as computed; ignored if `keep` is set.
-
-        Raises:
-            UsageError: neither `keep` nor `budget` is set, or the search does not support the one that is.
+            budget: maximum drop of the metric from that of all heads, as computed; infinite if `keep` is set.
         """
 
 
@@ -108,28 +104,6 @@ def decide(
 def metric_drop(before: float, after: float) -> float:
     """The drop of the metric, rounded to remove the rounding errors of a difference of two shares."""
     return round(before - after, 12)
-
-
-def require_end(method: str, keep: int | None, budget: float | None) -> float:
-    """The budget of a search; infinity if the number of heads is fixed. UsageError if it is missing or negative."""
-    if keep is not None:
-        return float("inf")
-    if budget is None:
-        raise UsageError(
-            f"{method} needs a stopping rule; set the number of heads (--keep) or the loss allowed (--max-drop)",
-            code=ErrorCode.MISSING_VALUE,
-            field="keep",
-            fields=("keep", "max_drop"),
-            method=method,
-        )
-    if not budget >= 0:
-        raise UsageError(
-            f"--max-drop {budget:g}: the allowed loss of the metric is negative; choose 0 or more",
-            code=ErrorCode.OUT_OF_RANGE,
-            field="max_drop",
-            value=budget,
-        )
-    return budget
 
 
 def head_label(head: Head) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 from compressor.results import Note, NoteCode
 from compressor.selection.search import base
@@ -15,8 +14,6 @@ class GreedySearch(base.Search):
 
     With a budget, it continues while removing the cheapest head keeps the metric within the budget.
     """
-
-    method: ClassVar[str] = "local"
 
     def candidates(self, evaluator: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[str, frozenset[Head]]:
         """Label of each candidate -> the heads that go with it; of equal candidates, the first is removed."""
@@ -32,8 +29,7 @@ class GreedySearch(base.Search):
         """Notes on a decision to keep these heads."""
         return ()
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
-        limit = base.require_end(self.method, keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float) -> Iterator[Decision]:
         kept = frozenset(evaluator.heads)
         baseline = evaluator.evaluate(kept)
         yield base.decide(evaluator, kept, notes=self.notes(kept, keep))
@@ -47,8 +43,8 @@ class GreedySearch(base.Search):
             cheapest = min(drops, key=drops.__getitem__)
             costs = {head: drops[label] for label, heads in candidates.items() for head in heads}
             searches = {"searches": len(candidates)}
-            if keep is None and drops[cheapest] > limit:
-                notes = base.nothing_removed_notes(evaluator, kept, cheapest, drops[cheapest], limit)
+            if keep is None and drops[cheapest] > budget:
+                notes = base.nothing_removed_notes(evaluator, kept, cheapest, drops[cheapest], budget)
                 yield base.decide(evaluator, kept, searches, costs, notes=notes)
                 return
             kept = kept - candidates[cheapest]
@@ -61,8 +57,6 @@ class GreedyByIndexSearch(GreedySearch):
     With a number of heads to keep, it stops before the first removal that would leave fewer, and adds a note if more
     heads are kept.
     """
-
-    method = "global"
 
     def candidates(self, evaluator: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[str, frozenset[Head]]:
         return {

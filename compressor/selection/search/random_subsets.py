@@ -31,8 +31,7 @@ class RandomSearch(base.Search):
     options_class = RandomOptions
     options: RandomOptions
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
-        limit = base.require_end("random", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float) -> Iterator[Decision]:
         all_heads = frozenset(evaluator.heads)
         yield base.decide(evaluator, all_heads)
         orders = self.orders(evaluator.heads)
@@ -44,7 +43,7 @@ class RandomSearch(base.Search):
                 best = subsets[int(np.argmax(metrics))]
                 yield base.decide(evaluator, best, {"searches": len(subsets)})
             return
-        walks = [random_walk(evaluator, order, limit) for order in orders]
+        walks = [random_walk(evaluator, order, budget) for order in orders]
         longest = max(range(len(walks)), key=lambda number: (len(walks[number]), walks[number][-1:]))
         kept, removed = all_heads, len(walks[longest])
         for head in orders[longest][:removed]:
@@ -52,7 +51,7 @@ class RandomSearch(base.Search):
             yield base.decide(evaluator, kept)
         if not removed:
             text = (
-                f"no head was removed: the first head of each of {len(orders)} random orders costs more than {limit:g}"
+                f"no head was removed: the first head of each of {len(orders)} random orders costs more than {budget:g}"
             )
             note = Note(code=NoteCode.NOTHING_REMOVED, text=f"{text} (--max-drop)")
             yield base.decide(evaluator, kept, notes=(note,))

@@ -41,8 +41,7 @@ class TaylorSearch(base.Search):
     options_class = TaylorOptions
     options: TaylorOptions
 
-    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Decision]:
-        limit = base.require_end("taylor", keep, budget)
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float) -> Iterator[Decision]:
         kept = frozenset(evaluator.heads)
         baseline = evaluator.evaluate(kept)
         yield base.decide(evaluator, kept)
@@ -57,9 +56,9 @@ class TaylorSearch(base.Search):
             ranking = rank_heads(importance, kept, evaluator.heads, normalize=normalizes)
             removed = ranking[: min(per_step, len(kept) - (keep or 0))]
             cost = base.metric_drop(baseline, evaluator.evaluate(kept - frozenset(removed)))
-            if keep is None and cost > limit:
+            if keep is None and cost > budget:
                 first = f"the first step ({len(removed)} of {len(kept)} heads; fewer with a smaller --options share)"
-                if notes := base.nothing_removed_notes(evaluator, kept, first, cost, limit):
+                if notes := base.nothing_removed_notes(evaluator, kept, first, cost, budget):
                     yield base.decide(evaluator, kept, notes=notes)
                 return
             kept = kept - frozenset(removed)

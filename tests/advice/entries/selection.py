@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from tests.advice.world import SHORT, World, advice
-from tests.selection import tiny
 from tests.tasks import translations
 
 
@@ -74,36 +73,11 @@ def _(w: World) -> None:
     w.right(*command, "--max-drop", "10", "--metric", "loss")
 
 
-@advice("selection.learn _certified_budget contradiction", zoo=True)
-def _(w: World) -> None:
-    w.patch.setenv("XDG_CACHE_HOME", str(w.path))
-    w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=4, certify=0.5))
-    w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=None, max_drop=None, certify=0.5))
-    w.learns()
-    w.right(*search(w, "taylor", "--max-drop", "0.9", "--certify", "0.5"))
-
-
 @advice("selection.learn _nothing_removed nothing-removed", zoo=True)
 def _(w: World) -> None:
     w.learns()
     w.fails(*search(w, "astar", "--max-drop", "0"))
     w.right(*search(w, "astar", "--max-drop", "0.9"))
-
-
-@advice("selection.search.base require_end missing-value", zoo=True)
-def _(w: World) -> None:
-    w.fails(tiny.learn_plan, w.path, tiny.selection(method="taylor", keep=None))
-    w.learns()
-    w.right(*search(w, "taylor", "--keep", "1"))
-    w.right(*search(w, "taylor", "--max-drop", "0.9"))
-
-
-@advice("selection.search.base require_end out-of-range")
-def _(w: World) -> None:
-    from compressor.selection.search.base import require_end
-
-    w.fails(require_end, "taylor", None, -0.1)
-    w.right(require_end, "taylor", None, 0.0)
 
 
 def costly_heads(w: World) -> None:

@@ -336,9 +336,30 @@ def test_minutes_bound_the_training_of_every_attempt(
 
     functions = distill.FUNCTIONS
     monkeypatch.setattr(distill, "FUNCTIONS", type(functions)(train, check=functions.check))
+    monkeypatch.setattr(within._Search, "_holds_untrained", lambda *_: False)
     learn(recipe_of(answered, tmp_path / "out", minutes=5))
     assert len(trained) > 1
     assert all(minutes * (5 - number) < 5 for number, minutes in enumerate(trained))
+
+
+@pytest.mark.parametrize(
+    "stage", ["", *(pytest.param(f"scoring attempt {n} without", marks=pytest.mark.zoo) for n in (1, 2))]
+)
+def test_the_minutes_go_to_attempts_that_do_not_hold_untrained(
+    stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts that hold as they are get faster; the first that does not is trained, and so are later ones."""
+    monkeypatch.setattr(within, "upper_losses", holding(0, 1))
+    plan, weights, listener = finish(recipe_of(answered, tmp_path / "out", minutes=5), stage)
+    checked = [name for name in listener.stages if "without training" in name]
+    scored = {name for name in listener.stages if name.startswith("scoring attempt") and name not in checked}
+    assert not any("attempt 1 on" in name or "attempt 2 on" in name for name in scored)
+    assert any("training on the outputs" in name for name in listener.stages)
+    codes = {note.code for note in load_report(tmp_path / "out").notes}
+    assert NoteCode.BUDGET_MET in codes
+    assert not {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & codes  # the delivered attempt is not trained
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
+    assert all(torch.isfinite(weight).all() for weight in weights.values() if weight.is_floating_point())
 
 
 def test_attempts_are_stored_as_they_are(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -80,9 +81,7 @@ def test_a_budget_of_zero_removes_nothing() -> None:
     assert [note.code for note in steps[-1].notes] == [NoteCode.NOTHING_REMOVED]
 
 
-def subsets(
-    search: AStarSearch, evaluator: TableEvaluator, keep: int | None, budget: float | None
-) -> list[frozenset[Head]]:
+def subsets(search: AStarSearch, evaluator: TableEvaluator, keep: int | None, budget: float) -> list[frozenset[Head]]:
     """The different subsets of the steps of a search, in order."""
     return list(dict.fromkeys(step.kept for step in search.choose(evaluator, keep, budget)))
 
@@ -138,6 +137,6 @@ def test_lazy_evaluates_only_candidates_for_the_cheapest() -> None:
 
 def test_lazy_notes_that_costs_decreased() -> None:
     evaluator = additive([1.0, 5, 5, 5, 5, 5, 5, 5, 5, 5], {(0, 1): -4.0})
-    last = list(LAZY.choose(evaluator, 5, None))[-1]
+    last = list(LAZY.choose(evaluator, 5, math.inf))[-1]
     assert last.values["fell"] == 1
     assert [note.code for note in last.notes] == [NoteCode.COSTS_DECREASED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from compressor.selection.search.taylor import TaylorOptions, TaylorSearch, rank_heads
@@ -10,7 +11,7 @@ from tests.selection.tables import TableEvaluator, additive
 
 def test_by_loss_ranks_by_the_cost_of_a_single_head() -> None:
     evaluator = additive([3.0, 1, 10, 4, 5, 9, 2, 6, 8, 7])
-    steps = list(TaylorSearch(TaylorOptions(by="loss")).choose(evaluator, 5, None))
+    steps = list(TaylorSearch(TaylorOptions(by="loss")).choose(evaluator, 5, math.inf))
     removed = [next(iter(before.kept - after.kept)) for before, after in pairwise(steps)]
     assert removed == [("a", 1), ("b", 1), ("a", 0), ("a", 3), ("a", 4)]
     assert not evaluator.scored
@@ -42,7 +43,7 @@ def test_a_site_without_importance_scores_zero() -> None:
 def test_a_tenth_is_removed_per_step_and_the_others_are_scored_again() -> None:
     importance = {("a", head): float(head + 1) for head in range(20)}
     evaluator = TableEvaluator(importance)
-    steps = list(TaylorSearch().choose(evaluator, 15, None))
+    steps = list(TaylorSearch().choose(evaluator, 15, math.inf))
     assert [len(step.kept) for step in steps] == [20, 18, 16, 15]
     assert [len(kept) for kept in evaluator.scored] == [20, 18, 16]
     assert steps[-1].kept == frozenset(("a", head) for head in range(5, 20))
@@ -50,6 +51,6 @@ def test_a_tenth_is_removed_per_step_and_the_others_are_scored_again() -> None:
 
 def test_without_rescoring_importance_is_measured_once() -> None:
     evaluator = TableEvaluator({("a", head): float(head + 1) for head in range(20)})
-    steps = list(TaylorSearch(TaylorOptions(rescore=False)).choose(evaluator, 15, None))
+    steps = list(TaylorSearch(TaylorOptions(rescore=False)).choose(evaluator, 15, math.inf))
     assert steps[-1].kept == frozenset(("a", head) for head in range(5, 20))
     assert len(evaluator.scored) == 1
