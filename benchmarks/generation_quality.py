@@ -1,6 +1,6 @@
 """Quality and speed of small trained models that generate, at the budgets that users set.
 
-    python -m benchmarks.language_model               # trains the Llama: 12 minutes on one core
+    python -m benchmarks.language_model               # trains the Llama: 15 minutes on one core
     python -m benchmarks.generation_quality llama     # --speedup 1.5, plain and distilled; weights of 8 and 4 bits
     python -m benchmarks.translation --size small     # trains the Marian: 13 minutes on one core
     python -m benchmarks.generation_quality marian    # the same at --speedup 2

@@ -3,7 +3,7 @@
     python -m benchmarks.language_model      # writes build/language_model/model
 
 The tokens are a byte-level BPE of the text, and the model has 5.4 million parameters: 6 layers of width 256 with 8
-query and 4 key/value heads. It reads 1,000 batches of 16 x 128 tokens, two thirds of WikiText-2: 12 minutes on one
+query and 4 key/value heads. It reads 1,000 batches of 16 x 128 tokens, two thirds of WikiText-2: 15 minutes on one
 core.
 """
 
