@@ -15,13 +15,14 @@ import graph_passes
 from compressor.engines.build import require_complete
 from compressor.engines.prove import Case
 from compressor.generation.prove import graph_outputs, prove_steps
+from compressor.generation.weights import round_engine
 from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
 from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
 from compressor.targets import Target
-from compressor.targets.base import TOLERANCE, Precision
+from compressor.targets.base import TOLERANCE, Precision, WeightPrecision
 from compressor.targets.caches import DECODER, PLAN, plan_digest
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.units.prunable import Attention
@@ -181,7 +182,13 @@ def _write(graphs: Mapping[str, ir.Model], out: Path) -> None:
 
 
 def build_plan(
-    whole: CachedGraphs, plan: Plan, runtime: Target, workload: Workload, out: Path, threads: int | None
+    whole: CachedGraphs,
+    plan: Plan,
+    runtime: Target,
+    workload: Workload,
+    out: Path,
+    threads: int | None,
+    weights: WeightPrecision | None = None,
 ) -> CachedEngine:
     """The engines of a plan with the weights of the whole model, to time them.
 
@@ -192,12 +199,16 @@ def build_plan(
         workload: the sizes at which forms of operators are compared.
         out: folder of the graphs and engines, which exists.
         threads: threads of the engines; None: one per core.
+        weights: the precision of the decoder's weights; None: floats.
 
     Raises:
         SiteRefusedError: a graph keeps units that the plan drops.
+        InputError: the weights cannot be rounded.
     """
     _write(shrink_whole(whole, plan), out)
     runtime.build_sessions(out, whole.files, workload.contexts, threads)
+    if weights is not None:
+        round_engine(out, runtime, weights)
     return open_engines(runtime, out, threads)
 
 
@@ -274,13 +285,19 @@ def time_graphs(
     )
 
 
-def dense_engines(whole: CachedGraphs, runtime: Target, workload: Workload, threads: int | None) -> CachedEngine:
-    """The engines of the whole model, which are built once and stay beside its graphs."""
-    dense = whole.folder / "dense"
+def dense_engines(
+    whole: CachedGraphs,
+    runtime: Target,
+    workload: Workload,
+    threads: int | None,
+    weights: WeightPrecision | None = None,
+) -> CachedEngine:
+    """The engines of the whole model, which are built once and stay beside its graphs; see `build_plan`."""
+    dense = whole.folder / f"dense.{weights or 'fp32'}"
     if dense.is_dir():
         return open_engines(runtime, dense, threads)
     dense.mkdir()
-    return build_plan(whole, whole.plan, runtime, workload, dense, threads)
+    return build_plan(whole, whole.plan, runtime, workload, dense, threads, weights)
 
 
 def _requests(pairs: Mapping[Size, Sequence[np.ndarray]], calls: Mapping[Size, float]) -> list[np.ndarray]:

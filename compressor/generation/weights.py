@@ -189,6 +189,22 @@ def build_rounded(
     return sessions, prove_steps(stage, "compressed", texts, expected, sessions, tolerance)
 
 
+def round_engine(folder: Path, runtime: Target, precision: WeightPrecision) -> None:
+    """Replace the engine of a folder's decoder by one with rounded weights, to time it: nothing is proven.
+
+    Args:
+        folder: the folder of the graphs, with their engines in fp32.
+        runtime: the target of the engine.
+        precision: the precision of all weights.
+
+    Raises:
+        InputError: no weights can be rounded, or the runtime cannot multiply by them.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        runtime.round_weights(folder, Rounding(precision).apply, Path(out))
+        move_engines(runtime, Path(out), folder)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate for the engine of the decoder.

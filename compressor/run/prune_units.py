@@ -41,7 +41,7 @@ from compressor.selection.pruners.base import Pruner, PruningInputs
 from compressor.store import Store, digest
 from compressor.targets.base import parse_shape
 from compressor.tasks import Data
-from compressor.tasks.calibration import calibration_batches, draw_rows, within_tokens
+from compressor.tasks.calibration import calibration_batches, compared_rows, draw_rows, within_tokens
 from compressor.units import PrunableGroup, keep_all
 from graph_passes import Plan
 
@@ -149,7 +149,7 @@ def pruner_of(
         InputError: the rows have fewer tokens than a linear has inputs.
     """
     rows = draw_rows(data, step.prune_rows + step.loss_rows, step.seed)
-    held_out = min(step.loss_rows, len(rows) // 4)
+    held_out = min(compared_rows(data.task, data.train, step.loss_rows), len(rows) // 4)
     shuffled = np.random.default_rng(step.seed).permutation(len(rows))
     measured = [rows[index] for index in shuffled[:held_out]]
     chosen = [rows[index] for index in np.sort(shuffled[held_out:])][: step.prune_rows]

@@ -20,6 +20,7 @@ from compressor.pruning.costs import PlanBuilder, PlanEngines, count_tables
 from compressor.pruning.measure import CostSource
 from compressor.results import Size
 from compressor.targets import target
+from compressor.targets.base import WeightPrecision
 from compressor.targets.caches import DECODER
 from compressor.units import PrunableGroup
 from graph_passes import Plan
@@ -34,14 +35,18 @@ class RequestEngines(PlanBuilder):
         texts: builds the engines that read whole texts.
         cached: the graphs of the whole model.
         workload: the requests whose calls are timed.
+        weights: the precision of the decoder's weights; None: floats.
     """
 
     texts: PlanEngines
     cached: CachedGraphs
     workload: Workload
+    weights: WeightPrecision | None = None
 
     def __post_init__(self) -> None:
         self.plan, self.label, self.shapes = self.texts.plan, self.texts.label, self.texts.shapes
+        if self.weights is not None:
+            self.label = f"{self.texts.choice.config.target} {self.weights}"
 
     def source(
         self,
@@ -58,11 +63,12 @@ class RequestEngines(PlanBuilder):
             texts: sizes of whole texts, at which multiply-accumulates are counted.
             counts_cache: whether the bytes that a token adds to the caches are counted too.
         """
-        inputs = self.workload.feeds(self.cached.folder, self.whole.sessions.vocabulary)
+        dense = self._engines_of_whole(None)  # budgets refer to floats
+        inputs = self.workload.feeds(self.cached.folder, dense.sessions.vocabulary)
         further = [partial(count_cache, self.cached)] if counts_cache else []
         requests = self.workload.requests
         return CostSource(
-            structure, groups, self, self.whole, inputs, log, requests=requests, counted=texts, further=further
+            structure, groups, self, dense, inputs, log, requests=requests, counted=texts, further=further
         )
 
     @property
@@ -70,18 +76,23 @@ class RequestEngines(PlanBuilder):
         """As of whole texts, but for the graphs, whose times depend on the new tokens; see `PlanBuilder.facts`."""
         graphs = [graph_passes.load(self.cached.folder / name) for name in self.cached.files]
         forms = [[graph.opset_imports, Counter(node.op_type for node in graph.graph)] for graph in graphs]
-        return self.texts.facts | {"graph": json.dumps([forms, self.workload.new_tokens], sort_keys=True, default=str)}
+        graph = json.dumps([forms, self.workload.new_tokens], sort_keys=True, default=str)
+        return self.texts.facts | {"graph": graph} | ({} if self.weights is None else {"weights": self.weights})
 
     def build(self, plan: Plan) -> CachedEngine:
         """See `PlanBuilder.build`."""
         folder, config = self.texts.new_folder(), self.texts.choice.config
-        return build_plan(self.cached, plan, target(config.target), self.workload, folder, config.threads)
+        runtime = target(config.target)
+        return build_plan(self.cached, plan, runtime, self.workload, folder, config.threads, self.weights)
 
     @functools.cached_property
     def whole(self) -> CachedEngine:
         """See `PlanBuilder.whole`."""
+        return self._engines_of_whole(self.weights)
+
+    def _engines_of_whole(self, weights: WeightPrecision | None) -> CachedEngine:
         config = self.texts.choice.config
-        return dense_engines(self.cached, target(config.target), self.workload, config.threads)
+        return dense_engines(self.cached, target(config.target), self.workload, config.threads, weights)
 
     def float_graph(self, plan: Plan) -> ir.Model:
         """See `PlanBuilder.float_graph`."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
+from datasets import Dataset
 
 from compressor.targets.base import Feeds
-from compressor.tasks import Data
+from compressor.tasks import Data, Task
 from compressor.tasks.scoring import BATCH_SIZE
+
+COMPARED_TOKENS = 8192
+"""Tokens on which two models that generate are compared."""
 
 
 def draw_rows(data: Data, count: int, seed: int) -> list[int]:
@@ -36,6 +41,16 @@ def within_tokens(data: Data, rows: list[int], tokens: int) -> list[int]:
     """The first of drawn training rows that have at most a number of tokens together, but at least one row."""
     totals = np.cumsum(np.asarray(data.train["length"][:])[rows])
     return rows[: max(1, int(np.searchsorted(totals, tokens, side="right")))]
+
+
+def compared_rows(task: Task, examples: Dataset, most: int) -> int:
+    """Number of examples on which the answers of two models are compared, at most `most`.
+
+    A model that generates answers at every token, so that few examples tell what many do.
+    """
+    if not task.generates or not len(examples):
+        return most
+    return min(most, math.ceil(COMPARED_TOKENS / np.mean(examples["length"][:])))
 
 
 def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from compressor.config.sections import EngineConfig
+from compressor.engines.choices import Choice
 from compressor.generation.deliver import build_plan, count_caches, shrink_whole
 from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.workload import CachedEngine, Workload, random_texts
+from compressor.progress import NullListener, RunLog
 from compressor.pruning.costs import keep_counts
 from compressor.results import Size
-from compressor.run.request_costs import count_cache
-from compressor.targets import target
+from compressor.run.request_costs import RequestEngines, count_cache
+from compressor.targets import WEIGHT_BITS, WeightPrecision, target
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from graph_passes import save
 from graph_passes.flow.caches import bytes_per_token, cache_names
@@ -92,6 +97,23 @@ def test_a_runtime_without_engines_gets_graphs_with_plain_caches(tmp_path: Path)
     written = count_caches(cached, tmp_path, Workload(((1, 6),), 4))
     assert (written.files, written.speeds) == (cached.files, ())
     assert written.compressed_cache < written.dense_cache
+
+
+@pytest.mark.parametrize("weights", [None, *WEIGHT_BITS])
+def test_budgets_bound_the_engine_that_is_delivered_against_floats(
+    weights: WeightPrecision | None, tmp_path: Path
+) -> None:
+    cached, plan, groups = whole_graphs("gpt2")
+    texts: Any = SimpleNamespace(
+        plan=plan, label="ort fp32", shapes=(), choice=Choice(EngineConfig()), facts={}, new_folder=lambda: tmp_path
+    )
+    engines = RequestEngines(texts, cached, Workload(((1, 6),), 4), weights)
+    source = engines.source("", groups, [], RunLog(NullListener()))
+    assert isinstance(source.dense, CachedEngine)
+    pruned = engines.build(keep_counts(plan, groups, {groups[0].name: 1}))
+    precisions = [engine.sessions.precision for engine in (source.dense, engines.whole, pruned)]
+    assert precisions == ["fp32", weights or "fp32", weights or "fp32"]
+    assert pruned.sessions.bytes_per_token < engines.whole.sessions.bytes_per_token
 
 
 def test_times_with_other_threads_are_of_another_host() -> None:

@@ -19,7 +19,7 @@ from compressor.model_folder import load
 from compressor.targets import Feeds
 from compressor.tasks import open_data
 from compressor.tasks.base import Batch
-from compressor.tasks.calibration import calibration_rows, within_tokens
+from compressor.tasks.calibration import COMPARED_TOKENS, calibration_rows, compared_rows, within_tokens
 from tests.folders import rows_config
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=12)
@@ -133,3 +133,14 @@ def test_rows_of_a_task_are_inputs_of_its_model(inputs: Path) -> None:
         assert outputs.logits.shape == (1, 2)
         assert outputs.loss is None, "labels are left out"
         assert feeds["attention_mask"].all(), "one row needs no padding"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=50), st.integers(1, 1000))
+def test_where_each_token_has_an_answer_few_rows_are_compared(lengths: list[int], most: int) -> None:
+    classifies, generates = (SimpleNamespace(generates=generates) for generates in (False, True))
+    rows, mean = rows_of(lengths), float(np.mean(lengths))
+    assert compared_rows(classifies, rows, most) == most  # type: ignore[arg-type]
+    count = compared_rows(generates, rows, most)  # type: ignore[arg-type]
+    assert 1 <= count <= most
+    assert count == most or COMPARED_TOKENS <= count * mean + 1e-6 < COMPARED_TOKENS + mean + 1e-3

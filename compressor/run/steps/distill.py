@@ -39,7 +39,7 @@ from compressor.selection.plan_and_curves import SelectedPlan, joined_curves, tr
 from compressor.store import Json, Store, versioned
 from compressor.tasks import Data, Task, task_classes
 from compressor.tasks.augmentation import augmented
-from compressor.tasks.calibration import draw_rows
+from compressor.tasks.calibration import compared_rows, draw_rows
 from compressor.tasks.scoring import sample_of
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
@@ -115,7 +115,7 @@ def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
     )
 
 
-@versioned(1, "compressor.training")
+@versioned(2, "compressor.training")
 def _run(step: Distill, state: State, context: StepContext, store: Store) -> State:
     """The plan, whose units the model has with trained weights."""
     run = context.run
@@ -143,7 +143,8 @@ def _train(
         members: tuple[nn.Module, ...] = (network, distillation.teacher)
         for member in members:  # what comes before the first step is computed there too
             member.to(training_device())
-        compared = sample_of(whole.task, whole.eval, _COMPARED_ROWS, step.seed)
+        rows = compared_rows(whole.task, whole.eval, _COMPARED_ROWS)
+        compared = sample_of(whole.task, whole.eval, rows, step.seed)
         distillation = distillation.with_variance_of(whole.task, compared)
         evaluate = partial(_mean_divergence, distillation, network, replace(whole, eval=compared), step, precision)
         before = evaluate()

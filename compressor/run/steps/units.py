@@ -124,7 +124,7 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
 
 
 @versioned(
-    2,
+    3,
     *("compressor.pruning", "compressor.run.prune_units", "compressor.run.request_costs"),
     *("compressor.generation.workload", "compressor.generation.deliver"),
     *("compressor.selection.allocation", "compressor.selection.gates", "compressor.selection.train_gate"),
@@ -294,7 +294,7 @@ def cost_source(step: Units, context: StepContext, engine: ChosenEngine | None =
     if cached is not None and workload is not None:
         from compressor.run.request_costs import RequestEngines
 
-        requests = RequestEngines(engines, cached, workload)
+        requests = RequestEngines(engines, cached, workload, run.recipe.engine.weight_precision)
         return requests.source(structure, groups, list(run.timed_inputs), run.log, counts_cache=step.cache is not None)
     sizes = timed_sizes(step, run.recipe.measure, run.sizes.lengths)
     inputs = example_feeds_by_size(run.model.folder, sizes)
