@@ -39,6 +39,7 @@ _CHUNK_CHARACTERS = 2**21  # characters of the rows that are parsed at once; a c
 _SAMPLE_CHARACTERS = 2**16  # characters of the first rows of a table, by which its separator is known
 _SEPARATOR_LINE = re.compile(r'"?sep=([ -~\t])"?\r?\n?')
 """First line in which spreadsheets name the separator of a table."""
+_CELLS_REMEDY = "put quotes around a cell with a separator or a line end, or correct the names in the first line"
 _DOCUMENT = "-DOCSTART-"  # first column of the lines that separate documents in CoNLL
 _NO_COLUMN = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for values that cannot be a column."""
@@ -164,7 +165,7 @@ def _table_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
         columns = columns or len(row)
         if row and len(row) != columns:
             problem = f"the row has {len(row)} cells, and the first line names {columns} columns"
-            raise _LineError(begin, f"{problem}; a cell with a separator or a line end needs quotes around it")
+            raise _LineError(begin, f"{problem}; {_CELLS_REMEDY}")
         if row:
             yield row
 

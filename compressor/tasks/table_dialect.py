@@ -44,9 +44,9 @@ class _Reading:
 
     @property
     def share(self) -> float:
-        """Share of the rows with the most frequent number of cells; zero if that is a single cell."""
+        """Share of the rows with the most frequent number of cells; zero if that or the first row is a single cell."""
         ((width, count),) = Counter(map(len, self.rows)).most_common(1) or [(0, 0)]
-        return count / len(self.rows) if width > 1 else 0.0
+        return count / len(self.rows) if width > 1 and len(self.rows[0]) > 1 else 0.0
 
     @property
     def rank(self) -> tuple[bool, float]:

@@ -190,6 +190,11 @@ class _Match:
     hides_padding: bool = False
 
     @property
+    def readers(self) -> int:
+        """The number of query heads that read each key/value head."""
+        return len(self.groups[0])
+
+    @property
     def groups(self) -> list[list[int]]:
         """The query heads that read each key/value head, of which each has equally many: the last is repeated."""
         assert self.sources is not None
@@ -458,7 +463,7 @@ class _Rewriter:
         output, *caches = self._attention(_GROUPED, match, inputs, heads)
         view = self._reshape(output, 0, 0, len(order), width)
         if not is_ordered:
-            positions = [order.index(head) for head in range(match.heads)]
+            positions = [order.index(head, key * match.readers) for head, key in enumerate(match.sources or ())]
             view = self._op("Gather", view, self._op.ints(positions), axis=2)
         return view, caches
 

@@ -22,6 +22,8 @@ _MOVES = frozenset(("Gather", "Reshape", "Transpose"))
 """Operators between a rotation and an attention that select or move heads."""
 _SAMPLE = 16
 """Number of positions at which tables are computed."""
+_FIRST = (0, 4096)
+"""Their first positions: some tables change where a text is longer than those that the model was trained on."""
 _TOLERANCE = 1e-3
 """Largest difference between the turns of two positions and the next two."""
 _WIDTHS = 8
@@ -102,15 +104,17 @@ def _turn_equally(model: ir.Model, tables: Collection[ir.Value], positions: ir.V
     if not tables or leaves != {positions} or not {node for node, _ in positions.uses()} <= set(nodes):
         return False
     dtype = (positions.dtype or ir.DataType.INT64).numpy()
-    feeds = {positions: np.arange(_SAMPLE, dtype=dtype)[None]}
-    opset = model.graph.opset_imports.get("", 1)
-    try:
-        cos, sin = (evaluate(table, nodes, feeds, opset)[0, 0] for table in tables)
-    except Exception as error:  # the reference evaluator raises whatever its operators raise
-        _logger.debug("tables of rotations cannot be evaluated: %s", error)
-        return False
-    turns = (cos + 1j * sin)[1:] * (cos - 1j * sin)[:-1]
-    return bool(np.abs(turns - turns[0]).max() <= _TOLERANCE * np.abs(turns).max())
+    opset, turns = model.graph.opset_imports.get("", 1), list[np.ndarray]()
+    for first in _FIRST:
+        feeds = {positions: np.arange(first, first + _SAMPLE, dtype=dtype)[None]}
+        try:
+            cos, sin = (evaluate(table, nodes, feeds, opset)[0, 0] for table in tables)
+        except Exception as error:  # the reference evaluator raises whatever its operators raise
+            _logger.debug("tables of rotations cannot be evaluated: %s", error)
+            return False
+        turns.append((cos + 1j * sin)[1:] * (cos - 1j * sin)[:-1])
+    every = np.concatenate(turns)
+    return bool(np.abs(every - every[0]).max() <= _TOLERANCE * np.abs(every).max())
 
 
 class _Rewriter:

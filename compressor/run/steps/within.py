@@ -333,7 +333,8 @@ class _Search(_Attempts):
         # Not only the rows take time: the engine of an attempt is built as that of the whole model was.
         building = ("compressed: quantizing the graph", f"trying {base.selected.engine}")
         engine_seconds = sum(run.log.seconds.get(stage, 0.0) for stage in building) if self._rounds else 0.0
-        self._score_seconds = time.perf_counter() - began + engine_seconds
+        self._forward_seconds = time.perf_counter() - began
+        self._score_seconds = self._forward_seconds + engine_seconds
 
     @property
     def _rounds(self) -> bool:
@@ -384,7 +385,7 @@ class _Search(_Attempts):
         if math.isinf(left):
             return None
         seconds = (_PRUNED_SHARE if trains else _PRUNED_SHARE_UNTRAINED) * left
-        return max(_FEWEST_ROWS, int(seconds * self.searched / (_FORWARDS_OF_ROW * self._score_seconds)))
+        return max(_FEWEST_ROWS, int(seconds * self.searched / (_FORWARDS_OF_ROW * self._forward_seconds)))
 
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
@@ -455,14 +456,14 @@ class _Search(_Attempts):
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
 
-        A training that is shorter than the pruning before it is wasted. Without time for the first one, no attempt is
-        trained.
+        A training that is shorter than the choice of its units is wasted. Without time for the first one, no attempt
+        is trained.
         """
         attempts = _stored(self.store)
         if self.step.minutes is None or attempts[number].minutes is not None:
             return
         left, untrained = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
-        # There are as many attempts as leave each training some times as long as the pruning before it.
+        # There are as many attempts as leave each training some times as long as the rest of its attempt.
         shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
         if left >= seconds and self._trains(attempts):
             least = _TRAINING_RATIO * untrained
@@ -504,7 +505,7 @@ class _Search(_Attempts):
         assert base.scorer is not None
         choice = replace(base.engine.choice, in_float=())
         with context.run.work.aside() as work:
-            run = replace(context.run, work=work)
+            run = replace(context.run, work=work, log=context.run.log.separate())
             gated = run.export("compressed", plan, template=context.graphs.reference)
             graph = run.shrink(gated, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
             trials = run.engine_trials(graph, base.scorer, work.scratch)

@@ -2,7 +2,7 @@
 
 Version 0.18 reads the layers, the numbers of their key/value heads and their widths off the inputs of the graph, so
 that layers may differ; what the file says of them is for earlier versions. Where the engine writes into the memory of
-its caches, past and present tensors are the same, with room for the maximum length of a text.
+its caches, past and present tensors are the same, with room for the maximum length of a text, unless that is much.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from compressor.targets.caches import DECODER, ENCODER, GeneratingModel
 from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.workdir import write_json
 from graph_passes import load
-from graph_passes.flow.caches import IN_PLACE, read_caches
+from graph_passes.flow.caches import IN_PLACE, bytes_per_token, read_caches
 
 FILE, LOGITS = "genai_config.json", "logits"
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
 _UNBOUNDED = 2**15
 """Length of texts where the model has no maximum."""
+_RESERVED = 2**30
+"""Maximum number of bytes of the caches of a text that the library allocates when it begins; beyond it, caches grow."""
 
 
 def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
@@ -49,7 +51,9 @@ def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
         return "no layer keeps keys and values under the names past_key_values.N.key"
     if not model.config:
         return "no config.json says which tokens begin and end a text"
-    search = {**_search(model), "past_present_share_buffer": IN_PLACE in graph.metadata_props}
+    search = _search(model)
+    reserves = IN_PLACE in graph.metadata_props and bytes_per_token(graph) * search["max_length"] <= _RESERVED
+    search["past_present_share_buffer"] = reserves
     write_json(folder / FILE, {"model": _model(path.name, graph, keys, model), "search": search})
     return None
 

@@ -152,6 +152,8 @@ def _require_computed(output: np.ndarray) -> None:
     The last element of a text is that of its last token, whose position is the last one. It is no padding in a text of
     a decoder, which is padded at its start.
     """
-    last = output.reshape(len(output), -1)[:, -1:] if output.ndim and output.size else output
+    last = output
+    while last.size and last.ndim > 1:
+        last = last[:, -1]
     if not output.size or (output.dtype.kind == "f" and np.isnan(last).any()):
         raise ValueError("an output is empty or NaN: the model has fewer positions, or no such tokens")

@@ -177,7 +177,7 @@ def fused_in_place(model: ir.Model) -> ir.Model:
 @pytest.mark.parametrize("bias", [PADDING, WINDOW, SLOPES], ids=["padding", "window", "slopes"])
 @pytest.mark.parametrize(
     "sources",
-    [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 1), (1, 0, 1, 0), (0, 2, 2, 2)],
+    [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 1), (1, 0, 1, 0), (0, 2, 2, 2), (1, 1, 1, 1)],
     ids=lambda each: "".join(map(str, each)),
 )
 def test_calls_compute_the_same(sources: tuple[int, ...], bias: str, texts: int) -> None:
