@@ -179,9 +179,9 @@ def test_budgets_of_time_are_judged_by_the_engine_that_is_chosen(tmp_path: Path)
         assert row.met == (row.reached <= MAX_BUDGET_RATIO * (row.requested or 0.0))
         assert row.reached == pytest.approx(row.dense / ratios[phase])
     (delivered,) = (each for each in report.candidates if each.chosen)
-    assert (delivered.label, delivered.failure) == (report.delivered, None)
+    assert (delivered.label, delivered.failure) == (report.delivered, "")
     (rounded,) = (each for each in report.generation.candidates if each.chosen)
-    assert (rounded.precision, rounded.failure) == (report.generation.precision.partition(" ")[0], None)
+    assert (rounded.precision, rounded.failure) == (report.generation.precision.partition(" ")[0], "")
     assert cached_target(out).open_sessions(out, threads=1).precision == report.generation.precision
 
 
