@@ -307,8 +307,7 @@ def _compress_graph(run: RunContext, reference: ExportedGraph, selected: Selecte
             run.log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
         with run.log.stage("timing masked attention"):
             lower = run.selector.lowered(selected.plan)
-    gated = run.export("compressed", selected.plan, template=reference)
-    graph = run.shrink(gated, lower=lower, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
+    graph = run.compress_graph(reference, selected.plan, lower)
     run.log.add_notes(run_notes.graph_notes(graph))
     return graph
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.config.steps import Blocks, Step
-from compressor.engines.build import ExportedGraph, ShrunkGraph, shrink_graph
+from compressor.engines.build import ExportedGraph, ShrunkGraph, drops_unread, shrink_graph
 from compressor.engines.export import export_graph
 from compressor.engines.matmul_times import MatmulTimes
 from compressor.engines.prove import Case, longest_text
@@ -175,6 +175,11 @@ class RunContext(RunInputs):
         with self.log.stage(f"{name}: shrinking the graph"):
             file = folder / "model.onnx"
             return shrink_graph(reference, self.sizes.cases, file, name=name, lower=lower, drop_unread=drop_unread)
+
+    def compress_graph(self, reference: ExportedGraph, plan: Plan, lower: Collection[str] = frozenset()) -> ShrunkGraph:
+        """The graph without the units that a plan drops: that of the whole model, with the model's present weights."""
+        gated = self.export("compressed", plan, template=reference)
+        return self.shrink(gated, lower=lower, drop_unread=drops_unread(self.recipe.export, self.recipe.engine))
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
         """What candidates for the engine of a graph are built, scored and timed with, in a folder for all of them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -27,8 +28,11 @@ _EXPENSIVE = frozenset("Attention Conv Einsum Gemm LayerNormalization MatMul Sof
 _MAX_NODES = 300
 _PADDING_MASK = "attention_mask"
 """Part of the names of inputs that may be padding masks."""
-_CALLS = ((2, 0, 6), (3, 8, 1), (2, 5, 4), (1, 2**17, 1))
+_CALLS = ((2, 0, 6), (3, 8, 1), (2, 5, 4), (1, 2**12, 1), (1, 2**17, 1))
 """Texts, earlier and new positions of calls of a decoder. No window of attention is longer than the last."""
+_VALUES = 1024
+"""Maximum number of values for each position in a tensor behind a mask: the square of the positions, which some graphs
+compute, would fill the memory in the last call."""
 _HIDING = -1e4
 """Largest number that hides a key when it is added to its score."""
 _KEPT_SHARE = 0.7
@@ -94,7 +98,8 @@ def hides_padding(value: ir.Value, mask: ir.Value, ids: ir.Value) -> bool:
         for source, length in ((mask, earlier + new), (ids, new)):
             content[source] = rng.integers(0, 2, (texts, length)).astype((source.dtype or ir.DataType.INT64).numpy())
         try:
-            added = evaluate(value, nodes, content, graph.opset_imports.get("", 1))
+            most = _VALUES * (earlier + new)
+            added = evaluate(value, nodes, content, graph.opset_imports.get("", 1), most)
             added = np.broadcast_to(added, (texts, 1, new, earlier + new))
         except Exception as error:  # the reference evaluator raises whatever its operators raise
             _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
@@ -126,7 +131,9 @@ def nodes_behind(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.N
     return [node for node in graph if node in visited] if isinstance(graph, ir.Graph) else []
 
 
-def evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray:
+def evaluate(
+    value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int, most: float = math.inf
+) -> np.ndarray:
     """The content of a tensor, computed node by node.
 
     Intermediate tensors are dropped after their last use, since at thousands of positions they would fill gigabytes.
@@ -135,6 +142,10 @@ def evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.
         nodes: the nodes that compute it, in order.
         feeds: contents of the graph's inputs, and of tensors that the nodes do not compute.
         opset: version of the graph's operator set.
+        most: maximum number of values of a tensor.
+
+    Raises:
+        ValueError: a tensor has more values.
     """
     last_readers = {source: node for node in nodes for source in node.inputs}
     contents = dict(feeds)
@@ -145,6 +156,8 @@ def evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.
                 stored = source.const_value
                 inputs[source.name or ""] = contents[source] if source in contents or stored is None else stored.numpy()
         contents.update(zip(node.outputs, run_node(ir.serde.serialize_node(node), inputs, opset), strict=True))
+        if any(np.size(contents[output]) > most for output in node.outputs):
+            raise ValueError(f"{node.op_type} computes more than {most} values")
         for source in node.inputs:
             if source is not None and last_readers[source] is node:
                 contents.pop(source, None)

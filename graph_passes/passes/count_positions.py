@@ -54,10 +54,10 @@ class CountPositions(GraphPass[Names]):
 
 def _shapes(value: ir.Value) -> list[ir.Node]:
     """The nodes that read a free size of a cache."""
-    return [node for node, _ in value.uses() if node.op_type == "Shape" and counts(node)]
+    return [node for node, _ in value.uses() if node.op_type == "Shape" and reads_free_size(node)]
 
 
-def counts(shape: ir.Node) -> bool:
+def reads_free_size(shape: ir.Node) -> bool:
     """Whether a `Shape` of a cache has a free size of it."""
     return any(axis in _axes(shape) for axis in (_TEXTS, _POSITIONS))
 

@@ -28,7 +28,7 @@ from graph_passes.flow.caches import IN_PLACE, read_caches
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
-from graph_passes.passes.count_positions import CountPositions, counts
+from graph_passes.passes.count_positions import CountPositions, reads_free_size
 from graph_passes.passes.name_decoding_axes import IDS, MASK
 from graph_passes.tape import Tape, ancestors, take_over
 
@@ -117,7 +117,8 @@ def is_in_place(model: ir.Model) -> bool:
     """Whether every cache that a graph reads and returns may have room for further positions."""
     caches = [(past, present) for past, present in read_caches(model).items() if present is not None]
     return bool(caches) and all(
-        (node.op_type == _GROUPED and node is present.producer()) or (node.op_type == "Shape" and not counts(node))
+        (node.op_type == _GROUPED and node is present.producer())
+        or (node.op_type == "Shape" and not reads_free_size(node))
         for past, present in caches
         for node, _ in past.uses()
     )
@@ -404,6 +405,7 @@ class _Rewriter:
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
         self._biases: dict[tuple[object, ...], ir.Value] = {}
+        self._hidden: ir.Value | None = None  # what hides padding, which all layers share
         self._counts: tuple[ir.Value, ir.Value] | None = None
         self._op = Tape()
 
@@ -502,15 +504,15 @@ class _Rewriter:
     def _padding(self) -> ir.Value:
         """What hides padding, `[batch, 1, position, key]`."""
         mask, ids = (next(value for value in self._graph.inputs if value.name == name) for name in (MASK, IDS))
-        if () not in self._biases:
+        if self._hidden is None:
             op = Tape()
             read = op("Sub", op("Cast", mask, to=ir.DataType.FLOAT), op.constant(np.array(1, np.float32)))
             hidden = op("Mul", read, op.constant(np.array(np.finfo(np.float32).max)))
-            one = op.ints([1])
-            sizes = op("Concat", one, one, op.size(ids, 1), one, axis=0)
-            self._biases[()] = op("Expand", op("Unsqueeze", hidden, op.ints([1, 2])), sizes)
+            single = op.ints([1])
+            sizes = op("Concat", single, single, op.size(ids, 1), single, axis=0)
+            self._hidden = op("Expand", op("Unsqueeze", hidden, op.ints([1, 2])), sizes)
             op.insert_before(self._graph[0])
-        return self._biases[()]
+        return self._hidden
 
     def _reshape(self, value: ir.Value, *sizes: int) -> ir.Value:
         return self._op("Reshape", value, self._op.ints(sizes))

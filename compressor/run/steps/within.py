@@ -16,7 +16,6 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from compressor.config.steps import Step, Within
-from compressor.engines.build import drops_unread
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import BudgetError, CompressorError
 from compressor.model_folder.access import ModelAccess
@@ -354,8 +353,8 @@ class _Search(_Attempts):
 
     def _next(self, attempts: Sequence[_Attempt]) -> _Attempt | None:
         """The attempt between the fastest that holds and the slowest above it that does not; None: there is none."""
-        left, untrained = self.deadline - time.perf_counter(), self._pruning_seconds + self._score_seconds
-        is_late = bool(attempts) and left < _SHORTEST * untrained
+        left, shortest = self.deadline - time.perf_counter(), self._pruning_seconds + self._score_seconds
+        is_late = bool(attempts) and left < _SHORTEST * shortest
         if sum(not attempt.failure for attempt in attempts) >= self.step.attempts or is_late:
             return None
         if attempts:
@@ -425,7 +424,7 @@ class _Search(_Attempts):
 
         The model scores in a fraction of the time of its engine, which is built only where the model holds.
         """
-        attempts, lost = _stored(self.store), 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
+        attempts = _stored(self.store)
         if self.step.minutes is None or not self._trains(attempts):
             return False
 
@@ -435,7 +434,7 @@ class _Search(_Attempts):
 
         label = f"attempt {number + 1} without training"
         score = self._model_score(label)
-        if not holds(score, self.step.max_drop - max(0.0, lost)):
+        if not holds(score, self._allowed_in_floats):
             return False
         if self._rounds:
             try:
@@ -462,11 +461,11 @@ class _Search(_Attempts):
         attempts = _stored(self.store)
         if self.step.minutes is None or attempts[number].minutes is not None:
             return
-        left, untrained = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
+        left, rest = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
         # There are as many attempts as leave each training some times as long as the rest of its attempt.
-        shares = ((left - later * untrained) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
+        shares = ((left - later * rest) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
         if left >= seconds and self._trains(attempts):
-            least = _TRAINING_RATIO * untrained
+            least = _TRAINING_RATIO * rest
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
         elif number == 0 or not self._trains(attempts):
             self.update(number, minutes=0.0)
@@ -496,6 +495,8 @@ class _Search(_Attempts):
     def _engine_score(self, label: str, plan: Plan) -> ResampledScore:
         """The score of the engine of a plan, whose weights the model has, built as it would be delivered.
 
+        Attention under masks stays dense, which computes the same.
+
         Raises:
             CompressorError: it cannot be built.
             GraphPassError: its graph cannot be made.
@@ -506,8 +507,7 @@ class _Search(_Attempts):
         choice = replace(base.engine.choice, in_float=())
         with context.run.work.aside() as work:
             run = replace(context.run, work=work, log=context.run.log.separate())
-            gated = run.export("compressed", plan, template=context.graphs.reference)
-            graph = run.shrink(gated, drop_unread=drops_unread(run.recipe.export, run.recipe.engine))
+            graph = run.compress_graph(context.graphs.reference, plan)
             trials = run.engine_trials(graph, base.scorer, work.scratch)
             trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
             if trial.variant is None:
@@ -604,8 +604,13 @@ class _Search(_Attempts):
 
     @property
     def _allowed(self) -> float:
-        """What the model may lose, beside what the engine costs where that is not scored itself."""
-        lost = 0.0 if self.base.engine is None or self._rounds else self.base.engine.lost(self.task)
+        """What an attempt may lose by its score, which is that of its engine where that rounds."""
+        return self.step.max_drop if self._rounds else self._allowed_in_floats
+
+    @property
+    def _allowed_in_floats(self) -> float:
+        """What a model in floats may lose, beside what its engine costs."""
+        lost = 0.0 if self.base.engine is None else self.base.engine.lost(self.task)
         return self.step.max_drop - max(0.0, lost)
 
     def update(self, number: int, **fields: Any) -> None:

@@ -44,6 +44,11 @@ WINDOW = """
     causal = LessOrEqual(keys, queries)  distance = Sub(queries, keys)  near = Less(distance, three)
     both = And(causal, near)  allowed = And(m1, both)  bias = Where(allowed, nothing, lowest)
 """
+SQUARE = PADDING.replace(
+    "causal = LessOrEqual(keys, queries)",
+    "pairs = Unsqueeze(keys, last)  square = LessOrEqual(keys, pairs)  causal = Gather(square, later0)",
+)
+"""The same as `PADDING`, by way of the square of all positions, which is too large where there are many."""
 SLOPES = (
     PADDING.replace("bias =", "hidden =")
     + """
@@ -174,7 +179,7 @@ def fused_in_place(model: ir.Model) -> ir.Model:
 
 
 @pytest.mark.parametrize("texts", [3, 1])
-@pytest.mark.parametrize("bias", [PADDING, WINDOW, SLOPES], ids=["padding", "window", "slopes"])
+@pytest.mark.parametrize("bias", [PADDING, WINDOW, SLOPES, SQUARE], ids=["padding", "window", "slopes", "square"])
 @pytest.mark.parametrize(
     "sources",
     [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 1), (1, 0, 1, 0), (0, 2, 2, 2), (1, 1, 1, 1)],
@@ -191,7 +196,8 @@ def test_calls_compute_the_same(sources: tuple[int, ...], bias: str, texts: int)
 
 def test_a_mask_of_padding_is_computed_without_positions() -> None:
     assert "Range" not in operators(fused_in_place(decoder()))
-    assert "Range" in operators(fused_in_place(decoder(bias=WINDOW)))
+    for bias in (WINDOW, SQUARE):
+        assert "Range" in operators(fused_in_place(decoder(bias=bias)))
 
 
 @pytest.mark.parametrize("width", [4, 12])

@@ -53,6 +53,19 @@ def holding(*numbers: int) -> Losses:
     return losses
 
 
+def recorded(patch: pytest.MonkeyPatch) -> list[within._Attempt]:
+    """The attempts of the next run, as they were last stored."""
+    attempts: list[within._Attempt] = []
+    write = within._Search._write
+
+    def record(search: within._Search, stored: Sequence[within._Attempt]) -> None:
+        attempts[:] = stored
+        write(search, stored)
+
+    patch.setattr(within._Search, "_write", record)
+    return attempts
+
+
 def finish(recipe: Recipe, stage: str = "") -> tuple[Plan, dict[str, torch.Tensor], RecordingListener]:
     """The plan and the weights of a run, which is interrupted before a stage and repeated."""
     if stage:
@@ -73,14 +86,7 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
     """Three attempts; the delivered plan is that of the fastest that holds, and what starts from it keeps less."""
     monkeypatch.setattr(within, "upper_losses", holding(*held))
     monkeypatch.setattr(within, "_CLOSE_TRAINED", 1.0)
-    attempts: list[within._Attempt] = []
-    write = within._Search._write
-
-    def record(search: within._Search, stored: Sequence[within._Attempt]) -> None:
-        attempts[:] = stored
-        write(search, stored)
-
-    monkeypatch.setattr(within._Search, "_write", record)
+    attempts = recorded(monkeypatch)
     learned = learn(recipe_of(answered, tmp_path / "out"))
     plan, codes = learned.selected.plan, learned.listener.codes
     assert NoteCode.BUDGET_MET in codes
@@ -287,14 +293,7 @@ def test_attempts_are_scored_as_the_engine_rounds(
 ) -> None:
     """The score by which an attempt holds is that of the engine that is delivered, on the same rows."""
     monkeypatch.setattr(within, "upper_losses", holding(0))
-    attempts: list[within._Attempt] = []
-    write = within._Search._write
-
-    def record(search: within._Search, stored: Sequence[within._Attempt]) -> None:
-        attempts[:] = stored
-        write(search, stored)
-
-    monkeypatch.setattr(within._Search, "_write", record)
+    attempts = recorded(monkeypatch)
     compressor.compress(recipe_of(answered, tmp_path / "out", precision="int8", max_drop=0.9))
     report = load_report(tmp_path / "out")
     (delivered,) = (attempt for attempt in attempts if attempt.holds)
