@@ -22,7 +22,7 @@ def splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tu
         functions = (f'def f{n}():\n    """Compute the {package} number {n} of a table."""\n' for n in range(count))
         (folders[package] / "module.py").write_text("".join([*functions, 'def same():\n    """Too short."""\n']))
         (folders[package] / "copy.py").write_text('"""The same six words of both packages."""\n')
-    return demo.rows(folders)
+    return demo.rows((package, text) for package, folder in folders.items() for text in demo.docstrings(folder))
 
 
 def test_no_text_is_in_two_splits(splits: dict[str, list[tuple[str, str]]]) -> None:
