@@ -14,7 +14,15 @@ from tests.written_once import FOLDER, written_once
 torch.set_num_threads(1)
 
 LONGEST = (
-    *("tests/run/", "tests/law/", "tests/engines/", "tests/block_masks/", "tests/benchmarks/studies/", "tests/advice/"),
+    *(
+        "tests/run/",
+        "tests/generation/",
+        "tests/law/",
+        "tests/engines/",
+        "tests/block_masks/",
+        "tests/benchmarks/studies/",
+        "tests/advice/",
+    ),
     *("tests/selection/", "tests/training/", "tests/tasks/", "tests/graph/", "tests/docs/", "tests/test_export.py"),
     *("tests/serving/test_triton.py", "tests/cli/test_costs.py", "tests/test_without_torch.py"),
 )
@@ -46,12 +54,22 @@ def _exports_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _few_rounds() -> Iterator[None]:
-    """Engines are timed in few rounds: most of the time of a round is a wait for idle threads."""
+def _short_timing() -> Iterator[None]:
+    """Engines are timed in few rounds, which take as little time as possible."""
+    from compressor.block_masks import mask_selector
+    from compressor.engines import matmul_times
     from compressor.measure import timing
+    from compressor.pruning import measure
+    from compressor.targets.onnxruntime import sessions
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", (3, timing.ROUNDS[1]))
+        patch.setattr(timing, "QUIET_SECONDS", timing.QUIET_SECONDS / 5)  # most of a round is a wait for idle threads
+        for name in ("ENGINE_SECONDS", "WHOLE_SECONDS", "PLAN_SECONDS"):
+            patch.setattr(measure, name, 0.0)
+        patch.setattr(matmul_times, "PRODUCT_SECONDS", 0.0)
+        patch.setattr(mask_selector, "FORM_SECONDS", 0.0)
+        patch.setattr(sessions, "CHOICE_SECONDS", 0.01)  # at zero nothing is chosen
         yield
 
 
@@ -89,12 +107,3 @@ def answered() -> Path:
     from tests.run.runs import write_answered_rows
 
     return written_once("answered", write_answered_rows)
-
-
-@pytest.fixture
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of cost tables and of plans are timed in as few rounds as possible."""
-    from compressor.pruning import measure
-
-    for name in ("_SECONDS_OF_PLAN", "_SECONDS_OF_WHOLE", "_SECONDS"):
-        monkeypatch.setattr(measure, name, 0.0)

@@ -48,7 +48,7 @@ Form = Literal["whole", "masked", "block-sparse"]
 MASKS = "masks"
 """Name of the selected masks in the store of a step."""
 WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
-_SECONDS = 0.15
+FORM_SECONDS = 0.15
 """Approximate time in seconds for each form at one length."""
 _TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
 Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
@@ -206,7 +206,7 @@ class _TimedForm:
 
 def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
     """Median milliseconds of a call of each form, timed in turn."""
-    seconds = median_times(list(map(_TimedForm, sessions.values())), feeds, _SECONDS * len(sessions))
+    seconds = median_times(list(map(_TimedForm, sessions.values())), feeds, FORM_SECONDS * len(sessions))
     return {form: 1e3 * median for form, median in zip(sessions, seconds, strict=True)}
 
 

@@ -63,6 +63,16 @@ def recipes_of(
     else:
         files = (replace(stored, fields={**stored.fields, "steps": part}) for part in parts)
         recipes = [file.with_flags(model, flags, options) for file in files]
+    return _rungs(recipes, name, is_listed="steps" in fields)
+
+
+def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Recipe, ...]:
+    """The recipes of a ladder in order, each with a folder of its own, and its start from the rung before.
+
+    Args:
+        name: the budget that differs.
+        is_listed: whether a list of steps has the budgets, which is in order.
+    """
     if (followed := recipes[0].plan_file) is not None:
         raise UsageError(
             f"{flag_of(name)}: a ladder begins with the whole model, not with the plan {followed}; give one value",
@@ -78,7 +88,7 @@ def recipes_of(
         # A rung that makes all of its steps leaves minutes, but so does every later rung, whose model is smaller.
         rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
     ordered = sorted(rungs, key=lambda recipe: _mildness(recipe, name), reverse=True)
-    if "steps" in fields and ordered != rungs:
+    if is_listed and ordered != rungs:
         values_in_order = ", ".join(str(_budget(rung, name)) for rung in rungs)
         text = f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest"
         raise UsageError(text, code=ErrorCode.CONTRADICTION, field="steps")

@@ -28,7 +28,7 @@ from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.base import Widths
 from compressor.targets.graph_facts import matmuls_by_widths, quantized_matmuls
 
-_SECONDS = 0.2
+PRODUCT_SECONDS = 0.2
 """Approximate time spent on timing one product at one size, in int8 and in floats."""
 _OPSET = 17
 _MOST_WEIGHTS = 2**27
@@ -134,7 +134,7 @@ def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: Bu
         ratios = []
         for count in sorted(set(rows)):
             feeds = {ACTIVATIONS: rng.standard_normal((count, widths[0]), dtype=np.float32)}
-            in_int8, floats = median_times(engines, feeds, _SECONDS)
+            in_int8, floats = median_times(engines, feeds, PRODUCT_SECONDS)
             ratios.append(in_int8 / floats)
     return float(np.exp(np.mean(np.log(ratios))))
 

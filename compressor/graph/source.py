@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,13 +68,8 @@ def load_graph(
     folder, own_task = _companion_folder(path, graph), load_own_task(task)
     rows = rows or {}
     if rows and task is not None:
-        raise UsageError(
-            f"--task {task}: the rows are arrays, whose task follows from the outputs of the graph; omit it, or give"
-            " rows of text",
-            code=ErrorCode.CONTRADICTION,
-            field="task",
-            value=task,
-        )
+        text = "the rows are arrays, whose task follows from the outputs of the graph; omit it, or give rows of text"
+        raise UsageError(f"--task {task}: {text}", code=ErrorCode.CONTRADICTION, field="task", value=task)
     names = {value.name for value in graph_passes.load(graph).graph.inputs}
     reads_images = not rows and IMAGES in names and _TOKENS not in names
     processor = None if rows else load_processor(tokenizer or folder, images=reads_images)
@@ -84,35 +78,23 @@ def load_graph(
         sizes = {IMAGES: (1, *processed_size(folder, processor))}
     program = Program.of(graph, sizes)
     _require_free_rows(graph, program)
-    if not rows and inputs is None and processor is None and reads_images:
-        raise InputError(
-            f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
-            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data, or"
-            " --inputs of a command without rows)",
-            code=ErrorCode.FILE_MISSING,
-            path=folder / PREPROCESSOR,
-            inputs=tuple(program.inputs),
-        )
-    if not rows and inputs is None and not reads_images:
-        _require_texts(graph, program, processor)
+    if not rows and inputs is None:
+        _require_processor(graph, folder, program, processor, reads_images=reads_images)
     model_task = task if own_task is None else own_task.task_class.model_task
     config, name = _configuration(folder, program, model_task, rows, processor)
     is_sentence = name in _EMBEDS and (folder / MODULES).is_file()
-    model: GraphFile
-    sentence = None
+    model, sentence = GraphFile(program, config), None
     if is_sentence:
         from compressor.graph.sentence import SentenceFile  # which needs PyTorch
         from compressor.model_folder.sentence_modules import read_sentence_modules
 
         sentence = read_sentence_modules(folder)
         model = SentenceFile(program, config, sentence, folder, processor)
-    else:
-        model = GraphFile(program, config)
     example = {} if inputs is None else read_example(inputs, model)
     if rows:
         example = {name: rows[name].astype(spec.dtype) for name, spec in model.input_specs.items() if name in rows}
-    reads_pixels = reads_images and processor is not None
-    loaded = ModelFolder(
+    again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, inputs=inputs, rows=rows)
+    return ModelFolder(
         path=folder,
         model=model,
         processor=processor,
@@ -124,10 +106,9 @@ def load_graph(
         tokenizer=tokenizer,
         sentence=sentence,
         own_task=own_task,
-        image_size=readable_size(folder, model.run, processor) if reads_pixels else None,
+        image_size=readable_size(folder, model.run, processor) if reads_images and processor is not None else None,
+        load_again=again,
     )
-    again = partial(load_graph, path, graph, task=task, tokenizer=tokenizer, inputs=inputs, rows=rows)
-    return replace(loaded, load_again=again)
 
 
 def _companion_folder(path: Path, graph: Path) -> Path:
@@ -153,9 +134,18 @@ def _require_free_rows(graph: Path, program: Program) -> None:
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=graph, input=name)
 
 
-def _require_texts(graph: Path, program: Program, processor: Any) -> None:
-    """Raise InputError unless inputs of a graph are made from texts by a tokenizer."""
-    if _TOKENS not in program.inputs:
+def _require_processor(graph: Path, folder: Path, program: Program, processor: Any, *, reads_images: bool) -> None:
+    """Raise InputError unless inputs of a graph are made from texts by a tokenizer, or from images by a processor."""
+    if reads_images and processor is None:
+        raise InputError(
+            f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
+            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data, or"
+            " --inputs of a command without rows)",
+            code=ErrorCode.FILE_MISSING,
+            path=folder / PREPROCESSOR,
+            inputs=tuple(program.inputs),
+        )
+    if not reads_images and _TOKENS not in program.inputs:
         raise InputError(
             f"{graph}: reads {', '.join(program.inputs)}, which are made neither from texts nor from images; give rows"
             " as arrays, a .npz file with an array for each input (--data, or --inputs of a command without rows)",

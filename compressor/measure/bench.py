@@ -84,26 +84,21 @@ def bench(
         UsageError: the target does not exist, or options contradict it.
         TargetMissingError: the runtime or its device is missing.
     """
-    chosen, listener = target(runtime), listener or NullListener()
+    chosen, listener, paths = target(runtime), listener or NullListener(), (dense, compressed)
     chosen.check(precision=precision, provider=provider, kernel=kernel)
     # Faults of both files and of the sizes are reported before anything is built.
-    graphs = {path: load(path) for path in (dense, compressed)}
-    for note in random_inputs_notes(graphs[dense], dense):
-        listener.note(note)
-    lengths: tuple[int | None, ...] = tuple(dict.fromkeys(seqs)) if has_lengths(graphs[dense]) else (None,)
-    sizes = list(itertools.product(batches, lengths))
-    inputs = {(batch, seq): sized_feeds(graphs[dense], dense, batch, seq or 1, seed) for batch, seq in sizes}
-    options = BuildOptions(
-        batch=span(batch for batch, _ in sizes), seq=span(seq or 1 for seq in lengths), kernel=kernel
-    )
+    model, _ = map(load, paths)
+    inputs = _inputs(model, dense, batches, seqs, seed, listener)
+    lengths = list(dict.fromkeys(seq or 1 for _, seq in inputs))
+    options = BuildOptions(batch=span(batch for batch, _ in inputs), seq=span(lengths), kernel=kernel)
     build = functools.partial(chosen.build, precision=precision, provider=provider, threads=threads, options=options)
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
-        for number, path in enumerate((dense, compressed)):
+        for number, path in enumerate(paths):
             with listener.stage(f"build {path.name}"):
                 engines.append(build(path, Path(folder) / f"{number}{chosen.suffixes[0]}"))
         _require_same_inputs(engines, dense, compressed)
-        for engine, path in zip(engines, (dense, compressed), strict=True):
+        for engine, path in zip(engines, paths, strict=True):
             for (batch, seq), feeds in inputs.items():
                 require_run(engine, path, feeds, batch, seq or 1)
         speeds, time = [], functools.partial(interleave, engines[0], engines[1], seconds=seconds, seed=seed)
@@ -111,12 +106,22 @@ def bench(
             with listener.stage(f"time {size_label(batch, seq)}") as on_progress:
                 speeds.append(time(feeds, batch=batch, seq=seq, on_progress=on_progress))
         with listener.stage("measure memory"):
-            counted = [seq or 1 for seq in lengths]
             first, second = (
-                facts(engine, path, batch=sizes[0][0], lengths=counted, file=str(path))
-                for engine, path in zip(engines, (dense, compressed), strict=True)
+                facts(engine, path, batch=next(iter(inputs))[0], lengths=lengths, file=str(path))
+                for engine, path in zip(engines, paths, strict=True)
             )
     return BenchResult(first, second, tuple(speeds), dict(engines[0].session))
+
+
+def _inputs(
+    model: ir.Model, path: Path, batches: Iterable[int], seqs: Iterable[int], seed: int, listener: Listener
+) -> dict[tuple[int, int | None], Feeds]:
+    """The inputs of each batch size and length, None where a graph has no lengths, with a note if they are random."""
+    for note in random_inputs_notes(model, path):
+        listener.note(note)
+    lengths: tuple[int | None, ...] = tuple(dict.fromkeys(seqs)) if has_lengths(model) else (None,)
+    sizes = itertools.product(batches, lengths)
+    return {(batch, seq): sized_feeds(model, path, batch, seq or 1, seed) for batch, seq in sizes}
 
 
 def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -> None:
@@ -252,10 +257,7 @@ def bench_folder(
         text = f"no {graph.name} here; give the output folder of a run, or two ONNX files"
         raise InputError.of_file(out, text, ErrorCode.FILE_MISSING)
     model = load(graph)
-    for note in random_inputs_notes(model, graph):
-        listener.note(note)
-    sizes = itertools.product(batches, seqs if has_lengths(model) else (0,))
-    inputs = {(batch, seq): sized_feeds(model, graph, batch, seq, seed) for batch, seq in sizes}
+    inputs = _inputs(model, graph, batches, seqs, seed, listener)
     options = BuildOptions(batch=span(batches), seq=span(seqs))
 
     def open_engine(source: Path, name: str, precision: Precision, path: Path) -> _Engines:
@@ -272,40 +274,44 @@ def bench_folder(
         count = callers if callers > 1 else 0
         loaded = [runtime.load(path, provider=provider, threads=1, cached=False) for _ in range(count)]
         for (batch, seq), feeds in inputs.items():
-            require_run(engine, graph, feeds, batch, seq)
+            require_run(engine, graph, feeds, batch, seq or 1)
         return engine, loaded, delivered
 
     with tempfile.TemporaryDirectory() as folder:
         built, rows = _build_all(out, _engines(out, targets, report), Path(folder), open_engine, listener)
-        for (batch, seq), feeds in inputs.items():
-            with listener.stage(f"time {size_label(batch, seq or None)}"):
-                medians = median_times([engine for engine, _, _ in built.values()], feeds, seconds * len(built))
-                for ((name, precision), (engine, loaded, delivered)), median in zip(
-                    built.items(), medians, strict=True
-                ):
-                    throughput = None
-                    if loaded:
-                        wait_until_idle()
-                        throughput = rows_per_second(loaded, feeds, batch=batch, seconds=seconds)
-                    rows.append(
-                        FolderRow(
-                            target=name,
-                            precision=precision,
-                            batch=batch,
-                            seq=seq,
-                            p50=1e3 * median,
-                            throughput=batch / median,
-                            callers=max(1, len(loaded)),
-                            throughput_of_callers=throughput,
-                            fused=(engine.fused, engine.attentions),
-                            delivered=delivered,
-                        )
-                    )
+        for size, feeds in inputs.items():
+            with listener.stage(f"time {size_label(*size)}"):
+                rows += _time(built, size, feeds, seconds)
     return rows
 
 
 _Engines = tuple[Engine, list[Engine], bool]
 """The engine for all cores, an engine for each of several callers, and whether the run delivered it."""
+
+
+def _time(
+    built: dict[tuple[str, Precision], _Engines], size: tuple[int, int | None], feeds: Feeds, seconds: float
+) -> Iterator[FolderRow]:
+    """The times of all engines at a size, in turn, and then the throughput of the callers of each."""
+    batch, seq = size
+    medians = median_times([engine for engine, _, _ in built.values()], feeds, seconds * len(built))
+    for ((name, precision), (engine, callers, delivered)), median in zip(built.items(), medians, strict=True):
+        throughput = None
+        if callers:
+            wait_until_idle()
+            throughput = rows_per_second(callers, feeds, batch=batch, seconds=seconds)
+        yield FolderRow(
+            target=name,
+            precision=precision,
+            batch=batch,
+            seq=seq or 0,
+            p50=1e3 * median,
+            throughput=batch / median,
+            callers=max(1, len(callers)),
+            throughput_of_callers=throughput,
+            fused=(engine.fused, engine.attentions),
+            delivered=delivered,
+        )
 
 
 def _build_all(

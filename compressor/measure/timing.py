@@ -28,7 +28,7 @@ OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
 ROUND_SECONDS = 0.1
 """Planned duration of a round: longer than the scheduler's time slice, and short compared to the whole measurement."""
-_QUIET_SECONDS = 0.005
+QUIET_SECONDS = 0.005
 """Duration without computation after which a process counts as idle; twice in a row."""
 _PATIENCE_SECONDS = 1.0
 """Longest wait for an idle process."""
@@ -55,8 +55,8 @@ def wait_until_idle() -> None:
     quiet, end = 0, perf_counter() + _PATIENCE_SECONDS
     while quiet < 2 and perf_counter() < end:
         spent = process_time()
-        sleep(_QUIET_SECONDS)
-        quiet = quiet + 1 if process_time() - spent < 0.2 * _QUIET_SECONDS else 0
+        sleep(QUIET_SECONDS)
+        quiet = quiet + 1 if process_time() - spent < 0.2 * QUIET_SECONDS else 0
 
 
 def interleave(

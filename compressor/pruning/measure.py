@@ -50,11 +50,11 @@ _MEASURED_SHARES = (_TIMED_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBL
 """Everything that a table of times is measured at."""
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
-_SECONDS = 0.75
+ENGINE_SECONDS = 0.75
 """Time spent on each engine at each size; at least four rounds."""
-_SECONDS_OF_WHOLE = 3.0
+WHOLE_SECONDS = 3.0
 """Time spent on each of the engines of the whole model."""
-_SECONDS_OF_PLAN = 8.0
+PLAN_SECONDS = 8.0
 """Time spent on each engine when the engine of a plan is timed, at each size."""
 _COSTS = "costs-"
 """Prefix of the names of cost tables in the cache of the user."""
@@ -170,7 +170,7 @@ def measure_times(
     is_late = len(shares) < len(mixed) + len(alike)
     measured = dict[Size, tuple[np.ndarray, np.ndarray]]()
     for number, (size, feeds) in enumerate(inputs.items()):
-        whole, dense = 1e3 * np.array(paired_times(unpruned, feeds, 2 * _SECONDS_OF_WHOLE))
+        whole, dense = 1e3 * np.array(paired_times(unpruned, feeds, 2 * WHOLE_SECONDS))
         times, errors = np.moveaxis(whole * np.array([by_size[number] for by_size in shares]), 1, 0)
         measured[size] = np.array([whole, dense, *times]), errors
     for size, calls in (requests or {}).items():
@@ -229,7 +229,7 @@ def _time_plans(
 
     def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
         built = [engines.build(keep_counts(engines.plan, groups, counts)) for counts in together]
-        timed = [paired_ratios([whole, *built], feeds, _SECONDS * (len(built) + 1)) for feeds in inputs.values()]
+        timed = [paired_ratios([whole, *built], feeds, ENGINE_SECONDS * (len(built) + 1)) for feeds in inputs.values()]
         for engine in built:
             engines.discard(engine)
         return list(zip(*timed, strict=True))
@@ -353,7 +353,7 @@ class CostSource:
         with self.log.stage(f"timing the plan, attempt {next(self._attempts)}"):
             engine = self.engines.build(keep_counts(self.engines.plan, self.groups, counts))
             both = [self.engines.whole, self.dense, engine]
-            seconds = self._seconds(both, tables, 3 * _SECONDS_OF_PLAN)
+            seconds = self._seconds(both, tables, 3 * PLAN_SECONDS)
             self.engines.discard(engine)
         return [table.whole * times[2] / times[0] for table, times in zip(tables, seconds, strict=True)]
 
@@ -370,7 +370,7 @@ class CostSource:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""
         rescaled = []
         with self.log.stage("timing the whole model"):
-            seconds = self._seconds([self.engines.whole, self.dense], tables, 2 * _SECONDS_OF_WHOLE)
+            seconds = self._seconds([self.engines.whole, self.dense], tables, 2 * WHOLE_SECONDS)
             for table, (whole, dense) in zip(tables, (1e3 * times for times in seconds), strict=True):
                 rescaled.append(table.scaled(float(whole) / table.whole).model_copy(update={"dense": float(dense)}))
         return rescaled

@@ -54,7 +54,7 @@ def costs(capfd: Cap, model: Path, *flags: str | Path) -> CommandResult:
     return compress(capfd, "costs", model, "--batch", "1", "--seq", "8", "--threads", "1", *flags)
 
 
-@pytest.mark.usefixtures("short_timing", "unfused")
+@pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("is_timed", [False, pytest.param(True, marks=pytest.mark.zoo)])
 def test_costs_are_measured_once_and_written(
     is_timed: bool, capfd: Cap, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

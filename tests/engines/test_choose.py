@@ -147,7 +147,6 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
 
 
 @pytest.mark.zoo
-@pytest.mark.usefixtures("short_timing")
 def test_the_engine_is_chosen_before_units_are_removed_for_it(answered: Path, tmp_path: Path) -> None:
     recipe = int8_recipe(answered, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
     assert recipe.prunes

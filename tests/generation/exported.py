@@ -16,13 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.generation.deliver import CachedGraphs
-from compressor.generation.export import export_generation
 from compressor.results import Proof, ProofStage
 from compressor.targets import TARGETS, target
 from compressor.targets.caches import DECODER, ENCODER
 from compressor.units import PrunableGroup, find_groups, keep_all
-from compressor.units.find import find_units
 from graph_passes import Plan
+from tests.shared_exports import shared_generation
 from tests.written_once import FOLDER
 
 _SIZES: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 64}
@@ -32,8 +31,8 @@ _T5: dict[str, Any] = {
     "decoder_start_token_id": 0,
     "d_model": 16,
     "d_ff": 20,
-    "num_layers": 1,
-    "num_heads": 2,
+    "num_layers": 2,
+    "num_heads": 4,
     "d_kv": 8,
 }
 _PAIR: dict[str, Any] = {
@@ -50,7 +49,7 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
         hf.GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
     ),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_SIZES, **_LAYERS, num_key_value_heads=2)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_SIZES, **_LAYERS, num_key_value_heads=2, head_dim=8)),
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**_SIZES, **_PAIR, forced_eos_token_id=None)),
     "whisper": lambda: hf.WhisperForConditionalGeneration(
         hf.WhisperConfig(
@@ -66,7 +65,7 @@ MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
 }
 RUNTIMES = [name for name in TARGETS if target(name).caches is not None]
 """Targets whose engines keep caches."""
-QUICK = ("gpt2", "t5")
+QUICK = ("llama", "t5")
 """A decoder-only model and an encoder-decoder; exports take ten seconds each."""
 
 
@@ -110,7 +109,7 @@ def exported(name: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as parent, suppress(OSError):
         written = Path(parent) / name
         network.save_pretrained(written)
-        export_generation(network, keep_all(find_units(network, batch).sites), written)
+        shared_generation(network, keep_all(find_groups(network, batch)), written)
         written.rename(folder)  # fails if another process has written it
     return folder
 
@@ -133,8 +132,9 @@ def whole_graphs(name: str) -> tuple[CachedGraphs, Plan, list[PrunableGroup]]:
     if network.config.is_encoder_decoder:
         read = next(iter(batch.values()))  # tokens, or the features of sounds
         batch["decoder_input_ids"] = torch.arange(3, 7).repeat(len(read), 1)
-    groups = [group for group in find_groups(network, batch) if group.type == "heads"]
+    groups = find_groups(network, batch)
     proof = Proof(variant="dense", stage=ProofStage.CACHED_EXPORT, error=0.0, tolerance=1e-4, cases=())
     files = tuple(path.name for path in sorted(exported(name).glob("*coder.onnx"), reverse=True))
     plan = keep_all(groups)
-    return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, groups
+    heads = [group for group in groups if group.type == "heads"]
+    return CachedGraphs(files, exported(name), plan, "sdpa", proof), plan, heads

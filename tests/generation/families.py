@@ -11,6 +11,7 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tests.generation import exported
 from tests.zoo import FAMILIES as ZOO
 from tests.zoo import VOCABULARY, Case, pair, text
 
@@ -31,7 +32,9 @@ def _family(model: type, config: type, inputs: Callable[[], Mapping[str, Tensor]
 
 
 FAMILIES: dict[str, Callable[[], Case]] = {
-    **{name: functools.partial(ZOO[name], 0) for name in ("gpt2", "llama", "qwen3", "t5", "bart", "marian", "whisper")},
+    "llama": lambda: (exported.model("llama"), text()),
+    "t5": lambda: (exported.model("t5"), pair()),
+    **{name: functools.partial(ZOO[name], 0) for name in ("gpt2", "qwen3", "bart", "marian", "whisper")},
     "gemma2": _family(hf.Gemma2ForCausalLM, hf.Gemma2Config, text, **_LLAMA, head_dim=8, sliding_window=4),
     "mistral": _family(hf.MistralForCausalLM, hf.MistralConfig, text, **_LLAMA, sliding_window=4),
     "bloom": _family(

@@ -24,16 +24,18 @@ from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, load, save
 from graph_passes.flow.caches import IN_PLACE, cache_names
 from graph_passes.passes import FuseForOrt
+from tests.generation.exported import QUICK
 from tests.generation.families import FAMILIES
 from tests.random_plans import random_groups
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="generation-")
-QUICK = ("llama", "t5")
 TOKENS = 12
 GROWING = ("gemma2", "bloom", "t5", "bart", "marian", "whisper", "pegasus")
 """Families whose attention is not fused, or whose decoders have no mask over their own positions."""
 UNFUSED = ("phi",)
 """Families whose rotations of a part of each head onnxscript fuses so that ONNX Runtime cannot load them."""
+
+pytestmark = pytest.mark.usefixtures("shared_exports")
 
 
 @functools.cache

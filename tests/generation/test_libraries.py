@@ -91,5 +91,5 @@ def test_libraries_do_not_run_encoder_decoders(tmp_path: Path, runtime: str) -> 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_folder_names_the_runtime_of_its_engines(tmp_path: Path, runtime: str) -> None:
-    write_folder(tmp_path, runtime)
+    write_folder(tmp_path, runtime, "t5")
     assert cached_target(tmp_path) is target(runtime)

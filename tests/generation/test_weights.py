@@ -37,6 +37,7 @@ from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import matrix_of, weights_of
 from tests.faults import fails_with
 from tests.generation.exported import QUICK, RUNTIMES, exported, inputs
+from tests.marks import mostly_zoo
 from tests.targets.engines import FakeEngine
 
 
@@ -111,6 +112,7 @@ def test_tokens_are_those_of_the_graph_with_rounded_weights(
 
 def test_products_are_ranked_by_what_rounding_each_alone_does(graphs: tuple[Path, Feeds], tmp_path: Path) -> None:
     folder, feeds = graphs
+    feeds = feeds | {"attention_mask": np.ones_like(feeds["attention_mask"])}  # steps read padding otherwise
     names = list(matrices(folder))
     model = graph_passes.load(folder / DECODER)
     expected = run_in_steps(OrtSessions(folder, optimized=False), feeds)[LOGITS]
@@ -123,6 +125,10 @@ def test_products_are_ranked_by_what_rounding_each_alone_does(graphs: tuple[Path
     ranked = rank_weights(folder, 4, [feeds], tmp_path / "switches.onnx")
     assert sorted(ranked) == sorted(names)
     assert [changes[name] for name in ranked] == pytest.approx(sorted(changes.values(), reverse=True), rel=1e-2)
+
+
+of_decoder = pytest.mark.parametrize("graphs", mostly_zoo(QUICK, "llama"), indirect=True)
+"""Precisions are chosen without regard to the kind of model."""
 
 
 class Scorer(SimpleNamespace):
@@ -175,6 +181,7 @@ def columns_of(sessions: Sessions) -> dict[int, int]:
     return columns
 
 
+@of_decoder
 @pytest.mark.parametrize("precision", WEIGHT_BITS)
 def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials, precision: WeightPrecision) -> None:
     (row,) = trials.choose([precision])
@@ -192,6 +199,7 @@ def test_a_named_precision_is_delivered_and_its_loss_noted(trials: WeightTrials,
     assert not np.allclose(rounded, floats, rtol=1e-3)
 
 
+@of_decoder
 @pytest.mark.parametrize("runtime", ["ort"], indirect=True)
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.0, 0), (0.5, None)], ids=["nothing holds", "some products in 8 bits hold"]
@@ -217,6 +225,7 @@ def test_the_metric_bounds_what_rounding_may_lose(trials: WeightTrials, share: f
         assert [note.code for note in trials.log.notes] == [NoteCode.ENGINE_CHOSEN]
 
 
+@of_decoder
 def test_the_fastest_precision_that_holds_is_chosen(trials: WeightTrials) -> None:
     scorer: Any = trials.scorer
     scorer.max_drop = np.inf
@@ -227,6 +236,7 @@ def test_the_fastest_precision_that_holds_is_chosen(trials: WeightTrials) -> Non
     assert trials._open().precision == chosen.precision
 
 
+@of_decoder
 @pytest.mark.parametrize("runtime", ["ort"], indirect=True)
 def test_a_decoder_without_weights_to_round_is_refused(trials: WeightTrials) -> None:
     for graph in (trials.folder / DECODER, engine_of(trials.folder / DECODER)):

@@ -25,6 +25,7 @@ from graph_passes import save
 from graph_passes.flow.caches import bytes_per_token, cache_names
 from graph_passes.passes import ScaleQueries
 from tests.generation.exported import MODELS, QUICK, RUNTIMES, exported, whole_graphs
+from tests.marks import mostly_zoo
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.zoo) for name in MODELS]
 
@@ -55,7 +56,7 @@ def test_a_request_has_a_prompt_and_the_tokens_after_the_first() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.zoo), "t5"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.zoo), "llama", "t5"])
 def test_the_table_of_caches_has_the_bytes_of_every_plan(name: str, tmp_path: Path) -> None:
     cached, plan, groups = whole_graphs(name)
     table = count_cache(cached, plan, groups, lambda finished, total: None)
@@ -81,8 +82,8 @@ def test_a_plan_without_heads_has_engines_too(name: str, runtime: str, tmp_path:
 
 
 def test_a_runtime_without_engines_gets_graphs_with_plain_caches(tmp_path: Path) -> None:
-    cached, plan, groups = whole_graphs("gpt2")
-    pruned, (decoder,) = keep_counts(plan, groups, {groups[0].name: 1}), cached.files
+    cached, plan, groups = whole_graphs("llama")
+    pruned, (decoder,) = keep_counts(plan, groups, {groups[0].name: groups[0].counts[1]}), cached.files
     feeds = random_texts(cached.folder, 90, 2, 6, 9)
     logits = []
     for runtime in ("ort", "trt"):
@@ -99,18 +100,18 @@ def test_a_runtime_without_engines_gets_graphs_with_plain_caches(tmp_path: Path)
     assert written.compressed_cache < written.dense_cache
 
 
-@pytest.mark.parametrize("weights", [None, *WEIGHT_BITS])
+@pytest.mark.parametrize("weights", mostly_zoo([None, *WEIGHT_BITS], None, "int4w"))
 def test_budgets_bound_the_engine_that_is_delivered_against_floats(
     weights: WeightPrecision | None, tmp_path: Path
 ) -> None:
-    cached, plan, groups = whole_graphs("gpt2")
+    cached, plan, groups = whole_graphs("llama")
     texts: Any = SimpleNamespace(
         plan=plan, label="ort fp32", shapes=(), choice=Choice(EngineConfig()), facts={}, new_folder=lambda: tmp_path
     )
     engines = RequestEngines(texts, cached, Workload(((1, 6),), 4), weights)
     source = engines.source("", groups, [], RunLog(NullListener()))
     assert isinstance(source.dense, CachedEngine)
-    pruned = engines.build(keep_counts(plan, groups, {groups[0].name: 1}))
+    pruned = engines.build(keep_counts(plan, groups, {groups[0].name: groups[0].counts[1]}))
     precisions = [engine.sessions.precision for engine in (source.dense, engines.whole, pruned)]
     assert precisions == ["fp32", weights or "fp32", weights or "fp32"]
     assert pruned.sessions.bytes_per_token < engines.whole.sessions.bytes_per_token
@@ -118,5 +119,5 @@ def test_budgets_bound_the_engine_that_is_delivered_against_floats(
 
 def test_times_with_other_threads_are_of_another_host() -> None:
     """Cost tables are stored under it."""
-    first, second = (CachedEngine.of(OrtSessions(exported("gpt2"), threads=threads)) for threads in (1, 2))
+    first, second = (CachedEngine.of(OrtSessions(exported("llama"), threads=threads)) for threads in (1, 2))
     assert first.host != second.host

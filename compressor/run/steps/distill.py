@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -179,27 +179,33 @@ def _train(
         if before <= after:
             network.load_state_dict(start)
     network.to("cpu")  # type: ignore[arg-type]
-    text = (
-        f"{steps} steps on the outputs of {step.teacher or 'the whole model'}, without labels (temperature"
-        f" {step.temperature:g}, hidden states with weight {step.hidden_weight:g}); mean divergence on"
-        f" {len(compared):,} evaluation rows {before:#.3g} before"
-    )
-    note = Note(code=NoteCode.DISTILLED, text=f"{text}, {after:#.3g} after")
-    if before <= after:
-        text += f" and at least {after:#.3g} after: the weights before stay"
-        note = Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
-    notes = [note]
-    if distillation.kept is not None and distillation.kept.refusal is not None:
-        text = f"the teacher's outputs were computed in every step, not kept: {distillation.kept.refusal}"
-        notes.append(Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text))
     points = training_curves(log, whole.task.metric if whole.scores_eval else None)
     return replace(
         selected,
         plan=selected.plan.model_copy(update={"model": run.model.folder.access.fingerprint()}),
         curves=joined_curves(selected.curves, points),
         trained=True,
-        notes=(*selected.notes, *notes),
+        notes=(*selected.notes, *_notes(step, steps, distillation, len(compared), before, after)),
     )
+
+
+def _notes(
+    step: Distill, steps: int, distillation: Distillation, rows: int, before: float, after: float
+) -> Iterator[Note]:
+    """What the training was and how far the model is from the teacher, and why outputs were not kept."""
+    text = (
+        f"{steps} steps on the outputs of {step.teacher or 'the whole model'}, without labels (temperature"
+        f" {step.temperature:g}, hidden states with weight {step.hidden_weight:g}); mean divergence on"
+        f" {rows:,} evaluation rows {before:#.3g} before"
+    )
+    if before <= after:
+        text += f" and at least {after:#.3g} after: the weights before stay"
+        yield Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
+    else:
+        yield Note(code=NoteCode.DISTILLED, text=f"{text}, {after:#.3g} after")
+    if distillation.kept is not None and distillation.kept.refusal is not None:
+        text = f"the teacher's outputs were computed in every step, not kept: {distillation.kept.refusal}"
+        yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)
 
 
 def _training_rows(step: Distill, data: Data, drawn: Sequence[int]) -> Dataset:

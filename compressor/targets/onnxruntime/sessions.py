@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _ROOM = 64
 """Positions that there is room for after those of a prompt; whenever they are filled, the room is doubled."""
-_CHOICE_SECONDS = 1.0
+CHOICE_SECONDS = 1.0
 """Maximum time spent on choosing the form of an operator."""
 
 
@@ -59,7 +59,7 @@ def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int
     from compressor.targets.onnxruntime.engine import build_engine  # a server that generates builds nothing
 
     batches, lengths = zip(*sizes, strict=True)
-    options = BuildOptions(batch=span(batches), seq=span(lengths), norm_seconds=_CHOICE_SECONDS)
+    options = BuildOptions(batch=span(batches), seq=span(lengths), norm_seconds=CHOICE_SECONDS)
     for path in (folder / name for name in files):
         build_engine(path, engine_of(path), provider="cpu", threads=threads, options=options)
 

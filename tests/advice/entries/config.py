@@ -13,7 +13,7 @@ def _(w: World) -> None:
     w.right(*w.run("--speedup", "2,4", "--compare-points", points))
 
 
-@advice("config.ladder recipes_of contradiction #4")
+@advice("config.ladder _rungs contradiction #2")
 def _(w: World) -> None:
     w.fails(*w.run("--macs", "80%,80%"))
     w.right(*w.run("--macs", "80%"))

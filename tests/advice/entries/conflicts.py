@@ -61,7 +61,7 @@ conflict(
     ROWS + "--macs 50% --plan plan.json",
 )
 conflict(
-    "config.ladder recipes_of contradiction #3",
+    "config.ladder _rungs contradiction",
     NAMED + "--macs 50%,40%",
     NAMED + "--macs 50%",
 )

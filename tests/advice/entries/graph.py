@@ -43,7 +43,7 @@ def _(w: World) -> None:
     w.right(*_run(w, "graph/model.onnx", "--precision", "int8"))
 
 
-@advice("graph.source _require_texts file-missing")
+@advice("graph.source _require_processor file-missing #2")
 def _(w: World) -> None:
     classifier(w.file("graph/model.onnx"))
     w.fails(*_run(w, "graph/model.onnx", rows="rows.tsv"))
@@ -51,7 +51,7 @@ def _(w: World) -> None:
     w.right(*_run(w, "graph/model.onnx"))
 
 
-@advice("graph.source _require_texts unsupported-model")
+@advice("graph.source _require_processor unsupported-model")
 def _(w: World) -> None:
     names = ("numbers", "mask")
     classifier(w.file("graph/model.onnx"), inputs=names)
@@ -73,7 +73,7 @@ def _(w: World) -> None:
     w.right(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="words.txt"))
 
 
-@advice("graph.source load_graph file-missing", zoo=True)
+@advice("graph.source _require_processor file-missing", zoo=True)
 def _(w: World) -> None:
     file = image_classifier(w.file("graph"), has_processor=False)
     pictures.write_folder(w.file("images"), 24)

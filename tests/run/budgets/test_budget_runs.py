@@ -93,7 +93,6 @@ def test_the_folder_is_a_model_with_its_plan(tmp_path: Path, pruned: tuple[Path,
 
 
 @pytest.mark.zoo
-@pytest.mark.usefixtures("short_timing")
 def test_a_speed_is_reached_by_rounds_of_measuring(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,6 @@ def noisy_times(monkeypatch: pytest.MonkeyPatch) -> np.random.Generator:
 
 
 @pytest.mark.zoo
-@pytest.mark.usefixtures("short_timing")
 @pytest.mark.parametrize("stage", ["gathering statistics", "measuring what", "timing the plan", "refitting"])
 def test_an_interrupted_run_goes_on_to_the_same_plan(
     stage: str, inputs: Path, tmp_path: Path, noisy_times: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +61,7 @@ def test_an_interrupted_run_goes_on_to_the_same_plan(
     assert resumed.heads_kept + resumed.neurons_kept < resumed.heads + resumed.neurons
 
 
-@pytest.mark.usefixtures("short_timing", "noisy_times")
+@pytest.mark.usefixtures("noisy_times")
 def test_an_unreachable_time_is_refused_before_the_rows_are_read(inputs: Path, tmp_path: Path) -> None:
     listener = RecordingListener()
     with fails_with(ErrorCode.BUDGET_UNREACHABLE, BudgetError):

@@ -32,7 +32,7 @@ IDS = np.array([[5, 9, 3], [7, 8, 6]])
 
 @pytest.fixture
 def sessions() -> OpenVinoSessions:
-    return OpenVinoSessions(built("gpt2", "openvino"), threads=1)
+    return OpenVinoSessions(built("llama", "openvino"), threads=1)
 
 
 def decode(sessions: OpenVinoSessions, ids: np.ndarray, caches: OpenVinoCaches) -> tuple[np.ndarray, OpenVinoCaches]:
@@ -52,7 +52,7 @@ def test_steps_compute_what_the_graphs_do(name: str) -> None:
 
 
 def test_attention_is_one_layer_that_extends_the_state(tmp_path: Path) -> None:
-    cached, plan, _ = whole_graphs("gpt2")
+    cached, plan, _ = whole_graphs("llama")
     engine = build_plan(cached, plan, target("openvino"), Workload(((1, 6),), 8), tmp_path, 1)
     assert isinstance(engine.sessions, OpenVinoSessions)
     kinds = [layer.kind for layer in executed_layers(engine.sessions.request.get_compiled_model())]
@@ -80,9 +80,18 @@ def test_copies_are_read_again_and_others_once(sessions: OpenVinoSessions) -> No
     np.testing.assert_allclose(decode(sessions, token, kept)[0], first, atol=1e-5)
 
 
-def test_positions_that_the_model_lacks_are_refused(sessions: OpenVinoSessions) -> None:
-    ids = np.full((2, 65), 5)
-    logits, caches = decode(sessions, ids[:, :64], sessions.start(2))
+def of_file(name: str, folder: Path) -> OpenVinoSessions:
+    """Engines of a decoder of `tests.graph.decoders`, beside its graph."""
+    cached = Program.of(decoder(name)).cached
+    assert cached is not None
+    save(cached, folder / DECODER)
+    target("openvino").build_sessions(folder, [DECODER], (), 1)
+    return OpenVinoSessions(folder, threads=1)
+
+
+def test_positions_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    sessions, ids = of_file("gpt2", tmp_path), np.full((2, 33), 5)
+    logits, caches = decode(sessions, ids[:, :32], sessions.start(2))
     assert np.isfinite(logits).all()
     for texts, earlier in ((ids[:, :1], caches), (ids, sessions.start(2))):
         with pytest.raises(InputError) as error:
@@ -97,11 +106,7 @@ def test_an_input_that_is_missing_is_named(sessions: OpenVinoSessions) -> None:
 
 
 def test_a_decoder_in_half_precision_holds_its_states_in_float32(tmp_path: Path) -> None:
-    cached = Program.of(decoder("gpt2, half")).cached
-    assert cached is not None
-    save(cached, tmp_path / DECODER)
-    target("openvino").build_sessions(tmp_path, [DECODER], (), 1)
-    graph, sessions = OrtSessions(tmp_path, optimized=False), OpenVinoSessions(tmp_path, threads=1)
+    sessions, graph = of_file("gpt2, half", tmp_path), OrtSessions(tmp_path, optimized=False)
     feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
     expected, logits = (run_in_steps(each, feeds)[LOGITS] for each in (graph, sessions))
     assert relative_error(expected, logits, feeds) <= TOLERANCE["fp16"]
@@ -111,7 +116,7 @@ def test_a_decoder_in_half_precision_holds_its_states_in_float32(tmp_path: Path)
     assert sessions.precision == "fp32"
 
 
-@pytest.mark.parametrize(("name", "file"), [("gpt2", "openvino_model.xml"), ("t5", "encoder.xml")])
+@pytest.mark.parametrize(("name", "file"), [("llama", "openvino_model.xml"), ("t5", "encoder.xml")])
 def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str, file: str) -> None:
     folder = shutil.copytree(built(name, "openvino"), tmp_path / "folder")
     assert folder / file in target("openvino").session_files(folder)
