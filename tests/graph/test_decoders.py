@@ -98,7 +98,7 @@ def assert_equals_model(name: str, plan: Plan, sessions: OrtSessions) -> None:
     assert np.allclose(run_in_steps(sessions, feeds)[LOGITS], expected, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "unmasked", "grouped, half"])
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("unmasked", marks=pytest.mark.zoo), "grouped, half"])
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Report]:
     """A file, the output folder of a run on it under a budget, and the report."""
     folder = tmp_path_factory.mktemp("decoders")
