@@ -64,7 +64,7 @@ def _short_timing() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", (3, timing.ROUNDS[1]))
-        patch.setattr(timing, "QUIET_SECONDS", timing.QUIET_SECONDS / 5)  # most of a round is a wait for idle threads
+        patch.setattr(timing, "QUIET_SECONDS", 0.001)  # most of a round is a wait for idle threads
         for name in ("ENGINE_SECONDS", "WHOLE_SECONDS", "PLAN_SECONDS"):
             patch.setattr(measure, name, 0.0)
         patch.setattr(matmul_times, "PRODUCT_SECONDS", 0.0)

@@ -91,8 +91,10 @@ def run(commands: dict[str, list[str]]) -> Iterator[dict[str, object]]:
     """The name of each command with its exit code, stdout and stderr. `pytest` runs tests, `import` a name of ours."""
     from compressor.cli import main
     from compressor.measure import timing
+    from compressor.targets.onnxruntime import sessions
 
-    timing.ROUNDS = (3, timing.ROUNDS[1])  # as in the tests of this process
+    # As in the tests of this process.
+    timing.ROUNDS, timing.QUIET_SECONDS, sessions.CHOICE_SECONDS = (3, timing.ROUNDS[1]), 0.001, 0.01
     for name, (first, *arguments) in commands.items():
         out, err, code = io.StringIO(), io.StringIO(), 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -28,6 +28,8 @@ OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
 ROUND_SECONDS = 0.1
 """Planned duration of a round: longer than the scheduler's time slice, and short compared to the whole measurement."""
+_LEAST_TURNS = 4
+"""Rounds of each engine that is timed in turns: fewer give no median. Where they have less time, they are shorter."""
 QUIET_SECONDS = 0.005
 """Duration without computation after which a process counts as idle; twice in a row."""
 _PATIENCE_SECONDS = 1.0
@@ -324,13 +326,14 @@ def _turns(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> Iterator[l
     for call in calls:
         for _ in range(WARM_UP_CALLS):
             call()
+    planned = min(ROUND_SECONDS, seconds / (_LEAST_TURNS * len(engines)))
     start, number = perf_counter(), 0
-    while number < 4 or perf_counter() - start < seconds:
+    while number < _LEAST_TURNS or perf_counter() - start < seconds:
         times: list[list[float]] = [[] for _ in engines]
         order = range(len(engines)) if number % 2 == 0 else reversed(range(len(engines)))
         for index in order:
             probe = timed_round(calls[index], 1, wait_until_idle)[0]
-            repeats = int(np.clip(ROUND_SECONDS / probe, *ROUND_CALLS))
+            repeats = int(np.clip(planned / probe, *ROUND_CALLS))
             times[index] = timed_round(calls[index], repeats, lambda: None)
         yield times
         number += 1

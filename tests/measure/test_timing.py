@@ -19,6 +19,7 @@ from compressor.measure import interleave, median_times, paired_ratios, paired_t
 from compressor.measure.timing import (
     OVERTIME,
     PROBE_CALLS,
+    QUIET_SECONDS,
     ROUNDS,
     WARM_UP_CALLS,
     alternate_calls,
@@ -32,8 +33,9 @@ from tests.targets.engines import FakeClock, FakeEngine, NoisyEngine
 
 @pytest.fixture(autouse=True)
 def _all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many rounds as outside of tests."""
+    """As many rounds and as long waits as outside of tests."""
     monkeypatch.setattr(timing, "ROUNDS", ROUNDS)
+    monkeypatch.setattr(timing, "QUIET_SECONDS", QUIET_SECONDS)
 
 
 @contextmanager
@@ -278,6 +280,12 @@ def test_more_seconds_give_more_rounds() -> None:
     _, long = median_times_of(*engines, seconds=5.0)
     assert len(long.calls) > 2 * len(short.calls)
     assert 5.0 < long.now < 2 * 5.0
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 3.0])
+def test_timing_takes_about_the_seconds_that_it_may(seconds: float) -> None:
+    _, clock = median_times_of(FakeEngine(1.0), FakeEngine(2.0), seconds=seconds)
+    assert seconds / 2 < clock.now < 1.5 * seconds
 
 
 def test_every_engine_is_called_before_timing_begins() -> None:
