@@ -355,9 +355,7 @@ def _largest_error(path: Path, settings: Mapping[str, Any], reference: Reference
     )
 
 
-def choose_norms(
-    path: Path, settings: Mapping[str, Any], feeds: Feeds, tolerance: float, seconds: float = 1.0
-) -> str | None:
+def choose_norms(path: Path, settings: Mapping[str, Any], feeds: Feeds, tolerance: float, seconds: float) -> str | None:
     """Split the fused normalizations of a graph where that is faster.
 
     Args:
@@ -395,7 +393,7 @@ def choose_norms(
     return f"norms split, {gain:.2f} times as fast as fused ones"
 
 
-def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds: Feeds, seconds: float = 1.0) -> str:
+def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds: Feeds, seconds: float) -> str:
     """Keep the fastest form of a decoder: as it is, fused, or fused so that it writes into the memory of its caches.
 
     Args:

@@ -245,7 +245,7 @@ def test_the_graph_computes_the_same_whatever_is_chosen(
     if gain is not None:
         monkeypatch.setattr(norms, "GAIN", gain)
     expected = run(graph)
-    choice = choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"])
+    choice = choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"], 0.01)
     assert choice is not None
     assert relative_error(expected, run(graph), FEEDS) < 1e-5
     is_split = "LayerNormalization" in kinds(graph)
@@ -263,7 +263,7 @@ def test_the_graph_computes_the_same_whatever_is_chosen(
 def test_the_file_of_split_norms_is_complete(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "GAIN", SPLIT)
     expected = run(graph)
-    choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"])
+    choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"], 0.01)
     onnx.checker.check_model(str(graph))
     files = data_files(load(graph))
     assert {file.parent for file in files} <= {graph.parent.resolve()}
@@ -279,7 +279,7 @@ def test_the_files_of_fused_norms_stay(
 ) -> None:
     monkeypatch.setattr(norms, "GAIN", gain)
     before = files_of(graph)
-    choice = choose_norms(graph, SETTINGS, FEEDS, tolerance)
+    choice = choose_norms(graph, SETTINGS, FEEDS, tolerance, 0.01)
     assert choice is not None
     assert choice.startswith("fused norms kept")
     assert files_of(graph) == before
@@ -287,9 +287,9 @@ def test_the_files_of_fused_norms_stay(
 
 def test_norms_that_are_split_already_are_left(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "GAIN", SPLIT)
-    assert choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"]) is not None
+    assert choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"], 0.01) is not None
     before = files_of(graph)
-    assert choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"]) is None
+    assert choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"], 0.01) is None
     assert files_of(graph) == before
 
 
@@ -305,7 +305,7 @@ def test_nothing_is_chosen_without_a_norm_that_can_be_split(
     path = tmp_path / "engine.onnx"
     save(parsed(body, "float[B, S, 32] x", "float[B, S, 32] y", WEIGHTS), path)
     before = files_of(path)
-    assert choose_norms(path, SETTINGS, FEEDS, TOLERANCE["fp32"]) is None
+    assert choose_norms(path, SETTINGS, FEEDS, TOLERANCE["fp32"], 0.01) is None
     assert files_of(path) == before
 
 
