@@ -112,7 +112,7 @@ def test_tokens_are_those_of_the_graph_with_rounded_weights(
 
 def test_products_are_ranked_by_what_rounding_each_alone_does(graphs: tuple[Path, Feeds], tmp_path: Path) -> None:
     folder, feeds = graphs
-    feeds = feeds | {"attention_mask": np.ones_like(feeds["attention_mask"])}  # steps read padding otherwise
+    feeds = {**feeds, "attention_mask": np.ones_like(feeds["attention_mask"])}  # steps read padding otherwise
     names = list(matrices(folder))
     model = graph_passes.load(folder / DECODER)
     expected = run_in_steps(OrtSessions(folder, optimized=False), feeds)[LOGITS]
