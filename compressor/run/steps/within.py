@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from compressor.config.steps import Step, Within
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import BudgetError, CompressorError
+from compressor.graph.signature import GeneratingForward
 from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
@@ -33,6 +34,7 @@ from compressor.pruning.bisect import (
 )
 from compressor.pruning.measure import KeptTimes
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
+from compressor.run.generation import EXPORT_STAGE, rounded_engine
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import fold_gates
@@ -52,6 +54,7 @@ from compressor.run.steps.base import (
 from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
+from compressor.targets import Engine
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
 from graph_passes import GraphPassError, Plan
@@ -130,7 +133,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(5)
+@versioned(6)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -330,7 +333,8 @@ class _Search(_Attempts):
             self.whole = self.scorer.score_whole()
         require_informed(self.whole, self.task.metric)
         # Not only the rows take time: the engine of an attempt is built as that of the whole model was.
-        building = ("compressed: quantizing the graph", f"trying {base.selected.engine}")
+        chosen = ["compressed: quantizing the graph", f"trying {base.selected.engine}"]
+        building = [EXPORT_STAGE] if self._rounds_weights else chosen
         engine_seconds = sum(run.log.seconds.get(stage, 0.0) for stage in building) if self._rounds else 0.0
         self._forward_seconds = time.perf_counter() - began
         self._score_seconds = self._forward_seconds + engine_seconds
@@ -338,7 +342,13 @@ class _Search(_Attempts):
     @property
     def _rounds(self) -> bool:
         """Whether the engine rounds, so that attempts are scored by their engines."""
-        return self.base.engine is not None and self.base.engine.choice.config.definite_precision != "fp32"
+        engine = self.base.engine
+        return engine is not None and (self._rounds_weights or engine.choice.config.definite_precision != "fp32")
+
+    @property
+    def _rounds_weights(self) -> bool:
+        """Whether the engine with caches, which is scored then, has rounded weights."""
+        return self.context.run.recipe.engine.weight_precision is not None
 
     @property
     def task(self) -> Task:
@@ -501,21 +511,33 @@ class _Search(_Attempts):
             CompressorError: it cannot be built.
             GraphPassError: its graph cannot be made.
         """
-        base, context, began = self.base, self.context, time.perf_counter()
+        context, began = self.context, time.perf_counter()
+        with context.run.work.aside() as work:
+            run = replace(context.run, work=work, log=context.run.log.separate())
+            engine = self._rounded_engine(run, plan) if self._rounds_weights else self._chosen_engine(run, plan)
+            score = self.scorer.score(label, GeneratingForward(engine.run, cache(engine.generator)))
+        self._score_seconds = time.perf_counter() - began
+        return score
+
+    def _rounded_engine(self, run: RunContext, plan: Plan) -> Engine:
+        """The engine with caches of a plan, with rounded weights."""
+        cached = self.context.graphs.cached
+        assert cached is not None, "a run that rounds weights has graphs with caches"
+        return rounded_engine(run, plan, cached)
+
+    def _chosen_engine(self, run: RunContext, plan: Plan) -> Engine:
+        """The engine of a plan in the form that units are removed for."""
+        base = self.base
         assert base.engine is not None
         assert base.scorer is not None
         choice = replace(base.engine.choice, in_float=())
-        with context.run.work.aside() as work:
-            run = replace(context.run, work=work, log=context.run.log.separate())
-            graph = run.compress_graph(context.graphs.reference, plan)
-            trials = run.engine_trials(graph, base.scorer, work.scratch)
-            trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
-            if trial.variant is None:
-                assert trial.error is not None
-                raise trial.error
-            score = self.scorer.score(label, trial.variant.engine.run)
-        self._score_seconds = time.perf_counter() - began
-        return score
+        graph = run.compress_graph(self.context.graphs.reference, plan)
+        trials = run.engine_trials(graph, base.scorer, run.work.scratch)
+        trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
+        if trial.variant is None:
+            assert trial.error is not None
+            raise trial.error
+        return trial.variant.engine
 
     def result(self) -> SelectedPlan:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""

@@ -14,6 +14,7 @@ import torch
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
 from compressor.pruning.bisect import ResampledScore
@@ -264,6 +265,7 @@ def test_rows_of_another_task_end_the_run(inputs: Path, tmp_path: Path, capfd: p
         (0.03, 0.0, "fp32", [0, 1, 2]),
         (0.03, 0.015, "fp32", [0]),
         (0.03, 0.015, "int8", [0, 1, 2]),  # scores of engines that round have what rounding costs
+        (0.03, 0.015, "int4w", [0, 1, 2]),
         (0.03, -0.02, "fp32", [0, 1, 2]),
         (0.0, 0.0, "fp32", []),
         (0.1, 0.2, "fp32", []),
@@ -277,11 +279,11 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_engine(
 
     search: Any = object.__new__(within._Search)
     search.step = SimpleNamespace(max_drop=max_drop, trains=True)
-    choice = SimpleNamespace(config=SimpleNamespace(definite_precision=precision))
-    search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost, choice=choice))
-    search.context = SimpleNamespace(
-        run=SimpleNamespace(rows=SimpleNamespace(eval_task=SimpleNamespace(higher_is_better=True)))
-    )
+    recipe = Recipe(model="m", precision=precision)
+    built = EngineConfig(precision=recipe.engine.definite_precision)
+    search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost, choice=SimpleNamespace(config=built)))
+    rows = SimpleNamespace(eval_task=SimpleNamespace(higher_is_better=True))
+    search.context = SimpleNamespace(run=SimpleNamespace(rows=rows, recipe=recipe))
     search.whole = score(0.0)
     losses = [0.01, 0.02, 0.03, 0.04]
     attempts = [within._Attempt(speedup=2.0, score=score(loss)) for loss in losses]
