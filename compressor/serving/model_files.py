@@ -22,7 +22,7 @@ from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.serving.inputs import SENTENCE
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
-from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.caches import DECODER, ENCODER, WEIGHTS
 from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
@@ -193,7 +193,15 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
         engine = engine_of(graph)
         source = engine if engine.is_file() and not request.plain else graph
-        if device == "gpu" and IN_PLACE in graph_passes.load(source).metadata_props:
+        metadata = graph_passes.load(source).metadata_props
+        if device == "gpu" and IN_PLACE in metadata:
+            if WEIGHTS in metadata:
+                raise UsageError(
+                    f"--{_gpu_flag(request)}: the engine with weights in {metadata[WEIGHTS]} runs on the CPU; omit it,"
+                    " or serve the graph in floats (--plain)",
+                    code=ErrorCode.CONTRADICTION,
+                    field=_gpu_flag(request),
+                )
             source = graph  # the operator that writes into the memory of caches is for the CPU
         files[graph.name] = source
         files |= {data.name: data for data in graph_passes.data_files(graph_passes.load(source))}
@@ -240,11 +248,10 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
     Triton's OpenVINO backend compiles a graph for free axes only, and many servers lack it.
     """
     if request.device == "gpu" or request.gpus:
-        field_ = "gpus" if request.gpus else "device"
         raise UsageError(
-            f"--{field_}: OpenVINO engines run on the CPU; omit it, or use --backend onnxruntime",
+            f"--{_gpu_flag(request)}: OpenVINO engines run on the CPU; omit it, or use --backend onnxruntime",
             code=ErrorCode.CONTRADICTION,
-            field=field_,
+            field=_gpu_flag(request),
         )
     path = request.out / GRAPH
     version = str(report.session.get("runtime", "openvino"))
@@ -261,6 +268,11 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
         serves_measured=True,
         requirements=[Note(text=text, code=NoteCode.SERVER_REQUIREMENT)],
     )
+
+
+def _gpu_flag(request: ServeRequest) -> str:
+    """The option that requests a GPU."""
+    return "gpus" if request.gpus else "device"
 
 
 def _model_files(
