@@ -21,7 +21,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.serving.inputs import SENTENCE
-from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, cached_target, target, target_of
 from compressor.targets.caches import DECODER, ENCODER, WEIGHTS
 from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.targets.openvino import batches
@@ -211,6 +211,14 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
         f"the server's Python needs onnxruntime, torch, transformers {transformers.__version__} and numpy<2, which"
         " Triton's own images lack"
     )
+    notes = [Note(text=text, code=NoteCode.SERVER_REQUIREMENT)]
+    runtime = cached_target(request.out)
+    if runtime.name != DEFAULT_TARGET and not request.plain:
+        text = (
+            f"{request.out} has engines of {runtime.title} in {runner.sessions.precision}; the server generates with"
+            f" ONNX Runtime and {files[DECODER].name} in floats, so speed and numbers differ from the report"
+        )
+        notes.append(Note(text=text, code=NoteCode.ENGINE_NOT_SERVED))
     return ModelFiles(
         backend="python",
         device=device,
@@ -224,7 +232,7 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
         placement=Placement(request.instances or 1, request.threads),
         streams=True,
         parameters={} if runner.limit is None else {"positions": str(runner.limit)},
-        notes=(Note(text=text, code=NoteCode.SERVER_REQUIREMENT),),
+        notes=tuple(notes),
     )
 
 

@@ -162,6 +162,17 @@ def test_a_gpu_serves_no_floats_for_rounded_weights(precision: WeightPrecision |
     )
 
 
+@pytest.mark.parametrize("runtime", ["ort", "openvino"])
+def test_engines_of_another_runtime_than_the_server_has_are_named(runtime: str, tmp_path: Path) -> None:
+    out = run_folder(tmp_path / "out")
+    target(runtime).build_sessions(out, (DECODER,), [(1, 4)], 1)
+    request = ServeRequest(out=out, repository=tmp_path / "repository")
+    codes = {note.code for note in model_files.find_files(request).notes}
+    assert (NoteCode.ENGINE_NOT_SERVED in codes) == (runtime != "ort")
+    plain = model_files.find_files(request.model_copy(update={"plain": True}))
+    assert NoteCode.ENGINE_NOT_SERVED not in {note.code for note in plain.notes}
+
+
 def top_level_imports(file: Path) -> Iterator[str]:
     """The modules that a file imports when it is imported."""
     for node in ast.parse(file.read_text()).body:
