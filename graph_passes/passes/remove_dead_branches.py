@@ -127,7 +127,7 @@ class _ZeroFlow:
             total = op("Add", *rows)
             op.insert_before(node)
             self._probe.copy_shape(total, rows[0])
-            total.dtype, self.modified = rows[0].dtype, True
+            total.type, self.modified = rows[0].type, True
             return total
         output_shapes = self._probe.shapes(node.outputs[0])
         for row, addend in (addends, reversed(addends)):
