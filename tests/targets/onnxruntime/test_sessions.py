@@ -146,7 +146,7 @@ def test_a_file_of_another_plan_is_refused(name: str, tmp_path: Path) -> None:
 
 def in_place(folder: Path) -> OrtSessions:
     """A decoder that writes into the memory of its caches, in a folder."""
-    shutil.copytree(exported("llama"), folder, dirs_exist_ok=True)
+    shutil.copytree(exported("gpt2"), folder, dirs_exist_ok=True)
     engine = FuseForOrt(in_place=True)(Normalize()(load(folder / DECODER))).model
     assert IN_PLACE in engine.metadata_props
     save(engine, engine_of(folder / DECODER))
@@ -180,7 +180,7 @@ def test_rounded_weights_stay_on_every_device(
 
 def growing() -> OrtSessions:
     """The same decoder, whose caches grow."""
-    return OrtSessions(exported("llama"), optimized=False)
+    return OrtSessions(exported("gpt2"), optimized=False)
 
 
 @pytest.mark.parametrize("chunks", [(3,), (3, 1, 1), (2, 3, 1), (1,) * 8])
