@@ -373,6 +373,8 @@ def tiny_model(model_type: str, seed: int = 0, form: Form = Form.USUAL) -> PreTr
                 part.pad_token_id = 0
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id
+    if form is Form.GENERATES and not config.is_encoder_decoder and hasattr(config, "is_decoder"):
+        config.is_decoder = True
     model = cls(config).eval()
     # With usual weights, a head of a random model changes the output by less than rounding does.
     for name, parameter in model.named_parameters():

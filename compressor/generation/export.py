@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.export import Dim
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from compressor.errors import ErrorCode, InputError
@@ -275,12 +275,21 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
-    """Channels and frames of the sound that an encoder takes; both are fixed."""
-    encoder = model.get_encoder()
-    frames = model.config.max_source_positions
-    for convolution in (module for module in encoder.modules() if isinstance(module, torch.nn.Conv1d)):
+    """Channels and frames of the sound that an encoder takes; both are fixed.
+
+    Raises:
+        InputError: the encoder takes sounds of any length.
+    """
+    channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    if channels is None or frames is None:
+        text = (
+            f"{family(model)}: the encoder reads sounds of any length, and graphs with caches read sounds of one length,"
+            " which config.json has as num_mel_bins and max_source_positions"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
+    for convolution in (module for module in model.get_encoder().modules() if isinstance(module, torch.nn.Conv1d)):
         frames *= convolution.stride[0]
-    return int(model.config.num_mel_bins), int(frames)
+    return int(channels), int(frames)
 
 
 def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Tensor]:
@@ -289,15 +298,17 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
     Raises:
         InputError: a layer keeps something else.
     """
+    if cache is None:
+        text = f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for index, layer in enumerate(getattr(cache, "layers", None) or [cache]):
-        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.dim() != 4:
-            kept = "nothing" if layer is None else type(layer).__name__
+        is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # others of these classes keep more
+        if not is_plain or layer.keys is None or layer.keys.dim() != 4:
             text = (
-                f"{family(model)}: layer {index} keeps {kept}, and not keys and values alone, which graphs with caches"
-                " hold"
+                f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
+                " graphs with caches hold"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
-    assert cache is not None
     return _tensors(cache)
 
 

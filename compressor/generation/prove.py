@@ -19,8 +19,10 @@ from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from graph_passes.errors import listed
 
-_READ = frozenset((TEXT, MASK, TARGET, "decoder_attention_mask", "input_features"))
+_READ = frozenset((TEXT, MASK, TARGET, "input_features"))
 """Inputs of the models whose graphs have caches."""
+_LEFT_OUT = frozenset(("decoder_attention_mask", "token_type_ids"))
+"""Inputs without which a model reads every token of a text that it continues, as tokens of the first type."""
 
 
 def generation_cases(cases: Sequence[Case], *, pads_left: bool = True) -> tuple[Case, ...]:
@@ -35,14 +37,14 @@ def generation_cases(cases: Sequence[Case], *, pads_left: bool = True) -> tuple[
     """
     texts = []
     for case in cases:
-        if unread := sorted(case.feeds.keys() - _READ):
+        if unread := sorted(case.feeds.keys() - _READ - _LEFT_OUT):
             raise InputError(
                 f"the model reads {listed(unread)} too, for which there are no graphs with caches",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 inputs=unread,
             )
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
-        feeds = {name: array for name, array in feeds.items() if name != "decoder_attention_mask"}
+        feeds = {name: array for name, array in feeds.items() if name not in _LEFT_OUT}
         if not pads_left:
             feeds[MASK] = np.ones_like(feeds[TEXT])
         texts.append(Case(feeds, f"{case_name(feeds)}, in steps"))
