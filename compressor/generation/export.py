@@ -299,7 +299,9 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
         InputError: a layer keeps something else.
     """
     if cache is None:
-        text = f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
+        text = (
+            f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
+        )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for index, layer in enumerate(getattr(cache, "layers", None) or [cache]):
         is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # others of these classes keep more

@@ -326,7 +326,7 @@ class Flow(Cuts):
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])
 
     def _find_mixer(self, value: ir.Value, use: _Use, axis: int) -> ir.Node | ir.Value | None:
-        """The first node or output of the graph that needs all of an axis of a tensor, at a use or after it; None: none.
+        """The first node or output of the graph that needs all of an axis of a tensor, at a use or after it, if any.
 
         The readers of a cache that the graph returns are those of the input that has it in the next call.
         """
