@@ -283,8 +283,8 @@ def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
     channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if channels is None or frames is None:
         text = (
-            f"{family(model)}: the encoder reads sounds of any length, and graphs with caches read sounds of one length,"
-            " which config.json has as num_mel_bins and max_source_positions"
+            f"{family(model)}: the encoder reads sounds of any length, and graphs with caches those of one, which"
+            " config.json has as num_mel_bins and max_source_positions"
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for convolution in (module for module in model.get_encoder().modules() if isinstance(module, torch.nn.Conv1d)):

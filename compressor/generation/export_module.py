@@ -98,8 +98,8 @@ def _require_use_of_cache(
         proof = prove_outputs(ProofStage.CACHED_EXPORT, variant, texts, expected, run, TOLERANCE["fp32"])
     if not proof.holds:
         raise InputError(
-            f"{family(model)}: the model reads several tokens at once otherwise with a cache than without (relative"
-            f" error {proof.error:.3g}), so that no graphs with caches compute what it does on whole texts",
+            f"{family(model)}: with its own cache the model computes something else than on whole texts (relative error"
+            f" {proof.error:.3g}), and so would graphs with caches",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             error=proof.error,
