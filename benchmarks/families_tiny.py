@@ -121,6 +121,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "instructblip": {"image_token_index": VOCABULARY - 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lilt": {"hidden_size": 48},  # boxes have six coordinates, in layers of a quarter of the width
     "mamba2": {"head_dim": 16},
     "molmo2_adapter": {"vision_feature_layer": [0, 1]},

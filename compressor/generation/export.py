@@ -142,7 +142,8 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
     """The graph of a decoder-only model."""
     original = type(model).forward
     ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
-    past = _earlier(_after_forward(model, input_ids=ids[:, : _SIZES[PAST]])[1], model)
+    kept = _after_forward(model, input_ids=ids[:, : _SIZES[PAST]])[1]
+    past = _earlier(getattr(kept, "self_attention_cache", kept), model)  # a decoder that can have an encoder has both
 
     def forward(**inputs: Any) -> list[Tensor]:
         result = original(model, **{**inputs, "past_key_values": _cache(inputs["past_key_values"])}, use_cache=True)
@@ -303,7 +304,7 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
             f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
-    for index, layer in enumerate(getattr(cache, "layers", None) or [cache]):
+    for index, layer in enumerate(cache.layers if type(cache) is DynamicCache else [cache]):
         is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # others of these classes keep more
         if not is_plain or layer.keys is None or layer.keys.dim() != 4:
             text = (
