@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,8 @@ def test_texts_to_continue_are_padded_on_the_left_and_of_one_type() -> None:
     assert case.feeds["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
 
 
-def test_an_input_beside_the_text_is_refused_by_name() -> None:
+@pytest.mark.parametrize(("name", "options"), [("pixel_values", {}), ("token_type_ids", {"left_out": ()})])
+def test_an_input_beside_the_text_is_refused_by_name(name: str, options: Any) -> None:
     with pytest.raises(InputError) as error:
-        generation_cases([Case({"input_ids": IDS, "pixel_values": np.zeros((2, 3))}, "two texts")])
-    assert (error.value.code, error.value.details["inputs"]) == (ErrorCode.UNSUPPORTED_MODEL, ["pixel_values"])
+        generation_cases([Case({"input_ids": IDS, name: np.zeros((2, 3))}, "two texts")], **options)
+    assert (error.value.code, error.value.details["inputs"]) == (ErrorCode.UNSUPPORTED_MODEL, [name])
