@@ -8,6 +8,9 @@ weights: times do not depend on their values. It is exported with caches, shrunk
 call finds the engines in the folder. Each engine is timed in turn with that of every unit in fp32. The export takes
 minutes.
 
+With `--half-heads`, the model has 8 query and 4 key/value heads, of which half are removed, and all neurons stay. The
+share of the time that this saves is printed as a part of the share of the bytes that a token reads: weights and caches.
+
 With `--genai`, onnxruntime-genai's own engine of every unit in 4 bits generates tokens in turn with the engines of 4
 bits, by greedy search; it has to be installed. Prompts are read once and not timed: each round goes on where the one
 before has ended. For several texts, our engines read one prompt and repeat its keys and values, since times do not
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +38,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from compressor.generation.bench import bench_generation
+from compressor.generation.bench import GenerationRow, bench_generation
 from compressor.generation.export import export_generation
 from compressor.generation.weights import Rounding
 from compressor.generation.workload import Workload
 from compressor.progress import NullListener
 from compressor.targets import DEFAULT_TARGET, WEIGHT_BITS, target
 from compressor.targets.caches import DECODER
-from compressor.targets.onnxruntime.sessions import OrtSessions
+from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
 from compressor.units import find_groups, keep_all
 from graph_passes import load, save
 from graph_passes.attention.gate_initializers import set_gates
@@ -64,6 +67,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--work", type=Path, help="folder of the engines, for further calls")
+    parser.add_argument("--half-heads", action="store_true", help="remove half of the heads and no neurons")
     parser.add_argument("--genai", action="store_true", help="compare with onnxruntime-genai in 4 bits")
     parser.add_argument("--rounds", type=int, default=5, help="how often each engine generates, with --genai")
     options = parser.parse_args()
@@ -71,13 +75,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         work = options.work or Path(scratch)
         if not (work / "ready").is_file():
-            _prepare(work, options.layers, workload, options.threads)
+            _prepare(work, options.layers, options.half_heads, workload, options.threads)
         if options.genai:
             _compare_with_genai(work, workload, options.threads, options.rounds)
             return
-        for name in _FOLDERS[1:]:
+        names = [name for name in _FOLDERS[1:] if not options.half_heads or name.startswith("small")]
+        for name in names:
+            whole = work / name.replace("small", "dense") if options.half_heads else work / "dense"
             rows = bench_generation(
-                (work / "dense", work / name),
+                (whole, work / name),
                 workload,
                 threads=options.threads,
                 seconds=options.seconds,
@@ -87,13 +93,36 @@ def main() -> None:
                 size = f"batch {row.batch}, {row.prompt_tokens} tokens"
                 times = f"prompt {row.prompt_ms:.1f} ms, token {row.token_ms:.2f} ms"
                 print(f"{row.folder.name}: {size}: {times}, cache {row.cache_bytes:,} bytes a token", flush=True)
+            if options.half_heads:
+                _print_shares(rows)
 
 
-def _prepare(work: Path, layers: int, workload: Workload, threads: int) -> None:
+def _print_shares(rows: Sequence[GenerationRow]) -> None:
+    """Print what half of the heads save of the time of a token, and of the bytes that it reads."""
+    for dense, small in zip(rows[::2], rows[1::2], strict=True):
+        seconds, read = dense.token_ms, dense.batch * dense.prompt_tokens
+        bytes_ = [read * row.cache_bytes + _weight_bytes(row.folder) for row in (dense, small)]
+        shares = 1 - small.token_ms / seconds, 1 - bytes_[1] / bytes_[0]
+        size = f"batch {dense.batch}, {dense.prompt_tokens} tokens"
+        print(
+            f"{size}: {shares[0]:.1%} of the time, {shares[1]:.1%} of the bytes: {shares[0] / shares[1]:.2f}",
+            flush=True,
+        )
+
+
+def _weight_bytes(folder: Path) -> int:
+    """Bytes of the weights that a token reads: without the table of embeddings, unless it is also the last matmul's."""
+    size = engine_of(folder / DECODER).with_suffix(".onnx.data").stat().st_size
+    return size - (4 * 576 * _VOCABULARY if folder.name.endswith("w") else 0)
+
+
+def _prepare(work: Path, layers: int, is_half: bool, workload: Workload, threads: int) -> None:
     """Write the model and its engines, and print what the parts of that take."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9}
-    sizes |= {"num_key_value_heads": 3, "vocab_size": _VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+    heads, groups = (8, 4) if is_half else (9, 3)
+    sizes: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": groups}
+    sizes |= {"vocab_size": _VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
     sizes |= {"num_hidden_layers": layers, "max_position_embeddings": 4096, "tie_word_embeddings": True}
     model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     for name in ("gated", *_FOLDERS):
@@ -107,7 +136,7 @@ def _prepare(work: Path, layers: int, workload: Workload, threads: int) -> None:
     start = time.perf_counter()
     files = export_generation(model, whole, work / "gated")
     print(f"export with caches: {time.perf_counter() - start:.1f} s", flush=True)
-    kept = {"heads": range(6), "neurons": range(1024)}
+    kept = {"heads": range(4 if is_half else 6), "neurons": range(1536 if is_half else 1024)}
     pruned = whole.replace_groups(replace(group, kept=tuple(kept[group.type]), scale=()) for group in whole.groups)
     for name, plan in (("dense", whole), ("small", pruned)):
         graphs = {file: load(work / "gated" / file) for file in files}

@@ -36,7 +36,7 @@ from compressor.targets.relative_error import Outputs
 from compressor.tasks.calibration import calibration_rows, draw_rows, within_tokens
 from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import OPERATOR, matrix_of, weights_of
-from graph_passes.quantizers.weight_blocks import BLOCK, floats_of_blocks, round_blocks
+from graph_passes.quantizers.weight_blocks import BLOCKS, floats_of_blocks, round_blocks
 
 _FINER: Mapping[WeightPrecision, str] = {"int4w": "int8w", "int8w": "floats"}
 """What weights become that cost too much in a precision."""
@@ -54,8 +54,8 @@ def require_rounded(runtime: Target) -> None:
     Raises:
         TargetMissingError: it does not.
     """
-    ends = [ir.val(name, ir.DataType.FLOAT, (1, width)) for name, width in (("x", BLOCK), ("y", 2))]
-    weights = ir.val("w", const_value=ir.tensor(np.ones((BLOCK, 2), np.float32), name="w"))
+    ends = [ir.val(name, ir.DataType.FLOAT, (1, width)) for name, width in (("x", BLOCKS[0]), ("y", 2))]
+    weights = ir.val("w", const_value=ir.tensor(np.ones((BLOCKS[0], 2), np.float32), name="w"))
     product = ir.node("MatMul", [ends[0], weights], outputs=[ends[1]], name="product")
     graph = ir.Graph(
         ends[:1], ends[1:], nodes=[product], initializers=[weights], opset_imports={"": 18}, name="product"

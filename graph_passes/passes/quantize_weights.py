@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.fold_weights import FoldWeights
-from graph_passes.quantizers.weight_blocks import BITS, BLOCK, round_blocks
+from graph_passes.quantizers.weight_blocks import BITS, block_of, round_blocks
 
 DOMAIN = "com.microsoft"
 OPERATOR = "MatMulNBits"
@@ -35,7 +35,7 @@ class QuantizedWeights:
 
 
 class QuantizeWeights(GraphPass[QuantizedWeights]):
-    """Replace matmuls with constant weights by `MatMulNBits`, whose weights have a scale per block of 32 inputs.
+    """Replace matmuls with constant weights by `MatMulNBits`, whose weights have a scale per block of inputs.
 
     Cases:
         1. `MatMul`, and `FusedMatMul` or `Gemm` that transposes or scales its weights: the operator, under the name of
@@ -144,7 +144,7 @@ def _replace(node: ir.Node, constants: list[ir.Value], bits: int) -> None:
     graph, output = node.graph, node.outputs[0]
     assert graph is not None
     inputs, outputs = matrix_of(node).shape
-    attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": BLOCK}
+    attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block_of(inputs)}
     attributes["accuracy_level"] = _INT8_ACTIVATIONS
     nodes = [ir.node(OPERATOR, [node.inputs[0], *constants], attributes, domain=DOMAIN, name=node.name)]
     nodes[0].metadata_props.update(node.metadata_props)

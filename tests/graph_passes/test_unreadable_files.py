@@ -70,7 +70,7 @@ def test_truncated_data_are_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["/etc/passwd", "../secret", "a/../../secret", "..\\secret", "link", "linked/secret"]
+    "location", ["/etc/passwd", "../secret", "a/../../secret", "..\\secret", "link", "linked/secret", "copy"]
 )
 def test_data_outside_the_folder_are_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(bytes(10_000))
@@ -78,6 +78,7 @@ def test_data_outside_the_folder_are_refused(tmp_path: Path, location: str) -> N
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "linked").symlink_to(tmp_path)
+    (folder / "copy").hardlink_to(tmp_path / "secret")
     path = folder / "model.onnx"
     save(model(), path)
     edit(path, point("location", location))

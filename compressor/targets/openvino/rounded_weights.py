@@ -17,7 +17,6 @@ from openvino.frontend.onnx import ConversionExtension
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.openvino.session import compile_model, executed_layers, read_model, session_settings
 from graph_passes.passes.quantize_weights import DOMAIN, OPERATOR
-from graph_passes.quantizers.weight_blocks import BLOCK
 
 _TYPES = {4: openvino.Type.u4, 8: openvino.Type.u8}
 """Bits of weights -> the type of their integers."""
@@ -39,16 +38,16 @@ def _product(node: Any) -> list[openvino.Output]:
     activations to 8 bits where the processor has dot products of them.
     """
     activations, packed, scales = (node.get_input(number) for number in range(3))
-    bits, inputs = (node.get_attribute(name) for name in ("bits", "K"))
+    bits, inputs, block = (node.get_attribute(name) for name in ("bits", "K", "block_size"))
     outputs, blocks, _ = packed.get_shape()
-    shape = openvino.Shape([outputs, blocks, BLOCK])
+    shape = openvino.Shape([outputs, blocks, block])
     content = openvino.Tensor(np.ascontiguousarray(packed.get_node().data), shape, _TYPES[bits])
     integers = openvino.op.Constant(content, shared_memory=False)
     zero = ops.constant(2 ** (bits - 1), _TYPES[bits])
     centred = ops.subtract(*(ops.convert(value, np.float32) for value in (integers, zero)))
     floats = ops.multiply(centred, ops.reshape(scales, ops.constant([outputs, blocks, 1]), False))
-    matrix = ops.reshape(floats, ops.constant([outputs, blocks * BLOCK]), False)
-    if padding := blocks * BLOCK - inputs:  # the last block is padded with zeros
+    matrix = ops.reshape(floats, ops.constant([outputs, blocks * block]), False)
+    if padding := blocks * block - inputs:  # the last block is padded with zeros
         before = [0] * activations.get_partial_shape().rank.get_length()
         ends = ops.constant(before), ops.constant([*before[1:], padding])
         activations = ops.pad(activations, *ends, "constant", ops.constant(np.float32(0))).output(0)
