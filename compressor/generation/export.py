@@ -311,8 +311,9 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for index, layer in enumerate(cache.layers if type(cache) is DynamicCache else [cache]):
-        is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # others of these classes keep more
-        if not is_plain or layer.keys is None or layer.keys.dim() != 4:
+        is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # classes derived from them keep more
+        keys = getattr(layer, "keys", None)
+        if not is_plain or keys is None or keys.dim() != 4:
             text = (
                 f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
                 " graphs with caches hold"
