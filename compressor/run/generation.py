@@ -26,7 +26,7 @@ from graph_passes import GraphPassError, Plan
 
 if TYPE_CHECKING:  # what exports graphs with caches needs PyTorch
     from compressor.generation.deliver import CachedGraphs
-    from compressor.generation.workload import Workload
+    from compressor.generation.workload import CachedEngine, Workload
 
 _REFUSALS = (
     ErrorCode.UNSUPPORTED_MODEL,
@@ -35,6 +35,8 @@ _REFUSALS = (
     ErrorCode.SITE_REFUSED,
 )
 """Codes of errors that name what graphs with caches cannot have."""
+EXPORT_STAGE = "dense: exporting the graphs with caches"
+"""The stage of `export_cached`."""
 
 
 def cached_runtime(config: EngineConfig) -> Target:
@@ -105,7 +107,7 @@ def export_cached(run: RunContext) -> CachedGraphs | None:
     out = run.work.scratch / "cached"
     out.mkdir(exist_ok=True)
     plan = keep_all(run.model.groups or run.model.sites)
-    with _refusal_noted(run), run.log.stage("dense: exporting the graphs with caches"):
+    with _refusal_noted(run), run.log.stage(EXPORT_STAGE):
         return export_whole(folder, plan, run.sizes.cases, out, opset=config.opset, attention=config.attention)
     return None
 
@@ -162,10 +164,8 @@ def deliver_cached(
     from compressor.generation.prove import prove_engines
 
     runtime, folder = cached_runtime(run.recipe.engine), run.model.folder
-    scratch = run.work.scratch / "cached.compressed"
-    scratch.mkdir(exist_ok=True)
-    with _refusal_noted(run), log.stage("compressed: shrinking the graphs with caches"):
-        proofs += [whole.proof, *deliver.shrink_graphs(whole, folder, plan, runtime, scratch, out)]
+    with _refusal_noted(run):
+        proofs += [whole.proof, *_shrink_graphs(run, plan, whole)]
     if not proofs:
         return reads_whole
     if runtime.caches is None:
@@ -208,6 +208,43 @@ def deliver_cached(
         replace(chosen.variant, engine=deliver.open_engines(runtime, out, threads)) if is_scored else chosen.variant
     )
     return Delivered((dense, compressed), scorer, generation, (*proofs, *rounded))
+
+
+def rounded_engine(run: RunContext, plan: Plan, whole: CachedGraphs) -> CachedEngine:
+    """The engine with caches of a plan, all of whose decoder's weights are rounded as the recipe wants it.
+
+    Args:
+        run: the run, whose model has the weights of the plan; the engine is written into its folder.
+        plan: the plan.
+        whole: the graphs of the whole model.
+
+    Raises:
+        CompressorError: a proof does not hold, or the engine cannot be built.
+        GraphPassError: the graphs cannot lose what the plan drops.
+    """
+    from compressor.generation.weights import Rounding, build_rounded
+    from compressor.generation.workload import CachedEngine
+
+    workload, threads, out = run.sizes.workload, run.recipe.engine.threads, run.work.result
+    assert workload is not None
+    runtime, rounding = cached_runtime(run.recipe.engine), Rounding(run.recipe.engine.weight_precision)
+    _shrink_graphs(run, plan, whole)
+    with run.log.stage("compressed: building the engines with caches"):
+        runtime.build_sessions(out, whole.files, workload.contexts, threads)
+        rounded = run.work.scratch / "cached.rounded"
+        rounded.mkdir()
+        return CachedEngine.of(build_rounded(out, runtime, rounding, whole.texts, threads, rounded)[0])
+
+
+def _shrink_graphs(run: RunContext, plan: Plan, whole: CachedGraphs) -> tuple[Proof, ...]:
+    """Write the graphs with caches of a plan, whose weights the model has, into the folder of the run; their proofs."""
+    from compressor.generation.deliver import shrink_graphs
+
+    scratch = run.work.scratch / "cached.compressed"
+    scratch.mkdir(exist_ok=True)
+    with run.log.stage("compressed: shrinking the graphs with caches"):
+        runtime = cached_runtime(run.recipe.engine)
+        return shrink_graphs(whole, run.model.folder, plan, runtime, scratch, run.work.result)
 
 
 def _described(folder: ModelFolder) -> GeneratingModel:

@@ -21,8 +21,8 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.serving.inputs import SENTENCE
-from compressor.targets import DEFAULT_TARGET, QUANTIZED, target, target_of
-from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, cached_target, target, target_of
+from compressor.targets.caches import DECODER, ENCODER, WEIGHTS
 from compressor.targets.onnxruntime.sessions import engine_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
@@ -193,7 +193,15 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
         engine = engine_of(graph)
         source = engine if engine.is_file() and not request.plain else graph
-        if device == "gpu" and IN_PLACE in graph_passes.load(source).metadata_props:
+        metadata = graph_passes.load(source).metadata_props
+        if device == "gpu" and IN_PLACE in metadata:
+            if WEIGHTS in metadata:
+                raise UsageError(
+                    f"--{_gpu_flag(request)}: the engine with weights in {metadata[WEIGHTS]} runs on the CPU; omit it,"
+                    " or serve the graph in floats (--plain)",
+                    code=ErrorCode.CONTRADICTION,
+                    field=_gpu_flag(request),
+                )
             source = graph  # the operator that writes into the memory of caches is for the CPU
         files[graph.name] = source
         files |= {data.name: data for data in graph_passes.data_files(graph_passes.load(source))}
@@ -203,6 +211,14 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
         f"the server's Python needs onnxruntime, torch, transformers {transformers.__version__} and numpy<2, which"
         " Triton's own images lack"
     )
+    notes = [Note(text=text, code=NoteCode.SERVER_REQUIREMENT)]
+    runtime = cached_target(request.out)
+    if runtime.name != DEFAULT_TARGET and not request.plain:
+        text = (
+            f"{request.out} has engines of {runtime.title} in {runner.sessions.precision}; the server generates with"
+            f" ONNX Runtime and {files[DECODER].name} in floats, so speed and numbers differ from the report"
+        )
+        notes.append(Note(text=text, code=NoteCode.ENGINE_NOT_SERVED))
     return ModelFiles(
         backend="python",
         device=device,
@@ -216,7 +232,7 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
         placement=Placement(request.instances or 1, request.threads),
         streams=True,
         parameters={} if runner.limit is None else {"positions": str(runner.limit)},
-        notes=(Note(text=text, code=NoteCode.SERVER_REQUIREMENT),),
+        notes=tuple(notes),
     )
 
 
@@ -240,11 +256,10 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
     Triton's OpenVINO backend compiles a graph for free axes only, and many servers lack it.
     """
     if request.device == "gpu" or request.gpus:
-        field_ = "gpus" if request.gpus else "device"
         raise UsageError(
-            f"--{field_}: OpenVINO engines run on the CPU; omit it, or use --backend onnxruntime",
+            f"--{_gpu_flag(request)}: OpenVINO engines run on the CPU; omit it, or use --backend onnxruntime",
             code=ErrorCode.CONTRADICTION,
-            field=field_,
+            field=_gpu_flag(request),
         )
     path = request.out / GRAPH
     version = str(report.session.get("runtime", "openvino"))
@@ -261,6 +276,11 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
         serves_measured=True,
         requirements=[Note(text=text, code=NoteCode.SERVER_REQUIREMENT)],
     )
+
+
+def _gpu_flag(request: ServeRequest) -> str:
+    """The option that requests a GPU."""
+    return "gpus" if request.gpus else "device"
 
 
 def _model_files(

@@ -13,7 +13,12 @@ from compressor.tasks import Data, Task
 from compressor.tasks.scoring import BATCH_SIZE
 
 COMPARED_TOKENS = 8192
-"""Tokens on which two models that generate are compared."""
+"""Tokens on which two models that generate are compared.
+
+Examples stay whole, since the beginning of a text alone has no tokens with much context. Few long ones suffice: of a
+Llama of 5 million parameters with 15% fewer neurons, on WikiText-2, eight stretches of 1,024 tokens show the mean
+divergence with a standard error of 3 to 4% of it, 64 of 128 tokens with 2.5%.
+"""
 
 
 def draw_rows(data: Data, count: int, seed: int) -> list[int]:

@@ -20,7 +20,7 @@ from graph_passes.attention.find import GraphSite, search_attention
 from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.attention.products import GraphProduct, find_products, weight_of
 from graph_passes.attention.site_names import module_path
-from graph_passes.attention.tracing import PRODUCTS, is_computed
+from graph_passes.attention.tracing import PRODUCTS, is_computed, projection_ahead
 from graph_passes.flow.axis_flow import Flow, GraphOrder, bodies_of
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.indices import is_partial
@@ -198,6 +198,9 @@ class _Search:
     def _calls(self, sites: Sequence[GraphSite]) -> Iterator[_Candidate]:
         """The attentions whose heads can be removed, with the products that sum over them, each alone."""
         for number, site in enumerate(sites):
+            if site.heads == 1 and (product := self._product_of_head(site)) is not None:
+                yield _Candidate((product,), product.units, (site,))
+                continue
             flow = self._flow_of_heads(site.name or f"attention {number}", [site])
             ends = tuple(self._product_of_sum(node, flow) for node in flow.sums)
             if not flow.refusals and (not ends or None in ends):
@@ -206,6 +209,16 @@ class _Search:
                 products = tuple(end for end in ends if end is not None)
                 self.products |= {product.node: product for product in products}
                 yield _Candidate(products, products[0].units // site.heads, (site,))
+
+    def _product_of_head(self, site: GraphSite) -> GraphProduct | None:
+        """The product that sums over the only head of an attention, or None.
+
+        Without this head no attention is left: its zeros are followed (`RemoveDeadBranches`) instead of indices, so
+        that nothing prevents the removal.
+        """
+        node = projection_ahead(site.output)
+        product = None if node is None else self.products.get(node)
+        return product if product is not None and product.units == site.head_dim else None
 
     def _product_of_sum(self, node: ir.Node, flow: Flow) -> GraphProduct | None:
         """A node that sums over gated units as a product with a weight, also where it is an `Einsum`, or None."""

@@ -1,4 +1,4 @@
-"""Count positions: read the numbers of texts and positions off the mask of a decoder instead of off its caches."""
+"""Count positions: read the numbers of texts and positions off the mask and the ids of a decoder alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graph_passes.flow.caches import read_caches
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.passes.name_decoding_axes import IDS, MASK
+from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
 from graph_passes.tape import Tape
 
 _TEXTS, _POSITIONS = 0, 2
@@ -15,14 +15,15 @@ _TEXTS, _POSITIONS = 0, 2
 
 
 class CountPositions(GraphPass[Names]):
-    """Compute the sizes of caches from `attention_mask` and `input_ids`.
+    """Compute the sizes of caches and of `position_ids` from `attention_mask` and `input_ids`.
 
     The caches may then have room for further positions. A mask has one number for every earlier and new position, the
     ids are the new ones.
 
     Cases:
         1. A `Shape` of a cache that the graph reads or returns: the numbers of texts and positions are replaced.
-        2. A graph without these two inputs stays.
+        2. A `Shape` of `position_ids`, whose axes are those of the ids, reads the ids.
+        3. A graph without these two inputs stays.
 
     The report has the names of the nodes that read other sizes now.
     """
@@ -49,7 +50,17 @@ class CountPositions(GraphPass[Names]):
             op.insert_before(model.graph[0])
             model.graph.remove(nodes, safe=True)
             RemoveUnusedNodesPass()(model)
-        return changed(model, [node.name for node in nodes])
+        return changed(model, [node.name for node in (*nodes, *_read_ids(inputs.get(POSITIONS), ids))])
+
+
+def _read_ids(positions: ir.Value | None, ids: ir.Value) -> list[ir.Node]:
+    """Let what reads the sizes of the positions of tokens read those of the tokens; returns these nodes."""
+    if positions is None or positions.shape is None or positions.shape != ids.shape:
+        return []
+    nodes = [node for node, _ in positions.uses() if node.op_type == "Shape"]
+    for node in nodes:
+        node.replace_input_with(0, ids)
+    return nodes
 
 
 def _shapes(value: ir.Value) -> list[ir.Node]:

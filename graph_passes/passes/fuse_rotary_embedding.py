@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -31,7 +32,9 @@ class FuseRotaryEmbedding(GraphPass[Names]):
     Cases:
         1. Both tables repeat their first half, and have one row for each position of all heads: one operator computes
            the embedding. It reads `x` before its heads and positions are exchanged, if they are.
-        2. Other tables, and inputs in another precision, stay as they are.
+        2. `x` is the first part of the width of each head, and the rest is joined to it unchanged: the operator reads
+           whole heads.
+        3. Other tables, and inputs in another precision, stay as they are.
 
     The report has the names of the nodes that are replaced.
     """
@@ -80,17 +83,29 @@ class _Rewriter:
             and self._is_slice(node.inputs[1], x, 0, half)
         )
 
+    def _whole_heads(self, rotated: ir.Value, x: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+        """Whole heads of which `x` is the first part, and those with this part rotated; None: there are none."""
+        readers, sources = list(rotated.uses()), _operands(x, "Slice")
+        shape, part = (self._probe.shape(value) for value in (sources[0] if sources else None, x))
+        if len(readers) != 1 or rotated.is_graph_output() or shape is None or part is None:
+            return None
+        (node, position), whole, width = readers[0], sources[0], part[3]
+        if node.op_type != "Concat" or len(node.inputs) != 2 or position != 0:
+            return None
+        is_last = node.attributes.get_int("axis", 0) in (-1, 3) and all(map(partial(self._probe.fixed, whole), (1, 3)))
+        joins = self._is_slice(x, whole, 0, width) and self._is_slice(node.inputs[1], whole, width, shape[3])
+        return (whole, node.outputs[0]) if is_last and joins else None
+
     def _is_slice(self, value: ir.Value | None, x: ir.Value, start: int, end: int) -> bool:
-        """Whether a tensor is a part of the last axis of `x`."""
-        operands = _operands(value, "Slice")
-        if len(operands) < 4 or operands[0] is not x:
+        """Whether a tensor is a part of the last axis of `x`, whose width is fixed."""
+        operands, shape = _operands(value, "Slice"), self._probe.shape(x)
+        if len(operands) < 4 or operands[0] is not x or shape is None:
             return False
         bounds = [self._probe.constant(operand) for operand in operands[1:]]
         if any(bound is None or bound.size != 1 for bound in bounds):
             return False
         first, last, axis, *steps = [int(bound.item()) for bound in bounds if bound is not None]
-        width = 2 * max(start, end - start)
-        part = range(width)[first:last]
+        part = range(shape[3])[first:last]
         return axis in (-1, 3) and set(steps) <= {1} and (part.start, part.stop) == (start, end)
 
     def _are_tables(self, x: ir.Value, *tables: ir.Value) -> bool:
@@ -133,22 +148,26 @@ class _Rewriter:
 
     def _replace(self, add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value) -> None:
         """Compute the embedding of `x` by the operator."""
-        shape, view = self._probe.shape(x), before_swap(x)
+        whole, replaced = self._whole_heads(add.outputs[0], x) or (x, add.outputs[0])
+        shape, part, view = self._probe.shape(whole), self._probe.shape(x), before_swap(whole)
         assert shape is not None
+        assert part is not None
         if view is None:
-            source, batch, positions = x, 0, 2
+            source, batch, positions = whole, 0, 2
         else:
             source, batch, positions = self._op("Reshape", view, self._op.ints([0, 0, shape[1] * shape[3]])), 0, 1
         if (cos, sin) not in self._rows:
             sizes = self._op.size(source, batch), self._op.size(source, positions)
-            self._rows[cos, sin] = self._numbered(sizes, cos, sin, shape[3] // 2)
-        result = self._op.op("RotaryEmbedding", (source, *self._rows[cos, sin]), domain=DOMAIN, name=add.name)
+            self._rows[cos, sin] = self._numbered(sizes, cos, sin, part[3] // 2)
+        heads = {} if whole is x else {"num_heads": shape[1], "rotary_embedding_dim": part[3]}
+        inputs = source, *self._rows[cos, sin]
+        result = self._op.op("RotaryEmbedding", inputs, heads, domain=DOMAIN, name=add.name)
         if view is not None:
             split = self._op("Reshape", result, self._op.ints([0, 0, shape[1], shape[3]]))
             result = self._op("Transpose", split, perm=SWAP)
         self._op.insert_before(add)
         self._op = Tape()
-        take_over(add.outputs[0], result)
+        take_over(replaced, result)
 
     def _numbered(
         self, sizes: tuple[ir.Value, ir.Value], cos: ir.Value, sin: ir.Value, half: int

@@ -31,7 +31,8 @@ class RemoveDeadBranches(GraphPass[Names]):
     Cases:
         1. A zero tensor that is moved, multiplied or projected is zero.
         2. Zero plus a tensor is that tensor; `Gemm` of zero is its addend.
-        3. A bias that remains alone is kept as a single row, until it is added to a tensor of the full shape.
+        3. A bias that remains alone is kept as a single row, and so is the sum of two such rows, until it is added to a
+           tensor of the full shape.
         4. Any other operator reads zeros or rows of the full shape, which do not depend on the projections.
 
     The report has the names of the sites without heads whose zeros were followed.
@@ -116,10 +117,18 @@ class _ZeroFlow:
         return None
 
     def _rows_of_sum(self, node: ir.Node) -> ir.Value | None:
-        """The addend that is not zero; where neither is, an addend of repeated rows is replaced by one row."""
+        """The addend that is not zero, or the sum of two rows; else repeated rows are replaced by one row."""
         addends = [value for value in node.inputs if value not in self._zeros]
         if len(addends) == 1 and addends[0] is not None:
             return self._rows.get(addends[0], addends[0])
+        rows = [self._rows[value] for value in addends if value in self._rows]
+        if len(rows) == 2 and self._probe.shapes(rows[0]) == self._probe.shapes(rows[1]):
+            op = Tape()
+            total = op("Add", *rows)
+            op.insert_before(node)
+            self._probe.copy_shape(total, rows[0])
+            total.type, self.modified = rows[0].type, True
+            return total
         output_shapes = self._probe.shapes(node.outputs[0])
         for row, addend in (addends, reversed(addends)):
             # The shape of the sum comes from the other addend, so that the row may broadcast.

@@ -37,7 +37,9 @@ FAMILIES: dict[str, Callable[[], Case]] = {
     "bloom": _family(
         hf.BloomForCausalLM, hf.BloomConfig, text, vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4
     ),
-    "phi": _family(hf.PhiForCausalLM, hf.PhiConfig, text, **_USUAL, **_LENGTHS, intermediate_size=44),
+    "phi": _family(
+        hf.PhiForCausalLM, hf.PhiConfig, text, **{**_USUAL, "hidden_size": 128}, **_LENGTHS, intermediate_size=44
+    ),
     "opt": _family(hf.OPTForCausalLM, hf.OPTConfig, text, **_USUAL, **_LENGTHS, ffn_dim=44, word_embed_proj_dim=32),
     "pegasus": _family(
         hf.PegasusForConditionalGeneration,

@@ -32,8 +32,6 @@ QUICK = ("llama", "t5")
 TOKENS = 12
 GROWING = ("gemma2", "bloom", "t5", "bart", "marian", "whisper", "pegasus")
 """Families whose attention is not fused, or whose decoders have no mask over their own positions."""
-UNFUSED = ("phi",)
-"""Families whose rotations of a part of each head onnxscript fuses so that ONNX Runtime cannot load them."""
 
 
 @functools.cache
@@ -64,7 +62,7 @@ def prove(family: str, plan: Plan, tmp_path: Path) -> OrtSessions:
 def prove_in_place(family: str, folder: Path) -> None:
     """Prove that the decoder of a folder computes the same when it writes into the memory of its caches."""
     graph = load(folder / DECODER)
-    if not cache_names(graph) or family in UNFUSED:
+    if not cache_names(graph):
         return
     engine = FuseForOrt(in_place=True)(graph).model
     assert (IN_PLACE in engine.metadata_props) == (family not in GROWING)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +32,7 @@ from compressor.results import CACHED_STAGES, NoteCode, Report
 from compressor.run.generation import _refusal_noted
 from compressor.run.rebuild import rebuild
 from compressor.run.run_context import RunContext
+from compressor.run.steps import within
 from compressor.targets import cached_target, target
 from compressor.targets.caches import DECODER
 from compressor.tasks import open_data, statistics
@@ -160,6 +163,32 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     rebuilt = rebuild(out, {"target": "openvino", "seconds": 0.01, "threads": 1}, NullListener())
     assert cached_target(out).open_sessions(out, threads=1).precision == "int4w"
     assert [proof.stage for proof in rebuilt.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
+
+
+@pytest.mark.parametrize(
+    "runtime", [RUNTIMES[0], *(pytest.param(name, marks=pytest.mark.zoo) for name in RUNTIMES[1:])]
+)
+@pytest.mark.usefixtures("shared_exports")
+def test_attempts_are_scored_with_the_rounded_weights_that_are_delivered(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: dict[str, float] = {}
+    write = within._Search._write
+
+    def record(search: within._Search, attempts: Sequence[within._Attempt]) -> None:
+        scored.update({json.dumps(each.counts): each.score.metric for each in attempts if each.score is not None})
+        write(search, attempts)
+
+    monkeypatch.setattr(within._Search, "_write", record)
+    monkeypatch.setattr(within, "upper_losses", lambda whole, scores, **kind: [0.0] * len(scores))
+    torch.manual_seed(0)
+    model, rows, out = folders.save(folders.gpt2(), tmp_path / "model"), str(write_rows(tmp_path)), tmp_path / "out"
+    chosen: dict[str, Any] = {"precision": "int4w", "target": runtime, "max_drop": 1e3, "distill": False}
+    report = compressor.compress(Recipe(model=model, data=rows, out=out, **chosen, **SHORT))
+    assert report.generation is not None
+    (delivered,) = report.generation.candidates
+    kept = json.dumps({group.name: len(group.kept) for group in report.plan.groups})
+    assert scored[kept] == pytest.approx(delivered.metric, rel=1e-6)
 
 
 @pytest.mark.zoo

@@ -26,6 +26,7 @@ from graph_passes import (
 from graph_passes.attention.gate_initializers import gate_name
 from tests.graph_passes.exporters import Attention, export, fused_by_onnxruntime, fused_by_onnxscript, trace
 from tests.graph_passes.graphs import Feeds, assert_same, content, error, graph, operators, run, shape
+from tests.graph_passes.layers import LAYERS
 from tests.graph_passes.test_shrink_exports import Source, feeds, nameless
 from tests.projection_zoo import FAMILIES as PROJECTION_FAMILIES
 from tests.units.masks import one_layer
@@ -207,6 +208,22 @@ def test_sizes_may_be_equal(sizes: Mapping[str, Any]) -> None:
         ("neurons", "product_5", "Wd"),
     ]
     assert not found.obstacles
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"positions in blocks"}))  # whose heads are refused
+def test_the_last_head_of_an_attention_is_a_head(name: str) -> None:
+    """Axes of a single head have size one, and may be those of rows too; without it the attention is gone."""
+    model = LAYERS[name].graph()
+    (group,) = find_groups(model.clone()).groups
+    shrunk = shrink(model.clone(), Plan(groups=(group.plan((0,)),))).model
+    found = find_groups(shrunk.clone())
+    (last,) = found.groups
+    assert (last.type, last.units, last.width, found.obstacles) == ("heads", 1, group.width, ())
+    nothing = Plan(groups=(last.plan(()),))
+    empty = shrink(shrunk.clone(), nothing)
+    assert empty.refused == ()
+    assert not {"MatMul", "Softmax"} & set(operators(empty.model))
+    assert_same(empty.model, gate_groups(shrunk.clone(), nothing))
 
 
 def test_a_group_knows_its_sizes() -> None:

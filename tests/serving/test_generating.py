@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,21 @@ from compressor.config.check import CheckRequest
 from compressor.config.request import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.runner import load_engine
+from compressor.generation.weights import Rounding
 from compressor.latency import check
 from compressor.report import JSON_NAME
 from compressor.results import NoteCode
-from compressor.serving import export, kserve, triton_config
+from compressor.serving import export, kserve, model_files, triton_config
 from compressor.serving.model_files import GENERATION
-from compressor.targets import target
+from compressor.targets import WeightPrecision, target
 from compressor.targets.caches import DECODER, ENCODER
 from compressor.targets.onnxruntime.sessions import engine_of
+from graph_passes import load, save
+from graph_passes.flow.caches import IN_PLACE
+from graph_passes.passes import FuseForOrt, Normalize
 from tests.faults import fails_with
 from tests.generation.counting import POSITIONS, TEMPLATE, write_decoder_only, write_encoder_decoder
+from tests.generation.exported import exported
 from tests.serving import backend_stand_in, triton_server
 from tests.serving.outputs import report
 
@@ -137,6 +143,34 @@ def test_the_engine_is_served_unless_plain_graphs_are_requested(counting: Path, 
     for plain, source in ((False, engine_of(out / DECODER)), (True, out / DECODER)):
         exported = export(ServeRequest(out=out, repository=tmp_path / "r", name=f"m{plain}", plain=plain))
         assert (exported.model / "1" / DECODER).read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("precision", ["int4w", None])
+def test_a_gpu_serves_no_floats_for_rounded_weights(precision: WeightPrecision | None, tmp_path: Path) -> None:
+    """The engine writes into the memory of its caches, which is for the CPU; the graph in floats is not."""
+    out = run_folder(tmp_path / "out")
+    engine = FuseForOrt(in_place=True)(Normalize()(load(exported("gpt2") / DECODER))).model
+    assert IN_PLACE in engine.metadata_props
+    save(Rounding(precision).apply(engine), engine_of(out / DECODER))
+    request = ServeRequest(out=out, repository=tmp_path / "repository", device="gpu")
+    with nullcontext() if precision is None else fails_with(ErrorCode.CONTRADICTION, UsageError, field="device"):
+        assert model_files.find_files(request).files[DECODER] == out / DECODER
+    served = model_files.find_files(request.model_copy(update={"plain": True}))
+    assert (served.device, served.files[DECODER]) == ("gpu", out / DECODER)
+    assert model_files.find_files(request.model_copy(update={"device": None})).files[DECODER] == engine_of(
+        out / DECODER
+    )
+
+
+@pytest.mark.parametrize("runtime", ["ort", "openvino"])
+def test_engines_of_another_runtime_than_the_server_has_are_named(runtime: str, tmp_path: Path) -> None:
+    out = run_folder(tmp_path / "out")
+    target(runtime).build_sessions(out, (DECODER,), [(1, 4)], 1)
+    request = ServeRequest(out=out, repository=tmp_path / "repository")
+    codes = {note.code for note in model_files.find_files(request).notes}
+    assert (NoteCode.ENGINE_NOT_SERVED in codes) == (runtime != "ort")
+    plain = model_files.find_files(request.model_copy(update={"plain": True}))
+    assert NoteCode.ENGINE_NOT_SERVED not in {note.code for note in plain.notes}
 
 
 def top_level_imports(file: Path) -> Iterator[str]:

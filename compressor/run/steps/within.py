@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from compressor.config.steps import Step, Within
 from compressor.engines.choose import ChosenEngine
 from compressor.errors import BudgetError, CompressorError
+from compressor.graph.signature import GeneratingForward
 from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
@@ -33,6 +33,7 @@ from compressor.pruning.bisect import (
 )
 from compressor.pruning.measure import KeptTimes
 from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note, NoteCode, is_within
+from compressor.run.generation import EXPORT_STAGE, rounded_engine
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
 from compressor.run.prune_units import fold_gates
@@ -52,6 +53,7 @@ from compressor.run.steps.base import (
 from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store, versioned
+from compressor.targets import Engine
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
 from graph_passes import GraphPassError, Plan
@@ -130,7 +132,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(5)
+@versioned(7)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -194,11 +196,12 @@ def _attempt(attempts: _Attempts) -> SelectedPlan:
     if run.state.is_main_process:
         attempts = _Search(attempts.step, base, attempts.context, attempts.store, attempts.deadline)
     quiet = replace(attempts.context, run=replace(run, log=run.log.without_notes()))
-    for number in itertools.count():
+    while True:
         model.load_state(weights)
-        attempts.plan(number)
+        attempts.plan()
         run.state.wait_for_everyone()
-        if len(stored := _stored(attempts.store)) == number:
+        stored = _stored(attempts.store)
+        if (number := _unfinished(stored)) is None:
             break
         start = base
         if (earlier := stored[number].start) is not None:
@@ -217,6 +220,11 @@ def _stored(store: Store) -> tuple[_Attempt, ...]:
     """The attempts so far."""
     file = store.path / ATTEMPTS
     return _ATTEMPTS.validate_json(file.read_bytes()) if file.is_file() else ()
+
+
+def _unfinished(attempts: Sequence[_Attempt]) -> int | None:
+    """The number of the first attempt that has no result yet; None: all have one."""
+    return next((n for n, attempt in enumerate(attempts) if attempt.score is None and not attempt.failure), None)
 
 
 class _Attempts:
@@ -252,9 +260,7 @@ class _Attempts:
 
     def carry_out(self, number: int, start: State, context: StepContext) -> None:
         """Remove the units of an attempt, train what is left and score it, as far as no interrupted run did."""
-        attempt, began = _stored(self.store)[number], time.perf_counter()
-        if attempt.failure or attempt.score is not None:
-            return
+        began = time.perf_counter() - (_stored(self.store)[number].seconds or 0.0)
         pruned, final = self.stores(number)
         if final.has(PLAN):
             state = stored_state(final, self.model)
@@ -280,8 +286,8 @@ class _Attempts:
         limits = {"minutes": step.minutes if minutes is None else minutes, "teacher_outputs": outputs}
         functions_of(step).run(step.model_copy(update=limits), state, context, self.stores(number)[-1])
 
-    def plan(self, number: int) -> None:
-        """Store the next attempt, in the main process."""
+    def plan(self) -> None:
+        """Store what is attempted next, in the main process."""
 
     def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State | None:
         """The state without the units of an attempt, in the main process."""
@@ -330,7 +336,8 @@ class _Search(_Attempts):
             self.whole = self.scorer.score_whole()
         require_informed(self.whole, self.task.metric)
         # Not only the rows take time: the engine of an attempt is built as that of the whole model was.
-        building = ("compressed: quantizing the graph", f"trying {base.selected.engine}")
+        chosen = ["compressed: quantizing the graph", f"trying {base.selected.engine}"]
+        building = [EXPORT_STAGE] if self._rounds_weights else chosen
         engine_seconds = sum(run.log.seconds.get(stage, 0.0) for stage in building) if self._rounds else 0.0
         self._forward_seconds = time.perf_counter() - began
         self._score_seconds = self._forward_seconds + engine_seconds
@@ -338,18 +345,41 @@ class _Search(_Attempts):
     @property
     def _rounds(self) -> bool:
         """Whether the engine rounds, so that attempts are scored by their engines."""
-        return self.base.engine is not None and self.base.engine.choice.config.definite_precision != "fp32"
+        engine = self.base.engine
+        return engine is not None and (self._rounds_weights or engine.choice.config.definite_precision != "fp32")
+
+    @property
+    def _rounds_weights(self) -> bool:
+        """Whether the engine with caches, which is scored then, has rounded weights."""
+        return self.context.run.recipe.engine.weight_precision is not None
 
     @property
     def task(self) -> Task:
         """The task whose metric is bounded."""
         return self.context.run.rows.eval_task
 
-    def plan(self, number: int) -> None:
-        """Store the next attempt, unless it is stored or none is worth its time."""
+    def plan(self) -> None:
+        """Store what is attempted next, unless it is stored or nothing is worth its time."""
         attempts = _stored(self.store)
-        if len(attempts) == number and (attempt := self._next(attempts)) is not None:
+        if _unfinished(attempts) is not None:
+            return
+        doubted, left = self._doubted(attempts), self.deadline - time.perf_counter() - self._score_seconds
+        if doubted is not None and left >= self._pruning_seconds:
+            self.update(doubted, untrained=False, score=None)
+        elif (attempt := self._next(attempts)) is not None:
             self._write((*attempts, attempt))
+
+    def _doubted(self, attempts: Sequence[_Attempt]) -> int | None:
+        """The slowest attempt that held without training, but not by later scores, and may hold with training.
+
+        None where there is none: a faster one holds, or a slower one does not hold although it was trained.
+        """
+        holding = self._holding(attempts)
+        fastest = max((self._speed(attempts[number]) for number in holding), default=0.0)
+        speeds = {n: self._speed(attempt) for n, attempt in enumerate(attempts) if n not in holding}
+        slowest = min((speed for n, speed in speeds.items() if not attempts[n].untrained), default=math.inf)
+        doubted = (n for n, speed in speeds.items() if attempts[n].untrained and fastest < speed < slowest)
+        return min(doubted, key=speeds.__getitem__, default=None)
 
     def _next(self, attempts: Sequence[_Attempt]) -> _Attempt | None:
         """The attempt between the fastest that holds and the slowest above it that does not; None: there is none."""
@@ -410,6 +440,9 @@ class _Search(_Attempts):
             self.update(number, failure=str(error), seconds=time.perf_counter() - began)
             return start
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
+        if attempts[number].counts:  # an attempt that was scored without training, and is trained after all
+            self.allot(number, self._pruning_seconds)
+            return state
         if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
         elif not self._holds_untrained(number, state.selected.plan, began):
@@ -463,7 +496,7 @@ class _Search(_Attempts):
             return
         left, rest = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
         # There are as many attempts as leave each training some times as long as the rest of its attempt.
-        shares = ((left - later * rest) / (later + 1) for later in range(self.step.attempts - number - 1, 0, -1))
+        shares = ((left - later * rest) / (later + 1) for later in range(self.step.attempts - len(attempts), 0, -1))
         if left >= seconds and self._trains(attempts):
             least = _TRAINING_RATIO * rest
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
@@ -501,21 +534,33 @@ class _Search(_Attempts):
             CompressorError: it cannot be built.
             GraphPassError: its graph cannot be made.
         """
-        base, context, began = self.base, self.context, time.perf_counter()
+        context, began = self.context, time.perf_counter()
+        with context.run.work.aside() as work:
+            run = replace(context.run, work=work, log=context.run.log.separate())
+            engine = self._rounded_engine(run, plan) if self._rounds_weights else self._chosen_engine(run, plan)
+            score = self.scorer.score(label, GeneratingForward(engine.run, cache(engine.generator)))
+        self._score_seconds = time.perf_counter() - began
+        return score
+
+    def _rounded_engine(self, run: RunContext, plan: Plan) -> Engine:
+        """The engine with caches of a plan, with rounded weights."""
+        cached = self.context.graphs.cached
+        assert cached is not None, "a run that rounds weights has graphs with caches"
+        return rounded_engine(run, plan, cached)
+
+    def _chosen_engine(self, run: RunContext, plan: Plan) -> Engine:
+        """The engine of a plan in the form that units are removed for."""
+        base = self.base
         assert base.engine is not None
         assert base.scorer is not None
         choice = replace(base.engine.choice, in_float=())
-        with context.run.work.aside() as work:
-            run = replace(context.run, work=work, log=context.run.log.separate())
-            graph = run.compress_graph(context.graphs.reference, plan)
-            trials = run.engine_trials(graph, base.scorer, work.scratch)
-            trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
-            if trial.variant is None:
-                assert trial.error is not None
-                raise trial.error
-            score = self.scorer.score(label, trial.variant.engine.run)
-        self._score_seconds = time.perf_counter() - began
-        return score
+        graph = run.compress_graph(self.context.graphs.reference, plan)
+        trials = run.engine_trials(graph, base.scorer, run.work.scratch)
+        trial = trials.build(choice, trials.quantize([choice]).get(choice.quantized_graph))
+        if trial.variant is None:
+            assert trial.error is not None
+            raise trial.error
+        return trial.variant.engine
 
     def result(self) -> SelectedPlan:
         """The plan of the fastest attempt that holds, with its weights; that before the first where none does."""
@@ -524,6 +569,12 @@ class _Search(_Attempts):
         notes, certificate = [self._note(attempts, holding)], base.certificate
         if self.step.trains and not self._trains(attempts):
             text = "nothing is trained, since no training fits into the time of the run; allow more minutes"
+            notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
+        elif self._doubted(attempts) is not None:
+            text = (
+                "an attempt kept the metric without training, but not by what later attempts show, and no time is left"
+                " for its training; allow more minutes"
+            )
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         if self.unseen is not None:
             certificate, holding = self._certify(attempts, holding, self.unseen)

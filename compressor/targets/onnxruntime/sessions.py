@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.targets.base import BuildOptions, Feeds, Provider, missing_input, span
 from compressor.targets.caches import (
     DECODER,
@@ -28,7 +28,6 @@ from compressor.targets.caches import (
     require_one_plan,
 )
 from compressor.targets.onnxruntime.ort_session import (
-    PROVIDERS,
     choose_provider,
     open_session,
     run_bound,
@@ -171,7 +170,8 @@ class OrtSessions(Sessions):
 
     Args:
         folder: the folder with `decoder.onnx`, and `encoder.onnx` where the model has an encoder.
-        provider: device to run on; None: CUDA where this machine has it, else the CPU.
+        provider: device to run on; None: CUDA where this machine has it and the weights can stay as they are, else the
+            CPU.
         threads: threads per call; None: one per core.
         optimized: whether the runtime optimizes the graphs; else they run on the CPU as they are.
         decoder: the file of the decoder; None: the one of the folder.
@@ -181,7 +181,7 @@ class OrtSessions(Sessions):
 
     Raises:
         InputError: a graph is missing, records no caches, belongs to another plan than the others, or cannot be loaded.
-        TargetMissingError: the device is missing.
+        TargetMissingError: the device is missing, or does not run the engine with its rounded weights.
     """
 
     def __init__(
@@ -193,11 +193,10 @@ class OrtSessions(Sessions):
         optimized: bool = True,
         decoder: Path | None = None,
     ) -> None:
-        provider = choose_provider(provider, "fp32") if optimized else "cpu"
-        self.settings = settings = session_settings(provider, threads)
+        self._device = choose_provider(provider, "fp32") if optimized else "cpu"
+        settings = session_settings(self._device, threads)
         if not optimized:
             settings["graph_optimization"] = "none"
-        self._device = "cpu" if settings["provider"] == PROVIDERS["cpu"] else "cuda"
         require_decoder(folder)
 
         def file_of(name: str) -> Path:
@@ -206,11 +205,25 @@ class OrtSessions(Sessions):
 
         self.path = decoder or file_of(DECODER)
         self._decoder = open_session(self.path, settings)
-        if self._device != "cpu" and IN_PLACE in self._decoder.get_modelmeta().custom_metadata_map:
-            self.path = folder / DECODER  # the operator that writes into the memory of caches is for the CPU
-            self._decoder = open_session(self.path, settings)
-        self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         metadata = self._decoder.get_modelmeta().custom_metadata_map
+        if self._device != "cpu" and IN_PLACE in metadata:
+            # The operator that writes into the memory of caches is for the CPU, and `decoder.onnx` is in floats.
+            if WEIGHTS not in metadata:
+                self.path = folder / DECODER
+            elif provider is None:
+                self._device, settings = "cpu", session_settings("cpu", threads)
+            else:
+                raise TargetMissingError(
+                    f"{self.path}: its weights are {metadata[WEIGHTS]}, and its caches are written in place, which ONNX"
+                    f" Runtime does on the CPU alone; omit the provider {provider}, or compress in fp32",
+                    code=ErrorCode.UNSUPPORTED,
+                    field="provider",
+                    value=provider,
+                )
+            self._decoder = open_session(self.path, settings)
+            metadata = self._decoder.get_modelmeta().custom_metadata_map
+        self.settings = settings
+        self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         recorded = metadata.get(CACHES)
         if recorded is None:
             raise InputError(

@@ -54,6 +54,25 @@ def _(w: World) -> None:
     w.right(*export(w, run, "--backend", "onnxruntime", "--max-batch", "4", "--force"))
 
 
+@advice("serving.model_files _generating_files contradiction #2")
+def _(w: World) -> None:
+    from compressor.generation.weights import Rounding
+    from compressor.targets.caches import DECODER
+    from compressor.targets.onnxruntime.sessions import engine_of
+    from graph_passes import load, save
+    from graph_passes.passes import FuseForOrt, Normalize
+    from tests.generation.counting import write_decoder_only
+    from tests.generation.exported import exported
+
+    run = write_decoder_only(served(w))
+    engine = FuseForOrt(in_place=True)(Normalize()(load(exported("gpt2") / DECODER))).model
+    save(Rounding("int4w").apply(engine), engine_of(run / DECODER))
+    for flags in (("--device", "gpu"), ("--gpus", "0")):
+        w.fails(*export(w, run, *flags, "--force"))
+        w.right(*export(w, run, "--force"))
+        w.right(*export(w, run, *flags, "--plain", "--force"))
+
+
 @advice("serving.model_files _max_batch out-of-range")
 def _(w: World) -> None:
     run = built(w)

@@ -34,6 +34,18 @@ def test_sizes_of_caches_are_those_of_the_mask(cache: str, axes: str) -> None:
     assert len(result.report) == 1
 
 
+@pytest.mark.parametrize(("axes", "reads_ids"), [("B, S", True), ("1, S", False)])
+def test_sizes_of_positions_are_those_of_the_ids(axes: str, *, reads_ids: bool) -> None:
+    model = reading("sizes = Shape (position_ids)", f"int64[{axes}] position_ids, {INPUTS}")
+    if not reads_ids:
+        assert_untouched(CountPositions(), model)
+        return
+    result = rewritten(CountPositions(), model, sizes=CALLS)
+    assert len(result.report) == 1
+    inputs = {value.name: value for value in result.model.graph.inputs}
+    assert not inputs["position_ids"].uses()
+
+
 def test_fixed_sizes_and_other_tensors_are_read_as_before() -> None:
     assert_untouched(CountPositions(), reading("sizes = Shape <start = 3> (past)"))
     assert_untouched(CountPositions(), reading("sizes = Shape <start = 2> (new)"))

@@ -61,6 +61,10 @@ ROTATED = """
     {x}turned = Concat <axis = -1> ({x}n, {x}a)  {x}cos = Mul({x}, cos)  {x}sin = Mul({x}turned, sin)
     {x}r = Add({x}cos, {x}sin)
 """
+PART = """
+    {x}p = Slice({x}, at0, at2, axis)  {x}rest = Slice({x}, at2, at3, axis)
+    {rotated}  {x}r = Concat <axis = -1> ({x}pr, {x}rest)
+"""
 EQUALLY, UNEQUALLY = "p2 = Mul(p1, speeds)", "squares = Mul(p1, p1)  p2 = Mul(squares, speeds)"
 TABLES = """
     p0 = Cast <to = 1> (position_ids)  p1 = Unsqueeze(p0, axis)  {turn}  p3 = Concat <axis = -1> (p2, p2)
@@ -69,7 +73,13 @@ TABLES = """
 
 
 def decoder(
-    heads: int = 4, sources: Sequence[int] = (0, 0, 1, 1), bias: str = PADDING, *, turn: str = "", width: int = WIDTH
+    heads: int = 4,
+    sources: Sequence[int] = (0, 0, 1, 1),
+    bias: str = PADDING,
+    *,
+    turn: str = "",
+    width: int = WIDTH,
+    rotated: int | None = None,
 ) -> ir.Model:
     """A layer over a cache.
 
@@ -79,12 +89,17 @@ def decoder(
         bias: nodes that compute what is added to the scores.
         turn: nodes that compute the angles `p2` of positions `p1`; empty: nothing is rotated.
         width: width of a head.
+        rotated: the first part of it that is rotated; None: all of it.
     """
-    kv_heads, suffix = max(sources) + 1, "r" if turn else ""
+    kv_heads, suffix, part = max(sources) + 1, "r" if turn else "", rotated or width
     body = "h = Gather(table, input_ids)" + "".join(
         SPLIT.format(to=to, heads="q" if to == "q" else "k") for to in "qkv"
     )
-    body += (TABLES.format(turn=turn) + ROTATED.format(x="q") + ROTATED.format(x="k")) if turn else ""
+    if turn:
+        body += TABLES.format(turn=turn)
+        for x in "qk":
+            whole, first = ROTATED.format(x=x), PART.format(x=x, rotated=ROTATED.format(x=f"{x}p"))
+            body += whole if part == width else first
     body += POSITIONS + bias
     body += f"""
         k_all = Concat <axis = 2> (k_past, k{suffix})  v_all = Concat <axis = 2> (v_past, v)
@@ -103,8 +118,8 @@ def decoder(
         f"int64[4] split_q = {{0, 0, {heads}, {width}}}, int64[4] split_k = {{0, 0, {kv_heads}, {width}}}",
         f"int64[3] merge = {{0, 0, {heads * width}}}, int64[{heads}] sources = {{{numbers}}}",
         "int64[2] rows = {1, 2}, int64[1] last = {1}, int64 zero = {0}, int64 one = {1}, int64 three = {3}",
-        f"int64[1] axis = {{-1}}, int64[1] at0 = {{0}}, int64[1] at1 = {{{width // 2}}}, int64[1] at2 = {{{width}}}",
-        f"float[{width // 2}] speeds, float[1, {heads}, 1, 1] slopes",
+        f"int64[1] axis = {{-1}}, int64[1] at0 = {{0}}, int64[1] at1 = {{{part // 2}}}, int64[1] at2 = {{{part}}}",
+        f"int64[1] at3 = {{{width}}}, float[{part // 2}] speeds, float[1, {heads}, 1, 1] slopes",
         "float nothing = {0.0}, float lowest = {-3.4028234663852886e38}",
         inputs=f"int64[B, S] input_ids, int64[B, T] attention_mask{positions}, {cache} k_past, {cache} v_past",
         outputs=f"float[B, S, 8] logits, {present} k_all, {present} v_all",
@@ -220,9 +235,10 @@ def test_attention_in_both_directions_is_not_hidden_by_the_mask() -> None:
     assert error(run(fused_in_place(model), feeds), expected) > 1e-2
 
 
+@pytest.mark.parametrize("width", [WIDTH, 2 * WIDTH], ids=["whole heads", "a part of heads"])
 @pytest.mark.parametrize("texts", [3, 1])
-def test_rotations_move_into_the_attention(texts: int) -> None:
-    model = decoder(turn=EQUALLY)
+def test_rotations_move_into_the_attention(texts: int, width: int) -> None:
+    model = decoder(turn=EQUALLY, width=width, rotated=WIDTH)
     fused = fused_in_place(model)
     result = RotateInAttention()(fused)
     assert len(result.report) == 1

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.generation.weights import Rounding
+from compressor.targets.base import Provider, WeightPrecision
 from compressor.targets.caches import DECODER, ENCODER, PLAN, plan_digest
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.onnxruntime import sessions as module
 from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions, engine_of
 from graph_passes import load, save
 from graph_passes.flow.caches import CACHES, IN_PLACE
@@ -144,6 +151,31 @@ def in_place(folder: Path) -> OrtSessions:
     assert IN_PLACE in engine.metadata_props
     save(engine, engine_of(folder / DECODER))
     return OrtSessions(folder, provider="cpu", threads=1)
+
+
+@pytest.mark.parametrize("provider", ["cpu", "cuda", None])
+@pytest.mark.parametrize("precision", ["int4w", "int8w", None])
+def test_rounded_weights_stay_on_every_device(
+    precision: WeightPrecision | None, provider: Provider | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA cannot write into the memory of caches: in floats the graph runs there, and rounded weights on the CPU."""
+    path, opened = in_place(tmp_path).path, list[str]()
+    save(Rounding(precision).apply(load(path)), path)
+
+    def open_on_cpu(path: Path, settings: Mapping[str, Any]) -> ort.InferenceSession:
+        opened.append(settings["provider"])
+        return ort.InferenceSession(path)
+
+    monkeypatch.setattr(ort_session, "has_cuda", lambda: True)
+    monkeypatch.setattr(module, "open_session", open_on_cpu)
+    refuses = precision is not None and provider == "cuda"
+    fails = fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, field="provider", value="cuda")
+    with fails if refuses else nullcontext():
+        sessions = OrtSessions(tmp_path, provider=provider)
+        assert sessions.precision == (precision or "fp32")
+        assert opened[-1] == sessions.settings["provider"]
+        runs_on_cpu = provider == "cpu" or precision is not None
+        assert (opened[-1] == ort_session.PROVIDERS["cpu"]) == runs_on_cpu == (sessions.path == path)
 
 
 def growing() -> OrtSessions:
