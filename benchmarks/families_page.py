@@ -20,8 +20,9 @@ PyTorch model, and the shrunk graph with the exported one, on ONNX Runtime, and 
 A family is swept in each form that it has: with its **usual** head, **bare**, with a head that is **pooled** (a
 classifier of texts, images or sounds), with a head for each position (**tokens**: labels of tokens, answers to
 questions), and with key/value caches where it **generates** text. There the gated model reads a text at once, the
-graphs read it in steps, and a search has to find the same tokens with both. A line holds for its form alone, on the day
-and on the inputs that the second table states for both; nothing is claimed about a family and form without a line.
+graphs read it in steps, and a search has to find the same tokens with both; where the model finds others with its own
+cache than by whole texts, the line says so. A line holds for its form alone, on the day and on the inputs that the
+second table states for both; nothing is claimed about a family and form without a line.
 `make families` runs the sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
 
 With padding on the left, a token that sees no other has no defined output in PyTorch: SDPA and eager attention, which

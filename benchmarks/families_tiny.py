@@ -121,6 +121,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "instructblip": {"image_token_index": VOCABULARY - 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lilt": {"hidden_size": 48},  # boxes have six coordinates, in layers of a quarter of the width
     "mamba2": {"head_dim": 16},
     "molmo2_adapter": {"vision_feature_layer": [0, 1]},
@@ -373,6 +375,8 @@ def tiny_model(model_type: str, seed: int = 0, form: Form = Form.USUAL) -> PreTr
                 part.pad_token_id = 0
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id
+    if form is Form.GENERATES and not config.is_encoder_decoder and hasattr(config, "is_decoder"):
+        config.is_decoder = True
     model = cls(config).eval()
     # With usual weights, a head of a random model changes the output by less than rounding does.
     for name, parameter in model.named_parameters():

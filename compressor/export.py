@@ -195,8 +195,11 @@ def _export(
     try:
         return OnnxExporter().export(model, sample, config).program
     except Exception as error:  # model code can raise any type while torch traces it
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        text = f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason})"
+        cause: BaseException = error  # torch.onnx wraps what names the operator
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).strip() or "no message").splitlines()[0]
+        text = f"{family(model)}: the model cannot be exported ({type(cause).__name__}: {reason})"
         raise InputError(text, code=ErrorCode.EXPORT_FAILED, family=family(model), reason=reason) from error
 
 

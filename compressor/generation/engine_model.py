@@ -245,13 +245,14 @@ def refuse(options: Mapping[str, Any]) -> None:
     """Refuse arguments and options that an engine does not have.
 
     Args:
-        options: name -> value; those that are None or False are accepted.
+        options: name -> value; those that are None or False are accepted, and what was encoded of no image.
 
     Raises:
         InputError: one has another value.
     """
     for name, value in options.items():
-        if value is not None and value is not False and name not in _IGNORED:
+        is_empty = value is None or value is False or (isinstance(value, Mapping) and not value)
+        if not is_empty and name not in _IGNORED:
             raise InputError(
                 f"{name}: the engine of a model has no use for it; omit it",
                 code=ErrorCode.UNSUPPORTED,

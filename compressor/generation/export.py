@@ -23,6 +23,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ from torch import Tensor
 from torch.export import Dim
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import DynamicLayer
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from compressor.errors import ErrorCode, InputError
 from compressor.export import deployment_mode, drop_exporter_metadata, trace_gated
@@ -142,7 +142,8 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
     """The graph of a decoder-only model."""
     original = type(model).forward
     ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
-    past = _earlier(_after_forward(model, input_ids=ids[:, : _SIZES[PAST]])[1], model)
+    kept = _cache_after(model, input_ids=ids[:, : _SIZES[PAST]])
+    past = _earlier(getattr(kept, "self_attention_cache", kept), model)  # a decoder that can have an encoder has both
 
     def forward(**inputs: Any) -> list[Tensor]:
         result = original(model, **{**inputs, "past_key_values": _cache(inputs["past_key_values"])}, use_cache=True)
@@ -171,12 +172,12 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
     mask[-1, -1] = 0  # a mask of ones would not be in the graph
 
     def encode(**inputs: Any) -> list[Tensor]:
-        encoded = model.get_encoder()(**inputs)[0]
+        encoded = model.get_encoder()(**inputs)
         masks = {name: value for name, value in inputs.items() if name == "attention_mask"}
         result = original(
             model,
-            encoder_outputs=BaseModelOutput(encoded),
-            decoder_input_ids=start[:1, :1].expand(encoded.shape[0], 1),  # any token: what it gives is not returned
+            encoder_outputs=encoded,
+            decoder_input_ids=start[:1, :1].expand(encoded[0].shape[0], 1),  # any token: what it gives is not returned
             past_key_values=_empty_caches(),
             use_cache=True,
             **masks,
@@ -189,11 +190,12 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
     else:
         encoder_sample = {source: _ids(model, _SIZES[SOURCE]), "attention_mask": mask}
         encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
+    encoded = _run(model, model.get_encoder(), **encoder_sample)
     read = {**encoder_sample, "decoder_input_ids": start[:, : _SIZES[PAST]], "past_key_values": _empty_caches()}
-    result, kept = _after_forward(model, **read)
+    kept = _cache_after(model, **read, encoder_outputs=encoded)
     past = _earlier(getattr(kept, "self_attention_cache", None), model)
     cross = _layers(getattr(kept, "cross_attention_cache", None), model)
-    width, positions = result.encoder_last_hidden_state.shape[-1], cross[0].shape[2]
+    width, positions = encoded[0].shape[-1], cross[0].shape[2]
 
     def decode(
         input_ids: Tensor,
@@ -202,10 +204,10 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
         encoder_attention_mask: Tensor | None = None,
     ) -> list[Tensor]:
         # Only the shape of the states is read, since their keys and values are in the cache.
-        encoded = cross_cache[0].new_zeros(input_ids.shape[0], cross_cache[0].shape[2], width)
+        states = cross_cache[0].new_zeros(input_ids.shape[0], cross_cache[0].shape[2], width)
         result = original(
             model,
-            encoder_outputs=BaseModelOutput(encoded),
+            encoder_outputs=type(encoded)(last_hidden_state=states),
             decoder_input_ids=input_ids,
             past_key_values=EncoderDecoderCache(_cache(self_cache), _cache(cross_cache)),
             use_cache=True,
@@ -239,15 +241,21 @@ def _forward_of(model: PreTrainedModel, forward: Callable[..., list[Tensor]]) ->
         del model.forward
 
 
-def _after_forward(model: PreTrainedModel, **inputs: Any) -> tuple[Any, Any]:
-    """The result of a forward with a cache, and the cache.
+def _cache_after(model: PreTrainedModel, **inputs: Any) -> Any:
+    """The cache after a forward; None: the model returns none."""
+    result = _run(model, partial(type(model).forward, model), **inputs, use_cache=True)
+    return getattr(result, "past_key_values", None)
+
+
+def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> Any:
+    """What a model, or its encoder, returns for an example.
 
     Raises:
-        InputError: the forward of the model takes no cache.
+        InputError: it raises an error; the forward of some models takes no cache.
     """
     try:
         with torch.no_grad():
-            result = type(model).forward(model, **inputs, use_cache=True)
+            return module(**inputs)
     except Exception as error:  # model code can raise any type
         raise InputError(
             f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so that"
@@ -255,7 +263,6 @@ def _after_forward(model: PreTrainedModel, **inputs: Any) -> tuple[Any, Any]:
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
         ) from error
-    return result, getattr(result, "past_key_values", None)
 
 
 def _empty_caches() -> EncoderDecoderCache:
@@ -275,12 +282,21 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
-    """Channels and frames of the sound that an encoder takes; both are fixed."""
-    encoder = model.get_encoder()
-    frames = model.config.max_source_positions
-    for convolution in (module for module in encoder.modules() if isinstance(module, torch.nn.Conv1d)):
+    """Channels and frames of the sound that an encoder takes; both are fixed.
+
+    Raises:
+        InputError: the encoder takes sounds of any length.
+    """
+    channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    if channels is None or frames is None:
+        text = (
+            f"{family(model)}: the encoder reads sounds of any length, and graphs with caches those of one, which"
+            " config.json has as num_mel_bins and max_source_positions"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
+    for convolution in (module for module in model.get_encoder().modules() if isinstance(module, torch.nn.Conv1d)):
         frames *= convolution.stride[0]
-    return int(model.config.num_mel_bins), int(frames)
+    return int(channels), int(frames)
 
 
 def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Tensor]:
@@ -289,15 +305,20 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
     Raises:
         InputError: a layer keeps something else.
     """
-    for index, layer in enumerate(getattr(cache, "layers", None) or [cache]):
-        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.keys.dim() != 4:
-            kept = "nothing" if layer is None else type(layer).__name__
+    if cache is None:
+        text = (
+            f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
+    for index, layer in enumerate(cache.layers if type(cache) is DynamicCache else [cache]):
+        is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # classes derived from them keep more
+        keys = getattr(layer, "keys", None)
+        if not is_plain or keys is None or keys.dim() != 4:
             text = (
-                f"{family(model)}: layer {index} keeps {kept}, and not keys and values alone, which graphs with caches"
-                " hold"
+                f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
+                " graphs with caches hold"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
-    assert cache is not None
     return _tensors(cache)
 
 

@@ -22,8 +22,12 @@ from graph_passes import Plan
 
 
 def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
-    """The cases of a run as texts to continue, without padding where the graph reads none on the left."""
-    return generation_cases(cases, pads_left=folder.model.pads_left)
+    """The cases of a run as texts to continue, without padding where the graph reads none on the left.
+
+    Raises:
+        InputError: the graph reads more than a text and its mask.
+    """
+    return generation_cases(cases, pads_left=folder.model.pads_left, left_out=())
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,30 +19,35 @@ from compressor.targets.onnxruntime.sessions import OrtSessions
 from compressor.targets.relative_error import Outputs
 from graph_passes.errors import listed
 
-_READ = frozenset((TEXT, MASK, TARGET, "decoder_attention_mask", "input_features"))
+_READ = frozenset((TEXT, MASK, TARGET, "input_features"))
 """Inputs of the models whose graphs have caches."""
+_LEFT_OUT = frozenset(("decoder_attention_mask", "token_type_ids"))
+"""Inputs without which a model reads every token of a text that it continues, as tokens of the first type."""
 
 
-def generation_cases(cases: Sequence[Case], *, pads_left: bool = True) -> tuple[Case, ...]:
+def generation_cases(
+    cases: Sequence[Case], *, pads_left: bool = True, left_out: Collection[str] = _LEFT_OUT
+) -> tuple[Case, ...]:
     """The cases of a run as texts to continue: with a mask, and padding on the left of a decoder-only model.
 
     Args:
         cases: the cases.
         pads_left: whether the graphs read padding on the left; else the texts have none.
+        left_out: names of inputs that the graphs do not read.
 
     Raises:
         InputError: the model reads more than a text, such as images beside it.
     """
     texts = []
     for case in cases:
-        if unread := sorted(case.feeds.keys() - _READ):
+        if unread := sorted(case.feeds.keys() - _READ - set(left_out)):
             raise InputError(
                 f"the model reads {listed(unread)} too, for which there are no graphs with caches",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 inputs=unread,
             )
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
-        feeds = {name: array for name, array in feeds.items() if name != "decoder_attention_mask"}
+        feeds = {name: array for name, array in feeds.items() if name not in left_out}
         if not pads_left:
             feeds[MASK] = np.ones_like(feeds[TEXT])
         texts.append(Case(feeds, f"{case_name(feeds)}, in steps"))

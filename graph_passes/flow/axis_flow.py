@@ -134,9 +134,8 @@ class Flow(Cuts):
         self._order = order or GraphOrder(model.graph)
         self._captures = self._order.captures
         self._caches = read_caches(model)
-        self._cached: dict[ir.Value, tuple[Need, frozenset[str]] | None] = {
-            present: None for present in self._caches.values() if present is not None
-        }
+        self._pasts = {present: past for past, present in self._caches.items() if present is not None}
+        self._cached: dict[ir.Value, tuple[Need, frozenset[str]] | None] = dict.fromkeys(self._pasts)
         self._returned = {
             value: (need, frozenset((value.name or "",)))
             for value in self.graph.outputs
@@ -192,9 +191,7 @@ class Flow(Cuts):
         while True:
             self._backward()
             cached = {
-                present: (self.held(past), self._sites.get(past, frozenset()))
-                for past, present in self._caches.items()
-                if present is not None
+                present: (self.held(past), self._sites.get(past, frozenset())) for present, past in self._pasts.items()
             }
             if not self.needs or all(_same_need(need, self._cached[value]) for value, (need, _) in cached.items()):
                 return
@@ -303,7 +300,7 @@ class Flow(Cuts):
             if all(use.need[axis] is None or self._selects(use, axis) for use in uses):
                 continue
             for use in uses:
-                mixer = _find_mixer(value, use, axis, self) if use.need[axis] is None else None
+                mixer = self._find_mixer(value, use, axis) if use.need[axis] is None else None
                 if mixer is None:
                     continue
                 op, rule = ("graph output", None) if isinstance(mixer, ir.Value) else (mixer.op_type, self.rule(mixer))
@@ -328,6 +325,28 @@ class Flow(Cuts):
         ]
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])
 
+    def _find_mixer(self, value: ir.Value, use: _Use, axis: int) -> ir.Node | ir.Value | None:
+        """The first node or output of the graph that needs all of an axis of a tensor, at a use or after it, if any.
+
+        The readers of a cache that the graph returns are those of the input that has it in the next call.
+        """
+        if use.node is None and value not in self._pasts:
+            return value
+        first = self._pasts[value].uses() if use.node is None else [(use.node, use.position)]
+        stack, visited = [(node, position, axis) for node, position in first], {(value, axis)}
+        while stack:
+            reader, input_position, input_axis = stack.pop()
+            if _mixes(reader, input_position, input_axis, self):
+                return reader
+            for output, output_axis in _carriers(reader, input_position, input_axis, self):
+                if output.is_graph_output() and output not in self._pasts:
+                    return output
+                if (output, output_axis) not in visited:
+                    visited.add((output, output_axis))
+                    held = (output, self._pasts[output]) if output in self._pasts else (output,)
+                    stack += [(user, position, output_axis) for part in held for user, position in part.uses()]
+        return None
+
     def _refuse_node(self, sites: frozenset[str], node: ir.Node, code: RefusalCode, why: str) -> None:
         self._refuse(Refusal(sites, node.op_type, node.name or "", why, code))
 
@@ -342,24 +361,6 @@ class Flow(Cuts):
 def _same_need(need: Need, cached: tuple[Need, frozenset[str]] | None) -> bool:
     """Whether a cache's input needs what was assumed to be needed of its output."""
     return cached is not None and all(map(same_index, need, cached[0]))
-
-
-def _find_mixer(value: ir.Value, use: _Use, axis: int, cuts: Cuts) -> ir.Node | ir.Value | None:
-    """The first node or output of the graph that needs all of an axis of a tensor, at a use or after it; None: none."""
-    if use.node is None:
-        return value
-    stack, visited = [(use.node, use.position, axis)], {(value, axis)}
-    while stack:
-        reader, input_position, input_axis = stack.pop()
-        if _mixes(reader, input_position, input_axis, cuts):
-            return reader
-        for output, output_axis in _carriers(reader, input_position, input_axis, cuts):
-            if output.is_graph_output():
-                return output
-            if (output, output_axis) not in visited:
-                visited.add((output, output_axis))
-                stack += [(user, user_position, output_axis) for user, user_position in output.uses()]
-    return None
 
 
 def _mixes(node: ir.Node, position: int, axis: int, cuts: Cuts) -> bool:

@@ -171,7 +171,12 @@ def test_a_family_that_once_failed_holds(family: str) -> None:
 @pytest.mark.zoo
 @pytest.mark.parametrize(
     ("family", "outcome"),
-    [("gpt2", Outcome.HOLDS), ("t5", Outcome.HOLDS), ("gptj", Outcome.IN_PART), ("jamba", Outcome.REFUSED)],
+    [
+        *((name, Outcome.HOLDS) for name in ("gpt2", "t5", "gptj", "doge", "bert", "gemma3")),
+        ("diffllama", Outcome.IN_PART),
+        *((name, Outcome.REFUSED) for name in ("jamba", "axk2", "canary", "fsmt", "rwkv")),
+        ("led", Outcome.NOT_EXPORTABLE),
+    ],
 )
 def test_a_family_that_generates_has_an_outcome(family: str, outcome: Outcome) -> None:
     row = sweep_family(family, lambda row: None, form=Form.GENERATES)

@@ -206,6 +206,10 @@ def test_an_option_that_needs_more_is_refused_by_name(counting: Runner, name: st
     assert (error.value.code, error.value.details["field"]) == (ErrorCode.UNSUPPORTED, name)
 
 
+def test_no_encoded_image_is_no_option(counting: Runner) -> None:
+    assert counting.generate(IDS, mm_encoder_outputs={}, max_new_tokens=2).tolist() == [[1, 2, 3, 4]]
+
+
 def test_an_engine_is_refused_as_the_model_that_is_assisted(counting: Runner) -> None:
     with pytest.raises(InputError) as error:
         counting.generate(IDS, assistant_model=counting.model)

@@ -20,19 +20,31 @@ WEIGHTS = "float[8, 12] wq, float[8, 12] wk, float[8, 12] wv, float[12, 8] wo, i
 MERGED = "int64[3] merged = {0, 0, 12}"
 
 
-def decoder(present: str = "k, v", tail: str = "") -> ir.Model:
-    """Attention of 4 heads of width 3 over earlier and new positions; `k` and `v` are those of all positions."""
+def decoder(
+    present: str = "k, v", tail: str = "", *, turned: str = "", scores: str = "", weights: str = WEIGHTS
+) -> ir.Model:
+    """Attention of 4 heads of width 3 over earlier and new positions; `k` and `v` are those of all positions.
+
+    Args:
+        present: what is returned as keys and values.
+        tail: further nodes, after `k` and `v`.
+        turned: nodes that make `k4`, the new keys, from `k3`.
+        scores: nodes that make `s2`, the scores, from `s`.
+        weights: the weights of all nodes.
+    """
+    new, score = "k4" if turned else "k3", "s2" if scores else "s"
     names = dict(zip(("present_k", "present_v"), present.split(", "), strict=True))
     returned = "".join(f"{output} = Identity({name}) " for output, name in names.items())
     model = graph(
         "q1 = MatMul(x, wq) q2 = Reshape(q1, heads) q = Transpose<perm = [0, 2, 1, 3]>(q2)"
         " k1 = MatMul(x, wk) k2 = Reshape(k1, heads) k3 = Transpose<perm = [0, 2, 1, 3]>(k2)"
         " v1 = MatMul(x, wv) v2 = Reshape(v1, heads) v3 = Transpose<perm = [0, 2, 1, 3]>(v2)"
-        f" k = Concat<axis = 2>(past_k, k3) v = Concat<axis = 2>(past_v, v3) {tail} {returned}"
-        " kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) p = Softmax<axis = -1>(s) c1 = MatMul(p, v)"
+        f" {turned} k = Concat<axis = 2>(past_k, {new}) v = Concat<axis = 2>(past_v, v3) {tail} {returned}"
+        f" kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) {scores} p = Softmax<axis = -1>({score})"
+        " c1 = MatMul(p, v)"
         " c = Mul(c1, gate) c2 = Transpose<perm = [0, 2, 1, 3]>(c) c3 = Reshape(c2, merged)"
         " y = MatMul(c3, wo)",
-        WEIGHTS,
+        weights,
         MERGED,
         "float[4, 1, 1] gate",
         inputs="float[B, S, 8] x, float[B, 4, P, 3] past_k, float[B, 4, P, 3] past_v",
@@ -86,6 +98,31 @@ def test_a_cache_may_be_computed_from_what_attention_reads() -> None:
         f"{name} = Constant<value_ints = [{value}]>() " for name, value in (("start", -2), ("end", 9999), ("axis", 2))
     )
     assert_cut(decoder("kw, vw", tail=constants + window), (0, 3))
+
+
+def test_a_cache_of_keys_whose_parts_are_turned_loses_heads() -> None:
+    model = decoder(
+        turned="k5 = Slice(k3, zero, end, zero) k6 = Slice(k5, zero, one, three) k4 = Add(k3, k6)",
+        weights=f"{WEIGHTS}, int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] three = {{3}},"
+        " int64[1] end = {9223372036854775807}",
+    )
+    assert_cut(model, (1, 2))
+
+
+def test_a_cache_that_a_mask_is_computed_from_stays_whole() -> None:
+    model = decoder(
+        scores="m1 = Transpose<perm = [0, 2, 1, 3]>(v) m2 = Reshape(m1, merged) m3 = MatMul(m2, wm)"
+        " m4 = Unsqueeze(m3, one) m5 = Transpose<perm = [0, 1, 3, 2]>(m4) s2 = Add(s, m5)",
+        weights=f"{WEIGHTS}, float[12, 1] wm, int64[1] one = {{1}}",
+    )
+    kept = (0, 3)
+    reference, shrunk = gated(model, plan(kept)), shrink(model.clone(), plan(kept))
+    assert not shrunk.refused
+    assert shrunk.caches.keys() == {"past_k"}
+    for sizes in SIZES:
+        feeds = draw(reference, sizes)
+        y, keys, values = run(reference, feeds)
+        assert error(run(shrunk.model, cut(feeds, shrunk)), [y, np.take(keys, kept, 1), values]) <= 1e-4
 
 
 @pytest.mark.parametrize("kept", [(0, 1, 3), (2,)])
