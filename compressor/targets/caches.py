@@ -30,6 +30,8 @@ WEIGHTS, FINER = "compressor.weights", "compressor.weights.finer"
 finer one."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 """Names of the mask of a decoder: over its own positions, or over those of the encoder."""
+POSITIONS = "position_ids"
+"""Name of the numbers of new tokens."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from compressor.targets.caches import (
     MASKS,
     PADDING,
     PLAN,
+    POSITIONS,
     WEIGHTS,
     Caches,
     Sessions,
@@ -278,7 +279,9 @@ class OrtSessions(Sessions):
                 code=ErrorCode.UNSUPPORTED,
                 path=self.path,
             )
-        feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids}
+        if self._in_place and POSITIONS not in self._inputs:
+            self._require_counted(mask, position_ids)
+        feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), POSITIONS: position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
         length = caches.length + input_ids.shape[1]
@@ -291,6 +294,19 @@ class OrtSessions(Sessions):
         decoded = {name: outputs[output] for name, output in self._decoded.items()}
         logits = np.asarray(outputs["logits"].numpy(), np.float32)
         return logits, dataclasses.replace(caches, length=length, decoded=decoded)
+
+    def _require_counted(self, mask: np.ndarray | None, positions: np.ndarray | None) -> None:
+        """Raise InputError if new tokens have other numbers than their places after the padding of a text."""
+        if mask is None or positions is None:
+            return
+        counted, is_token = (array[:, -positions.shape[1] :] for array in (mask.cumsum(1) - 1, mask != 0))
+        if (positions != counted)[is_token].any():
+            raise InputError(
+                f"{self.path}: {POSITIONS} differ from the places of the tokens in their texts, by which this engine"
+                " numbers them; omit them",
+                code=ErrorCode.UNSUPPORTED,
+                path=self.path,
+            )
 
     def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
         """Caches without a position of the decoder; layers differ in their numbers of heads."""

@@ -22,7 +22,17 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import Feeds, Provider
-from compressor.targets.caches import DECODER, ENCODER, FINER, MASKS, WEIGHTS, Caches, Sessions, missing_encoder
+from compressor.targets.caches import (
+    DECODER,
+    ENCODER,
+    FINER,
+    MASKS,
+    POSITIONS,
+    WEIGHTS,
+    Caches,
+    Sessions,
+    missing_encoder,
+)
 from compressor.targets.openvino.batches import EngineRequest
 from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
 from compressor.targets.openvino.session import (
@@ -284,7 +294,7 @@ class OpenVinoSessions(Sessions):
         """See `Sessions.decode`."""
         assert isinstance(caches, OpenVinoCaches)
         caches.load()
-        feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), "position_ids": position_ids, **caches.encoded}
+        feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), POSITIONS: position_ids, **caches.encoded}
         arrays = {name: array for name, array in feeds.items() if array is not None}
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too

@@ -144,9 +144,9 @@ def test_a_file_of_another_plan_is_refused(name: str, tmp_path: Path) -> None:
         OrtSessions(tmp_path, provider="cpu", threads=1)
 
 
-def in_place(folder: Path) -> OrtSessions:
+def in_place(folder: Path, family: str = "gpt2") -> OrtSessions:
     """A decoder that writes into the memory of its caches, in a folder."""
-    shutil.copytree(exported("gpt2"), folder, dirs_exist_ok=True)
+    shutil.copytree(exported(family), folder, dirs_exist_ok=True)
     engine = FuseForOrt(in_place=True)(Normalize()(load(folder / DECODER))).model
     assert IN_PLACE in engine.metadata_props
     save(engine, engine_of(folder / DECODER))
@@ -181,6 +181,19 @@ def test_rounded_weights_stay_on_every_device(
 def growing() -> OrtSessions:
     """The same decoder, whose caches grow."""
     return OrtSessions(exported("gpt2"), optimized=False)
+
+
+def test_an_engine_that_numbers_positions_refuses_other_numbers(tmp_path: Path) -> None:
+    sessions, ids = in_place(tmp_path, "llama"), np.array([[5, 6, 7, 8], [0, 5, 6, 7]])
+    mask = (ids != 0).astype(np.int64)
+    places = mask.cumsum(1) - 1
+    expected, caches = sessions.decode(ids, mask, places, sessions.start(2))
+    logits, _ = sessions.decode(ids, mask, None, sessions.start(2))
+    np.testing.assert_array_equal(logits, expected)
+    following, longer = np.array([[9], [8]]), np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+    sessions.decode(following, longer, places[:, -1:] + 1, caches.copy())
+    with fails_with(ErrorCode.UNSUPPORTED, InputError):
+        sessions.decode(following, longer, places[:, -1:] + 2, caches)
 
 
 @pytest.mark.parametrize("chunks", [(3,), (3, 1, 1), (2, 3, 1), (1,) * 8])
