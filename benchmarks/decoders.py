@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from compressor.generation.bench import GenerationRow, bench_generation
+from compressor.generation.bench import bench_generation
 from compressor.generation.export import export_generation
 from compressor.generation.weights import Rounding
 from compressor.generation.workload import Workload
@@ -69,7 +69,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of the engines, for further calls")
     parser.add_argument("--half-heads", action="store_true", help="remove half of the heads and no neurons")
     parser.add_argument("--genai", action="store_true", help="compare with onnxruntime-genai in 4 bits")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each engine generates, with --genai")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each engine generates, with --genai or --half-heads"
+    )
     options = parser.parse_args()
     workload = Workload(tuple(itertools.product(options.batch, options.prompt_tokens)), options.new_tokens)
     with tempfile.TemporaryDirectory() as scratch:
@@ -79,11 +81,12 @@ def main() -> None:
         if options.genai:
             _compare_with_genai(work, workload, options.threads, options.rounds)
             return
-        names = [name for name in _FOLDERS[1:] if not options.half_heads or name.startswith("small")]
-        for name in names:
-            whole = work / name.replace("small", "dense") if options.half_heads else work / "dense"
+        if options.half_heads:
+            _print_shares(work, workload, options.threads, options.rounds)
+            return
+        for name in _FOLDERS[1:]:
             rows = bench_generation(
-                (whole, work / name),
+                (work / "dense", work / name),
                 workload,
                 threads=options.threads,
                 seconds=options.seconds,
@@ -93,21 +96,20 @@ def main() -> None:
                 size = f"batch {row.batch}, {row.prompt_tokens} tokens"
                 times = f"prompt {row.prompt_ms:.1f} ms, token {row.token_ms:.2f} ms"
                 print(f"{row.folder.name}: {size}: {times}, cache {row.cache_bytes:,} bytes a token", flush=True)
-            if options.half_heads:
-                _print_shares(rows)
 
 
-def _print_shares(rows: Sequence[GenerationRow]) -> None:
+def _print_shares(work: Path, workload: Workload, threads: int, rounds: int) -> None:
     """Print what half of the heads save of the time of a token, and of the bytes that it reads."""
-    for dense, small in zip(rows[::2], rows[1::2], strict=True):
-        seconds, read = dense.token_ms, dense.batch * dense.prompt_tokens
-        bytes_ = [read * row.cache_bytes + _weight_bytes(row.folder) for row in (dense, small)]
-        shares = 1 - small.token_ms / seconds, 1 - bytes_[1] / bytes_[0]
-        size = f"batch {dense.batch}, {dense.prompt_tokens} tokens"
-        print(
-            f"{size}: {shares[0]:.1%} of the time, {shares[1]:.1%} of the bytes: {shares[0] / shares[1]:.2f}",
-            flush=True,
-        )
+    sessions = {name: OrtSessions(work / name, provider="cpu", threads=threads) for name in _FOLDERS}
+    engines = {name: _Ours(each) for name, each in sessions.items()}
+    for batch, prompt, medians in _token_times(engines, workload, rounds):
+        for small, dense in ((name, name.replace("small", "dense")) for name in _FOLDERS if name.startswith("small")):
+            read = [
+                batch * prompt * sessions[name].bytes_per_token + _weight_bytes(work / name) for name in (dense, small)
+            ]
+            saved = f"{1 - medians[small] / medians[dense]:.1%} of the time, {1 - read[1] / read[0]:.1%} of the bytes"
+            times = f"token {medians[dense]:.2f} to {medians[small]:.2f} ms"
+            print(f"{small}: batch {batch}, {prompt} tokens: {times}, saves {saved}", flush=True)
 
 
 def _weight_bytes(folder: Path) -> int:
@@ -168,9 +170,22 @@ def _compare_with_genai(work: Path, workload: Workload, threads: int, rounds: in
     config = json.loads(settings.read_text())
     config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
     settings.write_text(json.dumps(config))
-    engines: dict[str, Callable[[np.ndarray, int], Callable[[], object]]] = {"genai": _Genai(Model(str(folder)))}
+    engines: dict[str, Generator] = {"genai": _Genai(Model(str(folder)))}
     for name in ("dense-int4w", "small-int4w"):
         engines[name] = _Ours(OrtSessions(work / name, provider="cpu", threads=threads))
+    for batch, prompt, medians in _token_times(engines, workload, rounds):
+        texts = [f"{name} {value:.2f} ms ({medians['genai'] / value:.2f}x)" for name, value in medians.items()]
+        print(f"batch {batch}, {prompt} tokens: token: {', '.join(texts)}", flush=True)
+
+
+Generator = Callable[[np.ndarray, int], Callable[[], object]]
+"""Reads prompts `[text, token]` with room for a number of new tokens; returns what generates the next token of each."""
+
+
+def _token_times(
+    engines: Mapping[str, Generator], workload: Workload, rounds: int
+) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """Texts, tokens of their prompts, and the median milliseconds of a token of each engine, which generate in turn."""
     for batch, prompt in workload.sizes:
         ids = np.random.default_rng(0).integers(3, _VOCABULARY, (batch, prompt))
         steps = {name: engine(ids, rounds * workload.new_tokens) for name, engine in engines.items()}
@@ -180,9 +195,7 @@ def _compare_with_genai(work: Path, workload: Workload, threads: int, rounds: in
                 start = time.perf_counter()
                 steps[name]()
                 seconds[name].append(time.perf_counter() - start)
-        medians = {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
-        texts = [f"{name} {value:.2f} ms ({medians['genai'] / value:.2f}x)" for name, value in medians.items()]
-        print(f"batch {batch}, {prompt} tokens: token: {', '.join(texts)}", flush=True)
+        yield batch, prompt, {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
 
 
 class _Genai:
