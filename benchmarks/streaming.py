@@ -52,15 +52,18 @@ def by_triton(url: str, model: str) -> Generate:
         count = grpc.InferInput("max_tokens", [1], "INT32")
         count.set_data_from_numpy(np.array([tokens], np.int32))
         client.async_stream_infer(model, [text, count], enable_empty_final_response=True)
-        times = list[float]()
+        times, generated = list[float](), 0
         while True:
             moment, result = parts.get()
             if isinstance(result, Exception):
                 raise result
             assert isinstance(result, grpc.InferResult)
             if result.get_response().parameters["triton_final_response"].bool_param:
+                if generated != tokens:
+                    raise RuntimeError(f"the server ended the text after {generated} of {tokens} tokens")
                 return times
             times.append(moment)
+            generated = int(result.as_numpy("tokens").item())
 
     return generate
 
@@ -78,6 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"machine: {machine('onnxruntime', 'transformers')}", flush=True)
     generators = {"local": by_runner(options.folder, options.threads), "server": by_triton(options.url, options.model)}
+    for generate in generators.values():
+        generate(options.prompt, options.tokens)
     seconds: dict[str, list[float]] = {name: [] for name in generators}
     for _ in range(options.rounds):
         for name, generate in generators.items():

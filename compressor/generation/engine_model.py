@@ -245,7 +245,8 @@ def refuse(options: Mapping[str, Any]) -> None:
     """Refuse arguments and options that an engine does not have.
 
     Args:
-        options: name -> value; those that are None or False are accepted, and what was encoded of no image.
+        options: name -> value; None, False and empty mappings are accepted. Transformers passes an empty
+            `mm_encoder_outputs` where there are no images.
 
     Raises:
         InputError: one has another value.

@@ -27,7 +27,7 @@ def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
     Raises:
         InputError: the graph reads more than a text and its mask.
     """
-    return generation_cases(cases, pads_left=folder.model.pads_left, left_out=())
+    return generation_cases(cases, pads_left=folder.model.pads_left, left_out=("decoder_attention_mask",))
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:

@@ -84,18 +84,20 @@ def prove_export(
     try:
         return require_export(prove, fresh, texts)
     except MismatchError:
-        _require_use_of_cache(fresh, plan, texts, attention, variant)
+        if variant == "dense":
+            _require_use_of_cache(fresh, plan, texts, attention)
         raise
 
 
-def _require_use_of_cache(
-    model: PreTrainedModel, plan: Plan, texts: Sequence[Case], attention: Attention, variant: VariantName
-) -> None:
+def _require_use_of_cache(model: PreTrainedModel, plan: Plan, texts: Sequence[Case], attention: Attention) -> None:
     """Raise InputError if the gated model with its own cache, in steps, computes something else than on whole texts."""
     expected = whole_outputs(model, plan, texts, attention)
-    with gated_copy(model, plan, attention) as gated_model:
-        run = partial(_run_with_cache, gated_model)
-        proof = prove_outputs(ProofStage.CACHED_EXPORT, variant, texts, expected, run, TOLERANCE["fp32"])
+    try:
+        with gated_copy(model, plan, attention) as gated_model:
+            run = partial(_run_with_cache, gated_model)
+            proof = prove_outputs(ProofStage.CACHED_EXPORT, "dense", texts, expected, run, TOLERANCE["fp32"])
+    except Exception:  # model code can raise any type; a model that does not run so explains nothing
+        return
     if not proof.holds:
         raise InputError(
             f"{family(model)}: with its own cache the model computes something else than on whole texts (relative error"

@@ -22,7 +22,7 @@ from graph_passes.errors import listed
 _READ = frozenset((TEXT, MASK, TARGET, "input_features"))
 """Inputs of the models whose graphs have caches."""
 _LEFT_OUT = frozenset(("decoder_attention_mask", "token_type_ids"))
-"""Inputs without which a model reads every token of a text that it continues, as tokens of the first type."""
+"""Inputs that graphs with caches lack: the decoder reads no padding, and a text that is continued one type of token."""
 
 
 def generation_cases(

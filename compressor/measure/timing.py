@@ -27,9 +27,10 @@ ROUNDS = (10, 1000)
 OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
 ROUND_SECONDS = 0.1
-"""Planned duration of a round: longer than the scheduler's time slice, and short compared to the whole measurement."""
+"""Planned duration of a round: longer than the scheduler's time slice, and short compared to the whole measurement.
+Rounds are shorter where `_LEAST_TURNS` of them would take longer than the time that is given."""
 _LEAST_TURNS = 4
-"""Rounds of each engine that is timed in turns: fewer give no median. Where they have less time, they are shorter."""
+"""Minimum number of rounds of each engine that is timed in turns: fewer give no median."""
 QUIET_SECONDS = 0.005
 """Duration without computation after which a process counts as idle; twice in a row."""
 _PATIENCE_SECONDS = 1.0

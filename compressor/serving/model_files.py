@@ -197,8 +197,8 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
         if device == "gpu" and IN_PLACE in metadata:
             if WEIGHTS in metadata:
                 raise UsageError(
-                    f"--{_gpu_flag(request)}: the engine with weights in {metadata[WEIGHTS]} runs on the CPU; omit it,"
-                    " or serve the graph in floats (--plain)",
+                    f"--{_gpu_flag(request)}: the engine with rounded weights ({metadata[WEIGHTS]}) runs on the CPU;"
+                    " omit it, or serve the graph in floats (--plain)",
                     code=ErrorCode.CONTRADICTION,
                     field=_gpu_flag(request),
                 )

@@ -58,7 +58,7 @@ def test_a_model_that_computes_something_else_with_a_cache_is_refused(
         batch["decoder_input_ids"] = torch.arange(4).expand(len(batch["input_ids"]), 4)
     plan = keep_all(find_groups(network, batch))
     texts = [Case({name: value.numpy() for name, value in batch.items()}, "a batch")]
-    _require_use_of_cache(network, plan, texts, "eager", "dense")
+    _require_use_of_cache(network, plan, texts, "eager")
     forward = type(network).forward
 
     def reads_the_last(self: Any, *arguments: Any, use_cache: bool | None = None, **read: Any) -> Any:
@@ -68,5 +68,5 @@ def test_a_model_that_computes_something_else_with_a_cache_is_refused(
 
     monkeypatch.setattr(type(network), "forward", reads_the_last)
     with pytest.raises(InputError) as error:
-        _require_use_of_cache(network, plan, texts, "eager", "dense")
+        _require_use_of_cache(network, plan, texts, "eager")
     assert error.value.code == ErrorCode.UNSUPPORTED_MODEL

@@ -364,7 +364,7 @@ class _Search(_Attempts):
         if _unfinished(attempts) is not None:
             return
         doubted, left = self._doubted(attempts), self.deadline - time.perf_counter() - self._score_seconds
-        if doubted is not None and left >= self._pruning_seconds:
+        if doubted is not None and left >= (attempts[doubted].seconds or 0.0):
             self.update(doubted, untrained=False, score=None)
         elif (attempt := self._next(attempts)) is not None:
             self._write((*attempts, attempt))
@@ -441,7 +441,7 @@ class _Search(_Attempts):
             return start
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
         if attempts[number].counts:  # an attempt that was scored without training, and is trained after all
-            self.allot(number, self._pruning_seconds)
+            self.allot(number, attempts[number].seconds or 0.0)
             return state
         if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
@@ -500,7 +500,7 @@ class _Search(_Attempts):
         if left >= seconds and self._trains(attempts):
             least = _TRAINING_RATIO * rest
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
-        elif number == 0 or not self._trains(attempts):
+        elif (number == 0 and not attempts[number].counts) or not self._trains(attempts):
             self.update(number, minutes=0.0)
         else:
             self.update(number, failure="no time is left for its training", seconds=seconds)

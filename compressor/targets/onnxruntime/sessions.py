@@ -215,8 +215,8 @@ class OrtSessions(Sessions):
                 self._device, settings = "cpu", session_settings("cpu", threads)
             else:
                 raise TargetMissingError(
-                    f"{self.path}: its weights are {metadata[WEIGHTS]}, and its caches are written in place, which ONNX"
-                    f" Runtime does on the CPU alone; omit the provider {provider}, or compress in fp32",
+                    f"{self.path}: with rounded weights ({metadata[WEIGHTS]}), its caches are written in place, which"
+                    f" ONNX Runtime does on the CPU alone; omit the provider {provider}, or compress in fp32",
                     code=ErrorCode.UNSUPPORTED,
                     field="provider",
                     value=provider,
@@ -279,12 +279,13 @@ class OrtSessions(Sessions):
                 code=ErrorCode.UNSUPPORTED,
                 path=self.path,
             )
+        length = caches.length + input_ids.shape[1]
         if self._in_place and POSITIONS not in self._inputs:
-            self._require_counted(mask, position_ids)
+            everything = np.ones((len(input_ids), length), bool)
+            self._require_places(everything if mask is None else mask, position_ids)
         feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), POSITIONS: position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
-        length = caches.length + input_ids.shape[1]
         if isinstance(caches.decoded, _Memory):
             logits, memory = self._extend(arrays, caches.decoded, caches.length, length)
             return logits, dataclasses.replace(caches, length=length, decoded=memory)
@@ -295,12 +296,29 @@ class OrtSessions(Sessions):
         logits = np.asarray(outputs["logits"].numpy(), np.float32)
         return logits, dataclasses.replace(caches, length=length, decoded=decoded)
 
-    def _require_counted(self, mask: np.ndarray | None, positions: np.ndarray | None) -> None:
-        """Raise InputError if new tokens have other numbers than their places after the padding of a text."""
-        if mask is None or positions is None:
+    def _require_places(self, mask: np.ndarray, positions: np.ndarray | None) -> None:
+        """Check that tokens have the numbers of their places after the padding on the left, by which the engine counts.
+
+        Args:
+            mask: 1 for each token of a text and 0 for padding `[text, position]`.
+            positions: numbers of the new tokens `[text, position]`; None: not known.
+
+        Raises:
+            InputError: a text has padding between its tokens, or other numbers.
+        """
+        is_token = mask != 0
+        begins = is_token[:, :1].sum(1) + (is_token[:, 1:] & ~is_token[:, :-1]).sum(1)
+        if (begins > 1).any():
+            raise InputError(
+                f"{self.path}: a text goes on after padding, which this engine would count as tokens; pad the texts on"
+                " the left",
+                code=ErrorCode.UNSUPPORTED,
+                path=self.path,
+            )
+        if positions is None:
             return
-        counted, is_token = (array[:, -positions.shape[1] :] for array in (mask.cumsum(1) - 1, mask != 0))
-        if (positions != counted)[is_token].any():
+        counted, is_new = (array[:, -positions.shape[1] :] for array in (is_token.cumsum(1) - 1, is_token))
+        if (is_new & (positions != counted)).any():
             raise InputError(
                 f"{self.path}: {POSITIONS} differ from the places of the tokens in their texts, by which this engine"
                 " numbers them; omit them",

@@ -196,6 +196,20 @@ def test_an_engine_that_numbers_positions_refuses_other_numbers(tmp_path: Path) 
         sessions.decode(following, longer, places[:, -1:] + 2, caches)
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_texts_that_go_on_after_padding_are_refused(counts: bool, tmp_path: Path) -> None:
+    """Padding behind a text that ends there changes nothing; a token behind it would be turned by a wrong number."""
+    exact, sessions = OrtSessions(exported("llama"), optimized=False), in_place(tmp_path, "llama")
+    ids, mask = np.array([[5, 6, 7], [5, 6, 0]]), np.array([[1, 1, 1], [1, 1, 0]])
+    (expected, _), (logits, caches) = (
+        each.decode(ids, mask, mask.cumsum(1) - 1, each.start(2)) for each in (exact, sessions)
+    )
+    np.testing.assert_allclose(logits[mask == 1], expected[mask == 1], atol=1e-4)
+    longer = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+    with fails_with(ErrorCode.UNSUPPORTED, InputError):
+        sessions.decode(ids[:, :1], longer, longer.cumsum(1)[:, -1:] - 1 if counts else None, caches)
+
+
 @pytest.mark.parametrize("chunks", [(3,), (3, 1, 1), (2, 3, 1), (1,) * 8])
 @pytest.mark.parametrize("texts", [1, 3])
 def test_tokens_are_read_into_one_memory(texts: int, chunks: tuple[int, ...], tmp_path: Path) -> None:
