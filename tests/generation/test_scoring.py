@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,13 @@ def ids_without_cache(network: Any, beams: int) -> Tensor:
 
 
 def end_early(network: Any) -> None:
-    """Let the first text of a batch end before the others: by the first token that they lack until then."""
+    """Let a text of a batch end before another one: by a token that this one lacks until then."""
     greedy = ids_without_cache(network, 1)
-    for column in range(2, LONGEST - 1):
-        if not (greedy[1:, : column + 1] == greedy[0, column]).any():
-            network.generation_config.eos_token_id = int(greedy[0, column])
+    for column, (text, other) in itertools.product(range(2, LONGEST - 1), itertools.permutations(greedy, 2)):
+        if not (other[: column + 1] == text[column]).any():
+            network.generation_config.eos_token_id = int(text[column])
             return
-    raise AssertionError("no token ends the first text alone")
+    raise AssertionError("no token ends a text before another one")
 
 
 @pytest.mark.parametrize("beams", [1, 4])

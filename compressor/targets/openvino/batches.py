@@ -37,7 +37,7 @@ def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds, *, pads: bo
         (rows, length)
         for rows, length in shapes
         if (rows, length) == (batch, seq)
-        or (pads and rows >= batch and length >= seq and batch * seq >= _LEAST_FILL * rows * length)
+        or (pads and rows >= batch and length >= seq and batch * seq >= _LEAST_FILL * (rows * length))
     ]
     return min(fitting, key=lambda shape: (shape[0] * shape[1], shape), default=None)
 
