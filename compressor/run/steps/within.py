@@ -384,7 +384,9 @@ class _Search(_Attempts):
     def _next(self, attempts: Sequence[_Attempt]) -> _Attempt | None:
         """The attempt between the fastest that holds and the slowest above it that does not; None: there is none."""
         left, shortest = self.deadline - time.perf_counter(), self._pruning_seconds + self._score_seconds
-        is_late = bool(attempts) and left < _SHORTEST * shortest
+        if not attempts:
+            shortest += self._row_seconds * min(_FEWEST_ROWS, len(self.context.run.rows.train))
+        is_late = left < (_SHORTEST if attempts else 1) * shortest
         if sum(not attempt.failure for attempt in attempts) >= self.step.attempts or is_late:
             return None
         if attempts:
@@ -414,7 +416,12 @@ class _Search(_Attempts):
         if math.isinf(left):
             return None
         seconds = (_PRUNED_SHARE if trains else _PRUNED_SHARE_UNTRAINED) * left
-        return max(_FEWEST_ROWS, int(seconds * self.searched / (_FORWARDS_OF_ROW * self._forward_seconds)))
+        return max(_FEWEST_ROWS, int(seconds / self._row_seconds))
+
+    @property
+    def _row_seconds(self) -> float:
+        """The time of choosing and refitting units by one row."""
+        return _FORWARDS_OF_ROW * self._forward_seconds / self.searched
 
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
@@ -567,7 +574,10 @@ class _Search(_Attempts):
         attempts, base = _stored(self.store), self.base.selected
         holding = self._holding(attempts)
         notes, certificate = [self._note(attempts, holding)], base.certificate
-        if self.step.trains and not self._trains(attempts):
+        if not attempts:
+            text = "no unit is removed, since no attempt fits into the time of the run; allow more minutes (--minutes)"
+            notes = [Note(code=NoteCode.TIME_LIMITED, text=text)]
+        elif self.step.trains and not self._trains(attempts):
             text = "nothing is trained, since no training fits into the time of the run; allow more minutes"
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         elif self._doubted(attempts) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -306,6 +307,17 @@ def test_attempts_are_scored_as_the_engine_rounds(
     assert delivered.score.divergence > 0
 
 
+def test_no_unit_is_removed_where_no_attempt_fits(
+    answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = recorded(monkeypatch)
+    compressor.compress(recipe_of(answered, tmp_path / "out", minutes=1e-3))
+    report = load_report(tmp_path / "out")
+    assert not attempts
+    assert (report.plan.heads_kept, report.plan.neurons_kept) == (report.plan.heads, report.plan.neurons)
+    assert NoteCode.TIME_LIMITED in [note.code for note in report.notes]
+
+
 @pytest.mark.zoo
 @pytest.mark.parametrize(
     "stage",
@@ -315,7 +327,10 @@ def test_units_are_removed_without_training_where_none_fits(
     stage: str, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(within, "upper_losses", holding(0))
-    plan, _, listener = finish(recipe_of(answered, tmp_path / "out", minutes=1e-3), stage)
+    monkeypatch.setattr(
+        within, "_deadline", lambda *_: time.perf_counter() + 30
+    )  # a training has a quarter of 5 minutes
+    plan, _, listener = finish(recipe_of(answered, tmp_path / "out", minutes=5), stage)
     assert not any("training on the outputs" in each for each in listener.stages)
     assert not {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & set(listener.codes)
     codes = [note.code for note in load_report(tmp_path / "out").notes]
