@@ -575,7 +575,7 @@ class _Search(_Attempts):
         holding = self._holding(attempts)
         notes, certificate = [self._note(attempts, holding)], base.certificate
         if not attempts:
-            text = "no unit is removed, since no attempt fits into the time of the run; allow more minutes (--minutes)"
+            text = "no unit is removed, since no attempt fits into the time of the run; allow more minutes"
             notes = [Note(code=NoteCode.TIME_LIMITED, text=text)]
         elif self.step.trains and not self._trains(attempts):
             text = "nothing is trained, since no training fits into the time of the run; allow more minutes"
