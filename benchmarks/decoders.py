@@ -9,7 +9,7 @@ call finds the engines in the folder. Each engine is timed in turn with that of 
 minutes.
 
 With `--half-heads`, the model has 8 query and 4 key/value heads, of which half are removed, and all neurons stay. The
-share of the time that this saves is printed as a part of the share of the bytes that a token reads: weights and caches.
+shares of the time and of the bytes that a token saves then are printed; it reads weights and caches.
 
 With `--genai`, onnxruntime-genai's own engine of every unit in 4 bits generates tokens in turn with the engines of 4
 bits, by greedy search; it has to be installed. Prompts are read once and not timed: each round goes on where the one

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 BLOCKS = (128, 64, 32)
-"""Numbers of inputs that may share a scale. ONNX Runtime's kernels read fewer bytes and are faster with fewer scales
-(measured with AVX-512 VNNI), and the rounding costs little more: docs/generation.md."""
+"""Numbers of inputs that may share a scale. Kernels read fewer bytes with fewer scales; docs/generation.md has what the
+rounding costs."""
 _PADDING = 1 / 8
 """Maximum share of zeros that are added to the inputs; the kernels multiply by them, too."""
 BITS = (4, 8)

@@ -216,9 +216,9 @@ def test_the_last_head_of_an_attention_is_a_head(name: str) -> None:
     model = LAYERS[name].graph()
     (group,) = find_groups(model.clone()).groups
     shrunk = shrink(model.clone(), Plan(groups=(group.plan((0,)),))).model
-    found = find_groups(shrunk.clone())
-    (last,) = found.groups
-    assert (last.type, last.units, last.width, found.obstacles) == ("heads", 1, group.width, ())
+    listed = find_groups(shrunk.clone())
+    (last,) = listed.groups
+    assert (last.type, last.units, last.width, listed.obstacles) == ("heads", 1, group.width, ())
     nothing = Plan(groups=(last.plan(()),))
     empty = shrink(shrunk.clone(), nothing)
     assert empty.refused == ()

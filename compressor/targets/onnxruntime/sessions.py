@@ -281,8 +281,7 @@ class OrtSessions(Sessions):
             )
         length = caches.length + input_ids.shape[1]
         if self._in_place and POSITIONS not in self._inputs:
-            everything = np.ones((len(input_ids), length), bool)
-            self._require_places(everything if mask is None else mask, position_ids)
+            self._require_places(np.ones((len(input_ids), length)) if mask is None else mask, position_ids)
         feeds = {"input_ids": input_ids, **dict.fromkeys(MASKS, mask), POSITIONS: position_ids}
         arrays = {name: array for name, array in feeds.items() if name in self._inputs and array is not None}
         arrays |= self.constants
