@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -24,6 +26,8 @@ INT8_INSTRUCTIONS = "int8 instructions"
 BFLOAT16_INSTRUCTIONS = "bfloat16 instructions"
 INSTRUCTIONS = (INT8_INSTRUCTIONS, BFLOAT16_INSTRUCTIONS)
 """Fields of `machine` that decide how products in int8 and in bfloat16 are computed."""
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Devices of Linux by which the drivers of NVIDIA, of AMD and of Windows beneath reach a GPU."""
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
@@ -42,8 +46,8 @@ def has_pytorch() -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch is installed and can compute on a GPU of this machine."""
-    if not has_pytorch():
+    """Whether PyTorch is installed and can compute on a GPU of this machine; it is loaded only where there is one."""
+    if not has_pytorch() or (sys.platform == "linux" and not any(map(os.path.exists, _GPU_FILES))):
         return False
     import torch
 
