@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -121,6 +122,12 @@ def _processor_lines(*starts: str) -> list[str]:
     except OSError:
         return []
     return [line for line in lines if line.startswith(starts)]
+
+
+def release_memory() -> None:
+    """Return free memory of this process to the system: glibc keeps much of what large arrays and sessions held."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def package_version(package: str) -> str | None:
