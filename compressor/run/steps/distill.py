@@ -55,8 +55,11 @@ _COMPARED_ROWS = 512
 rows would take longer than the steps."""
 _TIMED_STEPS = 5
 _EVALUATIONS = ScheduleOptions().evaluations
-_EVALUATED_SHARE = 0.2
+_EVALUATED_SHARE = 0.1
 """Share of the minutes that evaluations take at most; where they would take more, fewer are made."""
+_READS = 3
+"""How often a training reads a row at most where further rows can be made. The teacher, which takes a third of a step,
+computes the outputs of a row once."""
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 """Fields of configurations with the number of layers of a decoder."""
 _TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")
@@ -143,7 +146,7 @@ def _train(
         length = affordable_length(step, whole, distillation, network, store, evaluate)
         steps = length.steps
         # Lengths of training rows follow those of all evaluation rows.
-        train = _training_rows(step, whole, steps * step.batch_size * process_count())
+        train = _training_rows(whole, steps * step.batch_size * process_count(), step.seed)
         data = replace(whole, train=train, eval=compared)
         if step.teacher_outputs is not None or steps * step.batch_size >= 2 * len(train):
             # Rows are read again, in this run or in others.
@@ -209,12 +212,12 @@ def _notes(
         yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)
 
 
-def _training_rows(step: Distill, data: Data, count: int) -> Dataset:
-    """At most `count` training rows; where there are fewer, further ones are made of them if the task permits it."""
-    rows, vocabulary = data.train.select(sorted(draw_rows(data, count, step.seed))), data.task.vocabulary
-    if vocabulary is None or len(rows) >= count:
+def _training_rows(data: Data, count: int, seed: int) -> Dataset:
+    """The rows of a training that reads a number of rows; where there are few, further ones are made of them."""
+    rows, vocabulary = data.train.select(sorted(draw_rows(data, count, seed))), data.task.vocabulary
+    if vocabulary is None or (needed := math.ceil(count / _READS)) <= len(rows):
         return rows
-    return extended(rows, data.eval if len(data.eval) else rows, count, step.seed, vocabulary)
+    return extended(rows, data.eval if len(data.eval) else rows, needed, seed, vocabulary)
 
 
 def _keeping(step: Distill, data: Data, distillation: Distillation, store: Store) -> Distillation:
@@ -306,9 +309,9 @@ def affordable_length(
         left = available - evaluations * evaluation_seconds
         affordable = int(left / (seconds + teaching))
         # Where rows are read twice or more, the teacher computes the outputs of each once, and they are kept.
-        passes = len(data.train) / step.batch_size
-        with_kept = int((left - teaching * passes) / seconds)
-        if data.task.vocabulary is None and with_kept >= 2 * passes and can_keep():
+        passes, reads = len(data.train) / step.batch_size, math.inf if data.task.vocabulary is None else _READS
+        with_kept = int(min((left - teaching * passes) / seconds, left / (seconds + teaching / reads)))
+        if with_kept >= 2 * passes and can_keep():
             affordable = with_kept
         affordable = min(step.training_steps, affordable)
         if affordable < 1:

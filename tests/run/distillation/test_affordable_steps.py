@@ -83,7 +83,7 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
 ) -> None:
     """There are rows for two steps, which are read again and again unless further ones are made.
 
-    Where they are read twice, the teacher computes their outputs once.
+    Where rows are read twice, the teacher computes their outputs once.
     """
     assume(abs(step + teaching + evaluation - 60 * minutes) > 1e-6)
     clock, network = Clock(), torch.nn.Linear(1, 1)
@@ -115,7 +115,9 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
         result, before = length(), clock.seconds
         assert 1 <= result.steps <= steps
         assert 1 <= result.evaluations <= 12
-        taught = 2 if result.steps >= 4 and not makes_rows else result.steps
+        taught = float(result.steps)
+        if result.steps >= 4:
+            taught = max(2.0, result.steps / distill._READS) if makes_rows else 2.0
         spent = result.steps * step + taught * teaching + result.evaluations * evaluation
         assert spent <= 60 * minutes * (1 + 1e-6)
         assert length() == result  # an interrupted run goes on with it
