@@ -57,7 +57,7 @@ _TIMED_STEPS = 5
 _EVALUATIONS = ScheduleOptions().evaluations
 _EVALUATED_SHARE = 0.1
 """Share of the minutes that evaluations take at most; where they would take more, fewer are made."""
-_READS = 3
+_READS = 2
 """How often a training reads a row at most where further rows can be made. The teacher, which takes a third of a step,
 computes the outputs of a row once."""
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
