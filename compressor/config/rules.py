@@ -103,8 +103,8 @@ _STEPS = (
     # 4. The list does not know the model folder. Flags follow its plan by themselves.
     Rule(
         "ignores_plan",
-        "the plan in the model folder says what its weights are of; begin with the step follow, or name the folder of"
-        " the whole model",
+        "the weights in the model folder belong to its plan; begin with the step follow, or name the folder of the"
+        " whole model",
         excludes=("ignores_plan",),
         fields=("steps",),
     ),
