@@ -169,7 +169,7 @@ def parts_of(steps: Sequence[Step]) -> list[Step]:
 
 
 class Follow(Step):
-    """Take the plan of a file, and the weights beside it where its run fitted some.
+    """Apply the plan of a file, and the weights in its folder if its run trained or refitted some.
 
     Attributes:
         plan: the file.
@@ -325,7 +325,7 @@ class Blocks(BlockOptions, TrainingOptions, Step):
 
 
 class Units(UnitOptions, TrainingOptions, Step):
-    """Remove heads and neurons until a budget is met, or until the metric has lost what it may.
+    """Remove heads and neurons until a budget is met, or as many as a bounded loss of the metric permits.
 
     Further options are those of `UnitOptions` and `TrainingOptions`.
 
@@ -490,7 +490,7 @@ class Units(UnitOptions, TrainingOptions, Step):
 
 
 class Distill(DistillOptions, Step):
-    """Train what is left on the outputs and hidden states of a whole model; labels are not used.
+    """Train the remaining units on the outputs and hidden states of a whole model; labels are not used.
 
     Further options are those of `DistillOptions`.
 
@@ -533,16 +533,16 @@ class Distill(DistillOptions, Step):
 
 
 class Within(Step):
-    """Carry steps out several times, and keep the fastest result that loses no more of the metric than is allowed.
+    """Run steps in several attempts, and keep the fastest result whose loss of the metric is at most `max_drop`.
 
-    Each attempt removes units for a speed, and trains what is left if the steps do. A training goes on from the fastest
-    attempt that holds the metric, so that a plan that is reached in several attempts has been trained in each of them.
-    The metric is that of the model after the steps, on evaluation rows, with a margin for their choice.
+    Each attempt removes units for a speed, and trains the rest if the steps do. It starts from the fastest attempt that
+    keeps the metric, so a plan that is reached in several attempts has been trained in each of them. The metric is that
+    of the model after the steps, on evaluation rows, with a margin because the fastest is chosen by these rows.
 
     Attributes:
         max_drop: the loss of the metric that is allowed, in the metric's unit.
         steps: units, without a budget of their own, and distill or nothing else; by default both with their defaults.
-        minutes: time that the whole run may take; the trainings then take what the rest leaves of it.
+        minutes: time that the whole run may take; the trainings share what its other parts leave.
         attempts: maximum number of attempts.
     """
 
