@@ -151,8 +151,8 @@ def _bench_graphs(
     for path in (dense, compressed):
         if (runtime := target_of(path)).name != DEFAULT_TARGET:
             raise UsageError(
-                f"{path}: is an engine of {runtime.title}, and engines are built here; name the graph that it was built"
-                " from, such as model.onnx beside it",
+                f"{path}: is an engine of {runtime.title}, but bench builds engines from graphs; name its graph, e.g."
+                " model.onnx in its folder",
                 code=ErrorCode.INVALID_VALUE,
                 value=str(path),
             )

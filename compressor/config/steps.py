@@ -184,7 +184,7 @@ class Follow(Step):
 
     @property
     def summary(self) -> str:
-        return f"follow the plan {self.plan}, with the weights beside it where its run fitted some"
+        return f"follow the plan {self.plan}, with the weights in its folder if its run changed some"
 
     @property
     def contents(self) -> dict[str, Path | None]:

@@ -224,7 +224,7 @@ def _task_by_form(folder: Path, program: Program) -> str:
         return "text-classification" if _TOKENS in program.inputs else IMAGE_CLASSIFICATION
     raise InputError(
         f"{folder}: the outputs of the graph ({', '.join(program.outputs)}) do not show its task; name it (--task), or"
-        " put the config.json of the model beside the graph",
+        " put the config.json of the model into its folder",
         code=ErrorCode.UNSUPPORTED_MODEL,
         path=folder,
         field="task",
