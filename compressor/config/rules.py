@@ -291,9 +291,8 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     if names != [name for name in order if name in names]:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"{_subject(recipe, steps)}: steps are carried out in the order {', '.join(order)}, each at most once"
-            f" ({Within.name} carries out the last two); write such a list, or run compress on the output of another"
-            " run",
+            f"{_subject(recipe, steps)}: steps run in the order {', '.join(order)}, each at most once ({Within.name}"
+            " replaces the last two); write them in this order, or run compress on the output of another run",
             "steps",
         )
 

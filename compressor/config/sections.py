@@ -68,7 +68,7 @@ class SourceConfig(Config):
         is_basic=True,
     )
     tokenizer: Path | None = model_field(
-        "folder of the tokenizer, for an ONNX file that has none beside it", is_path=True
+        "folder of the tokenizer, for an ONNX file without one in its folder", is_path=True
     )
     allow_pickle: bool = model_field("load pickled weights, which can run code", False, runs_code=True)
     trust_remote_code: bool = model_field("run the Python files of the model folder", False, runs_code=True)

@@ -170,7 +170,7 @@ def deliver_cached(
         return reads_whole
     if runtime.caches is None:
         text = (
-            f"engines of {runtime.title} with key/value caches are not built here: build them from"
+            f"this run builds no engines of {runtime.title} with key/value caches: build them from"
             f" {' and '.join(whole.files)}, which take and return keys and values"
         )
         log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])
