@@ -258,8 +258,8 @@ def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> A
             return module(**inputs)
     except Exception as error:  # model code can raise any type
         raise InputError(
-            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so that"
-            " only its graph that reads a whole text at once can be exported",
+            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so only"
+            " the graph that reads a whole text at once can be exported",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
         ) from error
@@ -290,8 +290,8 @@ def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
     channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if channels is None or frames is None:
         text = (
-            f"{family(model)}: the encoder reads sounds of any length, and graphs with caches those of one, which"
-            " config.json has as num_mel_bins and max_source_positions"
+            f"{family(model)}: the encoder reads sounds of any length, but graphs with caches need a fixed length"
+            " (num_mel_bins and max_source_positions in config.json)"
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for convolution in (module for module in model.get_encoder().modules() if isinstance(module, torch.nn.Conv1d)):
@@ -306,17 +306,15 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
         InputError: a layer keeps something else.
     """
     if cache is None:
-        text = (
-            f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
-        )
+        text = f"{family(model)}: the model returns no past_key_values, which graphs with caches need"
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for index, layer in enumerate(cache.layers if type(cache) is DynamicCache else [cache]):
         is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # classes derived from them keep more
         keys = getattr(layer, "keys", None)
         if not is_plain or keys is None or keys.dim() != 4:
             text = (
-                f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
-                " graphs with caches hold"
+                f"{family(model)}: layer {index} keeps {type(layer).__name__}, but graphs with caches hold only keys"
+                " and values"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
     return _tensors(cache)

@@ -162,7 +162,7 @@ class TokenizerFile:
         encoded = self._tokenizer.encode_batch(
             rows, add_special_tokens=add_special_tokens, is_pretokenized=is_split_into_words
         )
-        parts = [[one, *one.overflowing] if return_overflowing_tokens else [one] for one in encoded]
+        parts = [[first, *first.overflowing] if return_overflowing_tokens else [first] for first in encoded]
         encodings = [encoding for of_row in parts for encoding in of_row]
         wanted = {
             "input_ids": ("ids", True),

@@ -320,7 +320,7 @@ class CostSource:
             tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
         except OutOfTimeError as late:
             text = (
-                "little time is left, so that engines of few plans were timed, and groups of units are taken to cost"
+                "little time is left, so engines of few plans were timed, and groups of units are taken to cost"
                 " time in proportion to their multiply-accumulates"
             )
             self._note(NoteCode.TIME_LIMITED, text)

@@ -66,14 +66,14 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
     if runtime.caches is None:
         named = " or ".join(name for name in TARGETS if target(name).caches is not None)
         reason = (
-            f"no engines of {runtime.title} with key/value caches are built here, whose weights would be rounded; use"
+            f"it rounds the weights of engines with key/value caches, and none of {runtime.title} are built here; use"
             f" --target {named}, or --precision int8"
         )
     elif engine.provider == "cuda":
         fields, reason = ("precision", "provider"), "engines with caches are built for the CPU; omit --provider"
     elif not folder.generates:
         fields = ("precision", "model")
-        reason = "weights alone are rounded where a model generates text, which this one does not; use --precision int8"
+        reason = "it rounds the weights of models that generate text, and this one does not; use --precision int8"
     elif recipe.export.no_cache:
         fields, reason = ("precision", "no_cache"), "the weights of the engine with caches are rounded; omit --no-cache"
     if reason:
@@ -170,7 +170,7 @@ def deliver_cached(
         return reads_whole
     if runtime.caches is None:
         text = (
-            f"engines of {runtime.title} with key/value caches are not built here: build them from"
+            f"this run builds no engines of {runtime.title} with key/value caches: build them from"
             f" {' and '.join(whole.files)}, which take and return keys and values"
         )
         log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])

@@ -65,7 +65,7 @@ class TextTokenizer:
         self.room = self.longest - special
         if self.room < (least or texts):
             text = (
-                f"{folder.path}: {self.longest} tokens leave no room for text beside {special} special tokens; raise"
+                f"{folder.path}: {self.longest} tokens leave no room for text besides {special} special tokens; raise"
                 " --max-length"
             )
             details = {"field": "max_length", "value": self.longest, "minimum": special + (least or texts)}

@@ -172,7 +172,7 @@ class Reranking(Regression):
         if self._request.metric is None and queries and grouped / len(queries) >= _GROUPED_SHARE:
             self._set_metric(_NDCG)
             text = (
-                f"{source}: its {len(set(queries))} queries have several documents each, so that the metric is the"
+                f"{source}: its {len(set(queries))} queries have several documents each, so the metric is the"
                 f" {_NDCG.name} of the documents of each query (--metric spearman correlates scores and labels)"
             )
             self.note(text, NoteCode.METRIC_CHOSEN)

@@ -858,5 +858,5 @@ def _(w: World) -> None:
         trials: Any = SimpleNamespace(scorer=SimpleNamespace(max_drop=max_drop))
         return WeightTrials._notes(trials, Trial(rounding, row))
 
-    w.notes(lambda: notes(None, holds=True) if "nothing bounds" in w.site.texts[0] else notes(0.01, holds=False))
+    w.notes(lambda: notes(None, holds=True) if "has no bound" in w.site.texts[0] else notes(0.01, holds=False))
     w.right(lambda: notes(0.2, holds=True))
