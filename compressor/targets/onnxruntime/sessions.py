@@ -326,8 +326,9 @@ class OrtSessions(Sessions):
             InputError: a text has padding between its tokens, or other numbers.
         """
         is_token = mask != 0
-        begins = is_token[:, :1].sum(1) + (is_token[:, 1:] & ~is_token[:, :-1]).sum(1)
-        if (begins > 1).any():
+        first = is_token.argmax(1)
+        spans = (is_token.shape[1] - first - is_token[:, ::-1].argmax(1)) * is_token.any(1)
+        if np.count_nonzero(is_token) < spans.sum():
             raise InputError(
                 f"{self.path}: a text goes on after padding, which this engine would count as tokens; pad the texts on"
                 " the left",
@@ -336,7 +337,8 @@ class OrtSessions(Sessions):
             )
         if positions is None:
             return
-        counted, is_new = (array[:, -positions.shape[1] :] for array in (is_token.cumsum(1) - 1, is_token))
+        is_new = is_token[:, -positions.shape[1] :]
+        counted = np.arange(is_token.shape[1] - is_new.shape[1], is_token.shape[1]) - first[:, None]
         if (is_new & (positions != counted)).any():
             raise InputError(
                 f"{self.path}: {POSITIONS} differ from the places of the tokens in their texts, by which this engine"
