@@ -354,7 +354,7 @@ def test_one_of_several_caches_whose_lengths_are_read_stays() -> None:
     record_caches(model, PAIRS)
     reference, feeds = model.clone(), draw(model, SIZES[0])
     assert len(DropIdleCaches()(model).report) == 1
-    outputs = run(model, {value.name: feeds[value.name] for value in model.graph.inputs})
+    outputs = run(model, {name: feeds[name] for name in (value.name or "" for value in model.graph.inputs)})
     assert error(outputs[:2], run(reference, feeds)[:2]) == 0
 
 
