@@ -342,11 +342,6 @@ class DistillOptions(Config):
         " that reads its examples several times, or within a ladder",
         is_path=True,
     )
-    augment: Annotated[float, Field(ge=0, le=1)] = distillation_field(
-        "share of the training examples of the distillation that are replaced by a cut of one or by joined parts of"
-        " two, with the lengths of the evaluation examples (classification and regression)",
-        0.0,
-    )
     quantized_share: Annotated[float, Field(ge=0, le=1)] = distillation_field(
         "share of the training steps, the last ones, in which linears round as the engine does, to 8 bits or to"
         " bfloat16; needs --precision int8, bf16 or auto",

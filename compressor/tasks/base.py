@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from compressor.model_folder import ModelFolder
+    from compressor.tasks.encoding import Vocabulary
 
 Batch = dict[str, np.ndarray]
 """Inputs of a model and labels by name, `[batch, ...]` each."""
@@ -130,8 +131,8 @@ class Task(ABC):
         return task
 
     @property
-    def special_ids(self) -> frozenset[int] | None:
-        """Ids of special tokens, between which texts may be cut and joined; None: the task does not permit it."""
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of texts that may be cut, joined and changed to further examples; None: they may not."""
         return None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,18 @@ _CHUNK_ROWS = 2000  # rows that are encoded at once
 _TEXTS = 2  # maximum number of texts of an example that are shown
 _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
 """Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
+
+
+class Vocabulary(NamedTuple):
+    """The tokens of a tokenizer.
+
+    Attributes:
+        special_ids: ids of the special tokens, without that of unknown words.
+        text_ids: ids of all others, in order.
+    """
+
+    special_ids: frozenset[int]
+    text_ids: np.ndarray
 
 
 class TextTokenizer:
@@ -66,6 +78,12 @@ class TextTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens."""
+        special_ids = self.special_ids
+        return Vocabulary(special_ids, np.array(sorted({*self._tokenizer.get_vocab().values()} - special_ids)))
 
     def __call__(self, *texts: Sequence[Any], **options: Any) -> Encodings:
         """Tokenize the first texts of all examples, and the second ones; `options` are for the tokenizer."""
@@ -174,8 +192,8 @@ class LabelledTexts(LabelledRows):
         self._pads_left = reads_last and folder.processor.padding_side == "left"
 
     @property
-    def special_ids(self) -> frozenset[int] | None:
-        return self._texts.special_ids
+    def vocabulary(self) -> Vocabulary | None:
+        return self._texts.vocabulary
 
     def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
         return self.text_columns.find_usual(rows)

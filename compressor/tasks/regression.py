@@ -16,7 +16,7 @@ from compressor.results import NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 from compressor.tasks.base import Batch, Task
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import LabelledTexts
+from compressor.tasks.encoding import LabelledTexts, Vocabulary
 from compressor.tasks.labels import number_lists, numbers_by_column, numbers_of
 from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity
@@ -148,9 +148,9 @@ class Reranking(Regression):
         return self._metric in (_NDCG, _MRR)
 
     @property
-    def special_ids(self) -> frozenset[int] | None:
-        """Ids of the special tokens; None for pairs in a chat template, whose texts cannot be cut."""
-        return super().special_ids if self._template is None else None
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of texts; None for pairs in a chat template, whose texts cannot be cut."""
+        return super().vocabulary if self._template is None else None
 
     @property
     def chooser(self) -> Task:

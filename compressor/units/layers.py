@@ -80,6 +80,18 @@ def gradients_of(parameters: Iterable[nn.Parameter], *, required: bool) -> Itera
         yield
 
 
+def embedding_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose rows a model looks up by the ids of its tokens; a graph knows its own, others too."""
+    if isinstance(own := getattr(model, "embedding_tables", None), list):
+        return own
+    try:
+        module = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return []
+    # The class is not PyTorch's in some families (I-BERT); those of images have weights of another kind.
+    return [module.weight] if hasattr(module, "padding_idx") else []
+
+
 def linear_at(model: nn.Module, path: str) -> Linear:
     """The linear at a module path."""
     linear = model.get_submodule(path)

@@ -39,17 +39,6 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
-@advice("run.steps.distill _check contradiction")
-def _(w: World) -> None:
-    from tests.tasks.pictures import save_classifier, write_folder
-
-    write_folder(w.file("images"), 6)
-    save_classifier(w.file("vit"))
-    command = ("vit", "--data", "images", "--macs", "50%", "--distill", "-o", "out")
-    w.fails(*command, "--augment", "0.5")
-    w.right(*command)
-
-
 @advice("run.steps.distill _check missing-value", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
