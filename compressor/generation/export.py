@@ -173,23 +173,21 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
 
     def encode(**inputs: Any) -> list[Tensor]:
         encoded = model.get_encoder()(**inputs)
-        masks = {name: value for name, value in inputs.items() if name == "attention_mask"}
         result = original(
             model,
             encoder_outputs=encoded,
             decoder_input_ids=start[:1, :1].expand(encoded[0].shape[0], 1),  # any token: what it gives is not returned
             past_key_values=_empty_caches(),
             use_cache=True,
-            **masks,
+            attention_mask=inputs.get("attention_mask"),
         )
         return _tensors(result.past_key_values.cross_attention_cache)
 
+    axes: Axes = (BATCH, *_sound_shape(model)) if sound else (BATCH, SOURCE)
     if sound:
         encoder_sample = {source: torch.randn(_SIZES[BATCH], *_sound_shape(model))}
-        encoder_inputs: dict[str, Axes] = {source: (BATCH, *_sound_shape(model))}
     else:
         encoder_sample = {source: _ids(model, _SIZES[SOURCE]), "attention_mask": mask}
-        encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
     encoded = _run(model, model.get_encoder(), **encoder_sample)
     read = {**encoder_sample, "decoder_input_ids": start[:, : _SIZES[PAST]], "past_key_values": _empty_caches()}
     kept = _cache_after(model, **read, encoder_outputs=encoded)
@@ -211,7 +209,7 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
             decoder_input_ids=input_ids,
             past_key_values=EncoderDecoderCache(_cache(self_cache), _cache(cross_cache)),
             use_cache=True,
-            **({} if encoder_attention_mask is None else {"attention_mask": encoder_attention_mask}),
+            attention_mask=encoder_attention_mask,
         )
         return [result.logits, *_tensors(result.past_key_values.self_attention_cache)]
 
@@ -225,8 +223,9 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
     free = positions if sound else SOURCE
     inputs |= _axes_by_name(caches, 0, past, PAST) | _axes_by_name(computed, 0, cross, free)
     outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))} | _axes_by_name(caches, 1, past, _TOTAL)
+    encoder_inputs, returned = dict.fromkeys(encoder_sample, axes), _axes_by_name(computed, 1, cross, free)
     return {
-        ENCODER: _Part(encode, encoder_sample, encoder_inputs, _axes_by_name(computed, 1, cross, free)),
+        ENCODER: _Part(encode, encoder_sample, encoder_inputs, returned),
         DECODER: _Part(decode, sample, inputs, outputs, caches + computed),
     }
 
