@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -24,6 +27,8 @@ INT8_INSTRUCTIONS = "int8 instructions"
 BFLOAT16_INSTRUCTIONS = "bfloat16 instructions"
 INSTRUCTIONS = (INT8_INSTRUCTIONS, BFLOAT16_INSTRUCTIONS)
 """Fields of `machine` that decide how products in int8 and in bfloat16 are computed."""
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Devices of Linux by which the drivers of NVIDIA, of AMD and of Windows beneath reach a GPU."""
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
@@ -42,8 +47,8 @@ def has_pytorch() -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch is installed and can compute on a GPU of this machine."""
-    if not has_pytorch():
+    """Whether PyTorch is installed and can compute on a GPU of this machine; it is loaded only where there is one."""
+    if not has_pytorch() or (sys.platform == "linux" and not any(map(os.path.exists, _GPU_FILES))):
         return False
     import torch
 
@@ -117,6 +122,12 @@ def _processor_lines(*starts: str) -> list[str]:
     except OSError:
         return []
     return [line for line in lines if line.startswith(starts)]
+
+
+def release_memory() -> None:
+    """Return free memory of this process to the system: glibc keeps much of what large arrays and sessions held."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def package_version(package: str) -> str | None:

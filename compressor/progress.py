@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from compressor.environment import release_memory
+
 if TYPE_CHECKING:
     from compressor.results import Note
 
@@ -72,6 +74,7 @@ class RunLog:
         start = time.perf_counter()
         with self._listener.stage(name) as on_progress:
             yield on_progress
+        release_memory()
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
     def add_notes(self, notes: Iterable[Note]) -> None:

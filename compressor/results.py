@@ -145,7 +145,7 @@ class NoteCode(Code):
     TIMES_DRIFTED = auto(), "The dense engine takes another time at the end of the run than when units were allocated."
     HEADS_SELECTED_FIRST = auto(), "A method selects the heads, and the budget then removes neurons only."
     BUDGET_ABOVE_DENSE = auto(), "The budget allows the whole model, so nothing is removed."
-    EQUAL_WEIGHTS = auto(), "PyTorch is not installed, so units were chosen without weights of tokens by gradients."
+    EQUAL_WEIGHTS = auto(), "PyTorch lacks an operator, so units were chosen without weights of tokens by gradients."
     DAMPING_RAISED = auto(), "Some Gram matrices are singular: more than requested was added to their diagonals."
     GROUPS_SKIPPED = auto(), "Groups of units that keep all, because they cannot be removed from the graph."
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib.util import find_spec
 
 
 @contextmanager
@@ -28,8 +28,8 @@ def quiet_tools() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the logger and the progress bars of transformers, if it is installed; both are restored on exit."""
-    if find_spec("transformers") is None:
+    """Silence the logger and the progress bars of transformers, if it is loaded; both are restored on exit."""
+    if "transformers" not in sys.modules:
         yield
         return
     from transformers.utils import logging as transformers_logging

@@ -47,8 +47,7 @@ ROWS = {"rows.npz": (), "rows.tsv": ("--tokenizer", "tokenizer", "--task", "text
 def of_file(folder: Path, rows: str) -> list[str | Path]:
     """Arguments of a run on a file, whose units and weights do not depend on times."""
     options = [folder / part if (folder / part).exists() else part for part in ROWS[rows]]
-    budget = ["--macs", "60%", "--options", "weights=equal"]
-    return [folder / "model.onnx", "--data", folder / rows, *options, *budget, *TIMING]
+    return [folder / "model.onnx", "--data", folder / rows, *options, "--macs", "60%", *TIMING]
 
 
 def of_decoder(folder: Path) -> list[str | Path]:
@@ -219,6 +218,18 @@ def test_a_run_on_a_file_comes_to_the_same_as_with_pytorch(
         assert value is not None
         assert other is not None
         np.testing.assert_array_equal(value.numpy(), other.numpy(), name)
+
+
+def test_a_run_on_a_file_loads_no_pytorch_where_it_is_installed(folder: Path, tmp_path: Path) -> None:
+    lines = (
+        "import atexit, os, sys; from compressor.cli import main",
+        "atexit.register(lambda: os._exit(100 * bool(sys.modules.keys() & {'torch', 'transformers'})))",
+        "main(sys.argv[1:])",
+    )
+    command = [sys.executable, "-c", "; ".join(lines), *of_file(folder, "rows.tsv"), "-o", tmp_path / "out"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert reports.load(tmp_path / "out").plan.neurons_kept
 
 
 def test_the_packages_of_pytorch_and_of_rows_are_those_of_their_extras() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
+from compressor.environment import release_memory
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.machine import usable_cores
 from compressor.targets.onnxruntime.ort_session import error_line, run_session
@@ -312,17 +313,18 @@ class LayeredGraph:
         return self.division.layers
 
     def run_of(
-        self, layer: int, outputs: Sequence[ir.Value], weights: Arrays
+        self, layer: int, outputs: Sequence[ir.Value], weights: Arrays, known: Sequence[ir.Value] = ()
     ) -> Callable[[Arrays], dict[str, np.ndarray]]:
         """Compile what computes some values of a layer by name, from the inputs of the graph and operands of the layer.
 
-        The values are of this layer or before it; `weights` are initializers with other values than in the graph.
+        The values are of this layer or before it; `weights` are initializers with other values than in the graph, and
+        `known` are further values that it gets, from which the rest of the layer is computed.
 
         Raises:
             InputError: ONNX Runtime cannot load it, or, when it runs, the graph does not run on these inputs, e.g. with
                 more positions than it has.
         """
-        operands = {value.name or "": value for value in self.layers[layer].operands}
+        operands = {value.name or "": value for value in (*self.layers[layer].operands, *known)}
         wanted = {value.name or "": value for value in outputs}
         computed = [value for name, value in wanted.items() if name not in operands]
         session = _session(_part(self._model, computed, operands, weights)) if computed else None
@@ -395,6 +397,7 @@ def _in_memory(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
 
 def _session(part: ir.Model) -> ort.InferenceSession:
     """Load a part, which shares the machine with many others: no memory is kept and no thread waits between runs."""
+    release_memory()  # of the session before
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = usable_cores(), 4
     options.enable_cpu_mem_arena = False
@@ -414,11 +417,13 @@ def _named(value: ir.Value) -> ir.Value:
 class LayerPass:
     """All batches at the start of a layer, computed with weights that may change on the way.
 
+    What was observed last is kept, and the rest of the layer is computed from it.
+
     Args:
         graph: the graph.
         batches: its inputs by name, `[batch, ...]` each.
-        weights: initializers with other values than in the graph; changes of layers before the present one have no
-            effect any more.
+        weights: initializers with other values than in the graph; changes of what precedes the present layer, or the
+            values observed last, have no effect any more.
 
     Attributes:
         layer: number of the present layer.
@@ -427,20 +432,27 @@ class LayerPass:
     def __init__(self, graph: LayeredGraph, batches: Sequence[Arrays], weights: Arrays) -> None:
         self._graph, self._batches, self._weights, self.layer = graph, batches, weights, 0
         self._operands: list[Arrays] = [{} for _ in batches]
+        self._observed: list[Arrays] = [{} for _ in batches]
+        self._known: Sequence[ir.Value] = ()
 
     def observe(self, values: Sequence[ir.Value], *, advance: bool = False) -> Iterator[dict[str, np.ndarray]]:
-        """Some values of the present layer by name, batch by batch.
+        """Some values of the present layer by name, batch by batch, all of which have to be consumed.
 
-        If the pass is to `advance` to the start of the next layer, all batches have to be consumed.
+        Args:
+            values: the values.
+            advance: whether the pass goes on to the start of the next layer.
         """
         results = self._graph.layers[self.layer].results if advance else ()
-        run = self._graph.run_of(self.layer, [*values, *results], self._weights)
+        run = self._graph.run_of(self.layer, [*values, *results], self._weights, self._known)
         for number, batch in enumerate(self._batches):
-            computed = run({**batch, **self._operands[number]})
+            computed = run({**batch, **self._operands[number], **self._observed[number]})
+            observed = {value.name or "": computed[value.name or ""] for value in values}
             if advance:
                 self._operands[number] = {value.name or "": computed[value.name or ""] for value in results}
-            yield {value.name or "": computed[value.name or ""] for value in values}
+            self._observed[number] = {} if advance else observed
+            yield observed
         self.layer += advance
+        self._known = () if advance else tuple(values)
 
     def advance(self, layer: int) -> None:
         """Run all batches up to the start of a layer."""

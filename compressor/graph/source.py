@@ -72,7 +72,8 @@ def load_graph(
         raise UsageError(f"--task {task}: {text}", code=ErrorCode.CONTRADICTION, field="task", value=task)
     names = {value.name for value in graph_passes.load(graph).graph.inputs}
     reads_images = not rows and IMAGES in names and _TOKENS not in names
-    processor = None if rows else load_processor(tokenizer or folder, images=reads_images)
+    reads_texts = IMAGES not in names and not (folder / MODULES).is_file()  # sentences may be chats
+    processor = None if rows else load_processor(tokenizer or folder, images=reads_images, texts=reads_texts)
     sizes = {name: array.shape for name, array in rows.items()}
     if reads_images and processor is not None:
         sizes = {IMAGES: (1, *processed_size(folder, processor))}

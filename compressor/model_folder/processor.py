@@ -32,17 +32,20 @@ ImageSize = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 
-def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool = False) -> Any:
+def load_processor(path: Path, trust_remote_code: bool = False, *, images: bool = False, texts: bool = False) -> Any:
     """The tokenizer or processor of a folder; None if it has none, or one whose libraries are not installed.
 
     Args:
         images: return the image processor alone if the processor has several parts.
+        texts: return the tokenizer alone; transformers, which takes long to load, is not if there is `tokenizer.json`.
 
     Raises:
         InputError: its files cannot be read.
         TargetMissingError: transformers is not installed, and the folder has another processor than `tokenizer.json`.
     """
     try:
+        if texts and (path / TOKENIZER_FILE).is_file():
+            return TokenizerFile(path)
         return _load(path, trust_remote_code, images)
     except ImportError:
         return None  # only runs that read rows need the libraries of a processor; see `require_processor`
@@ -67,7 +70,7 @@ def require_processor(processor: Any, path: Path, *, images: bool = False) -> No
     if processor is not None:
         return
     kind = "image processor" if images else "tokenizer"
-    with quiet_transformers(), suppress(ValueError):  # code of the folder that needs permission
+    with suppress(ValueError):  # code of the folder that needs permission
         try:
             _load(path, False, images)
         except ImportError as error:
@@ -91,7 +94,8 @@ def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:
     from transformers import AutoImageProcessor, AutoProcessor
 
     loader = AutoImageProcessor if images else AutoProcessor
-    return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    with quiet_transformers():
+        return loader.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
 
 
 def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None:

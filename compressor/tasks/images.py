@@ -32,7 +32,7 @@ from compressor.model_folder.processor import (
     require_processor,
 )
 from compressor.results import Note, NoteCode
-from compressor.silence_libraries import one_line, quiet_transformers
+from compressor.silence_libraries import one_line
 from compressor.tasks.base import Batch
 from compressor.tasks.columns import check_present, is_text, list_columns
 from compressor.tasks.labelled_rows import ClassLabels, LabelledRows, SeveralClasses
@@ -273,8 +273,7 @@ def read_pixels(source: str, folder: Path, maximum: int, *, requested: str | Non
         InputError: the folder has no image processor, or the source or an image cannot be read.
         TargetMissingError: a library that the image processor needs is not installed.
     """
-    with quiet_transformers():
-        processor = load_processor(folder, images=True)
+    processor = load_processor(folder, images=True)
     require_processor(processor, folder, images=True)
     splits = image_splits(source, requested)
     split = pick_any(splits, "test", "eval")

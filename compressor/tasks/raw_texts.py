@@ -82,8 +82,7 @@ def tokenizer_of(folder: Path) -> Any:
     Raises:
         InputError: its files cannot be read.
     """
-    with quiet_transformers():
-        processor = load_processor(folder)
+    processor = load_processor(folder)
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

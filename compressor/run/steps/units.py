@@ -124,7 +124,7 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
 
 
 @versioned(
-    3,
+    4,
     *("compressor.pruning", "compressor.run.prune_units", "compressor.run.request_costs"),
     *("compressor.generation.workload", "compressor.generation.deliver"),
     *("compressor.selection.allocation", "compressor.selection.gates", "compressor.selection.train_gate"),

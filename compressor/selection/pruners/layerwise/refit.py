@@ -147,7 +147,7 @@ class RefitSums:
     def gram(self) -> Gram:
         """The Gram matrix of the inputs so far."""
         matrix = np.zeros((self._size, self._size)) if self._sums is None else _numpy(self._sums[0])
-        return Gram(matrix, self.has_ones)
+        return Gram((matrix + matrix.T) / 2, self.has_ones)
 
     @property
     def cross(self) -> np.ndarray:
@@ -184,11 +184,9 @@ class RefitSums:
         if not xp.isfinite(products).all():  # so they are wherever an activation is not, and are fewer
             self._check_finite(rows, "activations")
             self._check_finite(products, "sums of products of activations")
-        parts = (products[:, : self._size], products[:, self._size :])
-        gram, cross = (xp.asarray(part, dtype=xp.float64) for part in parts)
-        gram = (gram + gram.T) / 2
+        gram, cross = products[:, : self._size], products[:, self._size :]
         if self._sums is None:
-            self._sums = gram, cross
+            self._sums = xp.asarray(gram, dtype=xp.float64), xp.asarray(cross, dtype=xp.float64)
         else:
             for total, part in zip(self._sums, (gram, cross), strict=True):
                 total += xp.asarray(part, device=total.device)

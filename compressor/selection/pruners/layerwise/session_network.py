@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 from compressor.units.prunable import LinearWeights
+from graph_passes.passes import DropUnreadPositions
 
 _MODULES = "compressor.selection.pruners.layerwise.torch_network"
 """The module of `TorchNetwork`, which is imported where gradients are computed."""
@@ -50,6 +52,11 @@ class _Call(NamedTuple):
     residual: ir.Value | None
     total: ir.Value
 
+    @property
+    def reads(self) -> list[ir.Value]:
+        """What the linear and the sum are computed from."""
+        return [self.linear.activation] if self.residual is None else [self.linear.activation, self.residual]
+
 
 class SessionNetwork:
     """A graph with its batches; see `Network`.
@@ -59,6 +66,7 @@ class SessionNetwork:
 
     Args:
         graph: a graph in float32, each of whose linears is called once.
+        scored: the same without positions that no output depends on, which losses are measured with.
         ends: path of the linear of each group -> name of the initializer of its weight.
         statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
         comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
@@ -73,6 +81,7 @@ class SessionNetwork:
     def __init__(
         self,
         graph: LayeredGraph,
+        scored: LayeredGraph,
         ends: Mapping[str, str],
         statistics: Sequence[Arrays],
         held_out: Sequence[Arrays],
@@ -81,21 +90,20 @@ class SessionNetwork:
         weigh: Weigh | None = None,
         write: Callable[[str, np.ndarray], None] = lambda name, values: None,
     ) -> None:
-        self._graph, self._statistics, self._held_out = graph, statistics, held_out
+        self._graph, self._scored, self._statistics, self._held_out = graph, scored, statistics, held_out
         self._comparing, self._weigh, self._write = comparing, weigh, write
         self._changed: dict[str, np.ndarray] = {}
         self._weights: Sequence[Mapping[str, np.ndarray]] = ()
         paths = {name: path for path, name in ends.items()}
-        self._calls = {
-            paths.get(_name(linear.weight), _name(linear.weight)): _call_of(number, linear)
-            for number, layer in enumerate(graph.layers)
-            for linear in (operator.linear for operator in layer.operators)
-            if linear is not None
-        }
+        self._calls, self._scored_calls = _calls_of(graph, paths), _calls_of(scored, paths)
         self._last_layer = max(call.layer for path, call in self._calls.items() if path in ends)
         inputs = self._inputs(statistics[:1], self._calls)
         self._shapes = {path: tokens.shape[:-1] for _, path, tokens in inputs}  # of the first batch
         self._feeders = self._find_feeders(ends.keys())
+
+    @property
+    def has_gradients(self) -> bool:
+        return self._weigh is not None
 
     @property
     def rows(self) -> int:
@@ -138,16 +146,24 @@ class SessionNetwork:
         return {path: sums.pop(path).gram for path in linears}
 
     def divergence(self) -> Divergence:
-        recorded = _Recorded(self._graph, self._held_out)
+        graph, recorded = self._scored, _Recorded(self._scored, self._held_out)
         compare = self._comparing([outputs for outputs in recorded.outputs if outputs is not None])
 
+        @functools.lru_cache(maxsize=1)
+        def read(path: str) -> list[dict[str, np.ndarray]]:
+            """What the call of a linear reads on each batch, and the operands of its layer."""
+            call = self._scored_calls[path]
+            run = graph.run_of(call.layer, call.reads, {})
+            operands = (recorded.operands(number, call.layer) for number in range(len(self._held_out)))
+            inputs = [{**batch, **known} for batch, known in zip(self._held_out, operands, strict=True)]
+            return [{**known, **run(known)} for known in inputs]
+
         def mean(path: str, weights: LinearWeights) -> float:
-            layer = self._calls[path].layer
-            run = self._graph.run_of(layer, self._graph.layers[layer].results, self._stored(path, weights))
+            call = self._scored_calls[path]
+            run = graph.run_of(call.layer, graph.layers[call.layer].results, self._stored(path, weights), call.reads)
             parts = []
-            for number, batch in enumerate(self._held_out):
-                results = run({**batch, **recorded.operands(number, layer)})
-                changed = recorded.outputs_after(number, layer, results)
+            for number, inputs in enumerate(read(path)):
+                changed = recorded.outputs_after(number, call.layer, run(inputs))
                 parts.append(compare(number, recorded.outputs_of(number), changed))
             return float(np.concatenate(parts).mean())
 
@@ -171,10 +187,9 @@ class SessionNetwork:
         if part.columns is None:  # feeders, whose outputs are the targets
             calls = {path: call._replace(residual=None, total=call.linear.output) for path, call in calls.items()}
         sums = {path: self._sums(path, part.columns, has_targets=True) for path in calls}
-        read = [value for call in calls.values() for value in (call.linear.activation, call.residual)]
         passes = zip(
             dense.observe([call.total for call in calls.values()]),
-            pruned.observe([value for value in read if value is not None]),
+            pruned.observe(list(dict.fromkeys(value for call in calls.values() for value in call.reads))),
             strict=True,
         )
         for number, (expected, actual) in enumerate(passes):
@@ -297,25 +312,26 @@ class _Recorded:
         return operands
 
 
-def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | None:
+def sessions_of(inputs: PruningInputs, weights: str | None = None) -> SessionNetwork | None:
     """Sessions of the graph of a file on the CPU; None: modules of PyTorch run it.
 
-    Modules run encoder-decoders, graphs in which several matmuls have one weight, and encoders of sentences, whose
-    scored output is computed from that of the graph.
+    Modules run encoder-decoders, graphs in which several matmuls have one weight, encoders of sentences, whose scored
+    output is computed from that of the graph, and, unless weights are to be equal, every graph on a GPU.
 
     Args:
         inputs: the model of the file, and its rows.
-        gradients: whether PyTorch computes gradients, by which tokens and errors of outputs are weighed.
+        weights: `gradients`: PyTorch weighs tokens and errors of outputs by them; `equal` or None: all count alike.
     """
     file = inputs.model
     if (
         not isinstance(file, GraphFile)
-        or (gradients and has_gpu())
+        or (weights != "equal" and has_gpu())
         or file.config.is_encoder_decoder
         or not set(inputs.outputs) <= file.output_specs.keys()
     ):
         return None
     model = file.wide()
+    scored = DropUnreadPositions()(model.clone()).model
     stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
     ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
     graph = LayeredGraph(model)
@@ -333,11 +349,12 @@ def sessions_of(inputs: PruningInputs, *, gradients: bool) -> SessionNetwork | N
 
     return SessionNetwork(
         graph,
+        LayeredGraph(scored),
         {path: weights[0] for path, weights in ends.items()},
         [file.wide_feeds(batch) for batch in inputs.statistics],
         [file.wide_feeds(batch) for batch in inputs.held_out],
         partial(_comparing, inputs),
-        weigh=weigh if gradients else None,
+        weigh=weigh if weights == "gradients" else None,
         write=file.write,
     )
 
@@ -356,6 +373,16 @@ def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
 
 def _name(value: ir.Value) -> str:
     return value.name or ""
+
+
+def _calls_of(graph: LayeredGraph, paths: Mapping[str, str]) -> dict[str, _Call]:
+    """Path of a linear, or the name of its weight -> its call, in order; `paths` are those of some weights."""
+    return {
+        paths.get(_name(linear.weight), _name(linear.weight)): _call_of(number, linear)
+        for number, layer in enumerate(graph.layers)
+        for linear in (operator.linear for operator in layer.operators)
+        if linear is not None
+    }
 
 
 def _call_of(layer: int, linear: GraphLinear) -> _Call:

@@ -67,6 +67,10 @@ class TorchNetwork:
         self._ends = {str(group.linear): group.name for group in inputs.groups}
 
     @property
+    def has_gradients(self) -> bool:
+        return True
+
+    @property
     def rows(self) -> int:
         return sum(len(next(iter(batch.values()))) for batch in self._statistics)
 

@@ -58,6 +58,10 @@ class Network(Protocol):
     """
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether `weigh` computes gradients."""
+
+    @property
     def rows(self) -> int:
         """Number of calibration examples."""
 

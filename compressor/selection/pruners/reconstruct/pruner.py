@@ -9,7 +9,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, UsageError
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.results import Note, NoteCode
@@ -48,21 +47,21 @@ class ReconstructOptions(MethodOptions):
     weights: Literal["gradients", "equal"] | None = Field(
         None,
         description="weights of tokens and of errors of outputs: by gradients, which need PyTorch, or equal, for the"
-        " graph of a file; by default by gradients where PyTorch is installed",
+        " graph of a file; by default equal for the graph of a file on the CPU, which ONNX Runtime runs",
     )
 
 
-def network_of(inputs: PruningInputs, *, gradients: bool = True) -> Network:
+def network_of(inputs: PruningInputs, weights: str | None = None) -> Network:
     """The network that forwards run on: sessions of ONNX Runtime for a file on the CPU, else modules of PyTorch.
 
     Args:
-        gradients: whether tokens and errors of outputs are weighed by gradients; modules always weigh them.
+        weights: see `ReconstructOptions`; modules always weigh by gradients, and sessions if they are requested.
     """
-    if (sessions := sessions_of(inputs, gradients=gradients)) is not None:
+    if (sessions := sessions_of(inputs, weights)) is not None:
         return sessions
     from compressor.selection.pruners.layerwise.torch_network import TorchNetwork  # which needs PyTorch
 
-    if not gradients:
+    if weights == "equal":
         raise UsageError(
             "weights=equal: PyTorch runs this model, and weighs by gradients; omit it",
             code=ErrorCode.CONTRADICTION,
@@ -98,9 +97,10 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self, inputs: PruningInputs, options: ReconstructOptions | None = None, network: Network | None = None
     ) -> None:
         super().__init__(inputs, options)
+        self._network = network or network_of(inputs, self.options.weights)
         if self.options.weights is None:  # a plan records which ones it was chosen by
-            self.options = self.options.model_copy(update={"weights": "gradients" if has_pytorch() else "equal"})
-        self._network = network or network_of(inputs, gradients=self.options.weights == "gradients")
+            weights = "gradients" if self._network.has_gradients else "equal"
+            self.options = self.options.model_copy(update={"weights": weights})
         require_tokens(self._network, inputs.groups)
         self._choices: dict[str, GroupChoice] = {}
         self._used: Mapping[str, Damping] = {}
@@ -161,8 +161,6 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     def _weights_note(self) -> list[Note]:
         reason = getattr(self._network, "obstacle", None)
-        if self.options.weights == "equal" and not has_pytorch():
-            reason = "PyTorch (the extra cpu) is not installed"
         text = f"tokens and errors of outputs counted alike when units were chosen, without gradients: {reason}"
         return [] if reason is None else [Note(code=NoteCode.EQUAL_WEIGHTS, text=text)]
 

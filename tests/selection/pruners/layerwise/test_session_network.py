@@ -37,7 +37,7 @@ def graph_inputs(path: Path, store: Path, length: int = 6, groups: int | None = 
 
 
 def sessions(inputs: PruningInputs) -> SessionNetwork:
-    graph = sessions_of(inputs, gradients=True)
+    graph = sessions_of(inputs, "gradients")
     assert graph is not None
     return graph
 
@@ -130,6 +130,7 @@ def test_without_gradients_every_token_counts_alike(graph_of: Callable[[str], Pa
     )
     sessions_alone = SessionNetwork(
         LayeredGraph(model),
+        LayeredGraph(model),
         {group.linear: group.weight for group in groups},
         statistics,
         held_out,
@@ -154,3 +155,4 @@ def test_sessions_run_graphs_in_half_precision_and_with_one_bias_for_several_lin
     half, untrained = halve(path, tmp_path / "half.onnx"), classifier(tmp_path / "untrained.onnx")
     networks = [network_of(graph_inputs(graph, tmp_path)) for graph in (path, half, untrained)]
     assert [type(network) for network in networks] == [SessionNetwork] * 3
+    assert not any(network.has_gradients for network in networks)
