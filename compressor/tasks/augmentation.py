@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from compressor.tasks.encoding import Vocabulary, encode_chunks, runs_between
+from compressor.tasks.base import Vocabulary
+from compressor.tasks.encoding import encode_chunks, runs_between
 
 _JOINED_SHARE = 0.5
 """Share of the texts that are joined from parts, although a part of one text would be long enough."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -26,13 +26,24 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from compressor.model_folder import ModelFolder
-    from compressor.tasks.encoding import Vocabulary
 
 Batch = dict[str, np.ndarray]
 """Inputs of a model and labels by name, `[batch, ...]` each."""
 Forward = Callable[[Batch], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
 Values = TypeVar("Values")
+
+
+class Vocabulary(NamedTuple):
+    """The tokens of a tokenizer.
+
+    Attributes:
+        special_ids: ids of the special tokens, without that of unknown words.
+        text_ids: ids of all others, in order.
+    """
+
+    special_ids: frozenset[int]
+    text_ids: np.ndarray
 
 
 class Task(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from compressor.model_folder.text_limits import takes_token_types, token_limit
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Batch
+from compressor.tasks.base import Batch, Vocabulary
 from compressor.tasks.columns import TextColumns, empty_text_notes
 from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
@@ -27,18 +27,6 @@ _CHUNK_ROWS = 2000  # rows that are encoded at once
 _TEXTS = 2  # maximum number of texts of an example that are shown
 _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
 """Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
-
-
-class Vocabulary(NamedTuple):
-    """The tokens of a tokenizer.
-
-    Attributes:
-        special_ids: ids of the special tokens, without that of unknown words.
-        text_ids: ids of all others, in order.
-    """
-
-    special_ids: frozenset[int]
-    text_ids: np.ndarray
 
 
 class TextTokenizer:

@@ -14,9 +14,9 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
-from compressor.tasks.base import Batch, Task
+from compressor.tasks.base import Batch, Task, Vocabulary
 from compressor.tasks.columns import TextColumns
-from compressor.tasks.encoding import LabelledTexts, Vocabulary
+from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labels import number_lists, numbers_by_column, numbers_of
 from compressor.tasks.metrics import PEARSON, SPEARMAN, Metric, column_mean, share
 from compressor.tasks.sentence_similarity import TOP, SentenceSimilarity

@@ -14,7 +14,7 @@ from compressor.model_folder import ModelFolder
 from compressor.models.forwards import tensors_of
 from compressor.tasks import open_data
 from compressor.tasks.augmentation import extended
-from compressor.tasks.encoding import Vocabulary
+from compressor.tasks.base import Vocabulary
 from tests.folders import rows_config
 from tests.tasks.rows import labelled_rows, tsv
 
