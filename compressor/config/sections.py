@@ -335,8 +335,8 @@ class DistillOptions(Config):
         is_path=True,
     )
     minutes: Positive | None = distillation_field(
-        "maximum minutes of the whole run in the plain command, else of the distillation, in all rungs of a ladder"
-        " together; with fewer training steps where needed",
+        "maximum minutes of the whole run in the plain command and with --max-drop and --distill, else of the"
+        " distillation, in all rungs of a ladder together; with fewer training steps where needed",
         is_basic=True,
     )
     teacher_outputs: Path | None = distillation_field(

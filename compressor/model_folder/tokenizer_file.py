@@ -111,6 +111,11 @@ class TokenizerFile:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
+    def backend_tokenizer(self) -> Any:
+        """The tokenizer of the library tokenizers, as transformers names it."""
+        return self._tokenizer
+
+    @property
     def all_special_tokens(self) -> list[str]:
         """The special tokens, each once."""
         named = (getattr(self, f"{kind}_token") for kind in _KINDS)

@@ -68,13 +68,13 @@ def _further(
     vocabulary: Vocabulary,
 ) -> Mapping[str, Any]:
     """An example with the special tokens of another, whose texts begin with parts of its texts."""
-    own = runs_between(example["input_ids"], vocabulary.special_ids)
-    if not own:
+    whole = runs_between(example["input_ids"], vocabulary.special_ids)
+    if not whole:
         return example
     rng = np.random.default_rng(seed)
-    partners, lengths = texts[len(own)], patterns.get(len(own)) or texts[len(own)]
+    partners, lengths = texts[len(whole)], patterns.get(len(whole)) or texts[len(whole)]
     wanted = [len(text) for text in _draw(lengths, rng)]
-    parts = [_part(text, wanted[number], partners, number, rng) for number, text in enumerate(own)]
+    parts = [_part(text, wanted[number], partners, number, rng) for number, text in enumerate(whole)]
     if rng.random() < _CHANGED_SHARE:
         share = _CHANGED_TOKENS * rng.random()
         parts = [_changed(part, share, vocabulary.text_ids, rng) for part in parts]

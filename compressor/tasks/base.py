@@ -38,8 +38,8 @@ class Vocabulary(NamedTuple):
     """The tokens of a tokenizer.
 
     Attributes:
-        special_ids: ids of the special tokens, without that of unknown words.
-        text_ids: ids of all others, in order.
+        special_ids: ids of the special tokens, which separate texts, without that of unknown words.
+        text_ids: ids of the model that are neither special nor added tokens.
     """
 
     special_ids: frozenset[int]

@@ -13,6 +13,7 @@ from datasets import Dataset
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.feeds import ordinary_ids, vocabulary_size
 from compressor.model_folder.text_limits import takes_token_types, token_limit
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import Note, NoteCode
@@ -46,7 +47,7 @@ class TextTokenizer:
     """
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, *, texts: int = 1, least: int | None = None) -> None:
-        self._tokenizer = folder.processor
+        self._folder, self._tokenizer = folder, folder.processor
         limits = (request.max_length, token_limit(folder.model), self._tokenizer.model_max_length)
         self.longest = int(min(limit for limit in limits if limit))
         special = self._tokenizer.num_special_tokens_to_add(pair=texts == 2)
@@ -70,8 +71,8 @@ class TextTokenizer:
     @property
     def vocabulary(self) -> Vocabulary:
         """The tokens."""
-        special_ids = self.special_ids
-        return Vocabulary(special_ids, np.array(sorted({*self._tokenizer.get_vocab().values()} - special_ids)))
+        size = vocabulary_size(self._folder.config, self._folder.model)
+        return Vocabulary(self.special_ids, ordinary_ids(self._folder.config, size, self._tokenizer))
 
     def __call__(self, *texts: Sequence[Any], **options: Any) -> Encodings:
         """Tokenize the first texts of all examples, and the second ones; `options` are for the tokenizer."""

@@ -81,9 +81,9 @@ def gradients_of(parameters: Iterable[nn.Parameter], *, required: bool) -> Itera
 
 
 def embedding_tables(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters whose rows a model looks up by the ids of its tokens; a graph knows its own, others too."""
-    if isinstance(own := getattr(model, "embedding_tables", None), list):
-        return own
+    """The table of a model with the embeddings of tokens, which a head may share; all tables of a graph."""
+    if isinstance(tables := getattr(model, "embedding_tables", None), list):
+        return tables
     try:
         module = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):

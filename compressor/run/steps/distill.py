@@ -150,7 +150,7 @@ def _train(
         data = replace(whole, train=train, eval=compared)
         if step.teacher_outputs is not None or steps * step.batch_size >= 2 * len(train):
             # Rows are read again, in this run or in others.
-            distillation = _keeping(step, data, distillation, store)
+            distillation = _keeping(step, distillation, store, *data.task.input_counts(train))
         rounding = None  # in the last steps linears round as they will in the engine of this machine
         if precision:
             rounding = Rounding(steps - max(1, round(step.quantized_share * steps)), weight_levels(precision))
@@ -190,7 +190,7 @@ def _shared_tables(student: nn.Module, teacher: nn.Module) -> list[nn.Parameter]
     They have most of the weights of a small model, which an optimizer would update in every step.
     """
     pairs = zip(embedding_tables(student), embedding_tables(teacher), strict=False)
-    return [own for own, taught in pairs if own.shape == taught.shape and torch.equal(own, taught)]
+    return [table for table, taught in pairs if table.shape == taught.shape and torch.equal(table, taught)]
 
 
 def _notes(
@@ -215,15 +215,15 @@ def _notes(
 def _training_rows(data: Data, count: int, seed: int) -> Dataset:
     """The rows of a training that reads a number of rows; where there are few, further ones are made of them."""
     rows, vocabulary = data.train.select(sorted(draw_rows(data, count, seed))), data.task.vocabulary
-    if vocabulary is None or (needed := math.ceil(count / _READS)) <= len(rows):
+    if vocabulary is None or (needed := count // _READS) <= len(rows):
         return rows
     return extended(rows, data.eval if len(data.eval) else rows, needed, seed, vocabulary)
 
 
-def _keeping(step: Distill, data: Data, distillation: Distillation, store: Store) -> Distillation:
-    """The distillation, which keeps the teacher's outputs of the training rows."""
+def _keeping(step: Distill, distillation: Distillation, store: Store, rows: int, tokens: int) -> Distillation:
+    """The distillation, which keeps the teacher's outputs of training rows that have a number of tokens together."""
     folder = step.teacher_outputs or store.path / "teacher"
-    return distillation.keep_outputs(folder, *data.task.input_counts(data.train))
+    return distillation.keep_outputs(folder, rows, tokens)
 
 
 def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:
@@ -293,8 +293,12 @@ def affordable_length(
     if minutes is None:
         return TrainingLength(step.training_steps)
 
-    def can_keep() -> bool:
-        kept = _keeping(step, data, distillation, store).kept
+    def can_keep(steps: int) -> bool:
+        rows, tokens = data.task.input_counts(data.train)
+        further = 0 if data.task.vocabulary is None else max(0, steps * step.batch_size // _READS - rows)
+        lengths = data.eval["length"][:] if further and len(data.eval) else data.train["length"][:]
+        counts = rows + further, tokens + math.ceil(further * np.mean(lengths))
+        kept = _keeping(step, distillation, store, *counts).kept
         batch = range(min(len(data.train), step.batch_size))
         return kept is not None and kept.obstacle(_inputs_of(data.task, data.train, batch)) is None
 
@@ -311,9 +315,9 @@ def affordable_length(
         # Where rows are read twice or more, the teacher computes the outputs of each once, and they are kept.
         passes, reads = len(data.train) / step.batch_size, math.inf if data.task.vocabulary is None else _READS
         with_kept = int(min((left - teaching * passes) / seconds, left / (seconds + teaching / reads)))
-        if with_kept >= 2 * passes and can_keep():
+        affordable, with_kept = (min(step.training_steps, steps) for steps in (affordable, with_kept))
+        if with_kept >= 2 * passes and can_keep(with_kept):
             affordable = with_kept
-        affordable = min(step.training_steps, affordable)
         if affordable < 1:
             raise UsageError(
                 f"--minutes {minutes:g}: one step of the distillation takes {seconds + teaching:.2g} s and an"
@@ -355,9 +359,9 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
     The steps read rows of similar lengths, as those of a training do, from the shortest to the longest that it reads.
     Weights keep their values.
     """
-    rows = data.eval  # whose lengths the training rows have
-    if data.task.vocabulary is None or not len(rows):
-        rows = data.train.select(draw_rows(data, step.training_steps * step.batch_size, step.seed))
+    rows, count = data.eval, step.training_steps * step.batch_size
+    if data.task.vocabulary is None or count // _READS <= 2 * len(data.train) or not len(rows):
+        rows = data.train.select(draw_rows(data, count, step.seed))  # else most have the lengths of evaluation rows
     order = np.argsort(rows["length"][:], kind="stable")
     starts = np.linspace(0, max(0, len(rows) - step.batch_size), _TIMED_STEPS).astype(int)
     # Steps of a training are of full batches, of repeated rows where there are few.
