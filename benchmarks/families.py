@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def sweep(pair: tuple[str, Form]) -> None:
         family, form = pair
-        row = dataclasses.replace(run_apart(context, family, options.seconds, form), swept=f"{date.today()}")
+        row = dataclasses.replace(run_in_process(context, family, options.seconds, form), swept=f"{date.today()}")
         name = family if form is Form.USUAL else f"{family}.{form}"
         write_text(options.work / f"{name}.json", json.dumps(dataclasses.asdict(row), indent=1))
         print(f"{name}: {row.outcome} {row.reason}".strip(), flush=True)
@@ -88,7 +88,7 @@ def read_rows(work: Path) -> list[Row]:
     return [dataclasses.replace(row, outcome=Outcome(row.outcome), form=Form(row.form)) for row in rows]
 
 
-def run_apart(context: ForkServerContext, family: str, seconds: float, form: Form = Form.USUAL) -> Row:
+def run_in_process(context: ForkServerContext, family: str, seconds: float, form: Form = Form.USUAL) -> Row:
     """The row of a family, from a process of its own: an abort or too long a time is an outcome as well.
 
     The limit counts seconds of the processor, so that it does not depend on what else the machine does.

@@ -12,25 +12,23 @@ from benchmarks.families_tiny import Form
 
 _INTRODUCTION = """# Families
 
-What `compress` does to every model type of transformers {version}. Each is built tiny with random weights, exported,
-and cut by a plan that keeps a random half of its heads and neurons. The exported graph is compared with the gated
-PyTorch model, and the shrunk graph with the exported one, on ONNX Runtime, and on OpenVINO; a relative error of at most
-1e-4 holds. Images have one size.
+This page lists what `compress` does to every model type of transformers {version}. A tiny model of each, with random
+weights, is exported and cut by a plan that keeps a random half of its heads and neurons. The exported graph is compared
+with the gated PyTorch model, and the shrunk graph with the exported one, on ONNX Runtime and OpenVINO; the relative
+error has to be at most 1e-4. Images have one size. `make families` runs the sweep and writes this page
+([benchmarks/families.py](../benchmarks/families.py)).
 
-A family is swept in each form that it has: with its **usual** head, **bare**, with a head that is **pooled** (a
-classifier of texts, images or sounds), with a head for each position (**tokens**: labels of tokens, answers to
-questions), and with key/value caches where it **generates** text. There the gated model reads a text at once, the
-graphs read it in steps, and a search has to find the same tokens with both; where the model finds others with its own
-cache than by whole texts, the line says so. A line holds for its form alone, on the day and on the inputs that the
-second table states for both; nothing is claimed about a family and form without a line.
-`make families` runs the sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
+A family is tested in each of its forms: with its **usual** head, **bare** (without a head), **pooled** (a classifier of
+texts, images or sounds), **tokens** (a head for each position: labels of tokens, answers to questions), and
+**generates** (text, with key/value caches). For **generates** the gated model reads a text at once and the graphs read
+it in steps, and a search has to find the same tokens with both; the line says so if the model itself finds other tokens
+with its own cache. A line holds for its form alone, on the day and the inputs in the second table; nothing is claimed
+about a family and form without a line.
 
-With padding on the left, a token that sees no other has no defined output in PyTorch: SDPA and eager attention, which
-graphs have, differ there. A classifier that reads the first token (ModernBERT) should get rows with padding on the
-right.
-
-Where a tiny model cannot be made by general rules, or needs inputs that cannot be made up, the family was not judged:
-give `compress` a real folder, and inputs by `--inputs FILE.npz`.
+A family is not judged if general rules cannot build a tiny model or its inputs: give `compress` a real folder, and
+inputs by `--inputs FILE.npz`. With padding on the left, a token that sees no other has no defined output in PyTorch:
+SDPA and eager attention, which graphs have, differ there. A classifier that reads the first token (ModernBERT) should
+get rows with padding on the right.
 """
 
 _MEANINGS = {

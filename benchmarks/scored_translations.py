@@ -108,7 +108,7 @@ def main() -> None:
             print(f"{label}: {len(texts)} rows in {seconds:.1f} s, BLEU {score:.4f}", flush=True)
             scored[label] = texts
     for (first, before), (second, after) in itertools.combinations(scored.items(), 2):
-        equal = sum(one == another for one, another in zip(before, after, strict=True))
+        equal = sum(left == right for left, right in zip(before, after, strict=True))
         print(f"{first} and {second}: {equal} of {len(before)} texts are equal")
 
 

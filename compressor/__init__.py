@@ -1,4 +1,4 @@
-"""Make transformers smaller and faster where they are deployed, and prove it."""
+"""Prune, distill and quantize transformers for the machine that serves them, and prove and measure the result."""
 
 from __future__ import annotations
 

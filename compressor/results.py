@@ -48,12 +48,12 @@ class NoteCode(Code):
     THRESHOLDS = auto(), "The probabilities from which a model that assigns several classes to a row assigns them."
     LABELS_PERMUTED = auto(), "The dense model is far better with its classes in the order that the note names."
     DENSE_UNINFORMED = auto(), "The dense model scores no better than an answer that is the same for every row."
-    ANSWERS_UNCHANGED = auto(), "No test row's result changed, so that the interval of the difference has no width."
+    ANSWERS_UNCHANGED = auto(), "No test row's result changed, so the interval of the difference has no width."
     ROWS_LEFT_OUT = auto(), "Rows of text, such as empty lines, have no token that is scored."
     FILES_SKIPPED = auto(), "Files in a folder of images are no images, or have an unsupported format."
     TEXTS_EMPTY = auto(), "Some rows have an empty text, which the model reads too."
     ROWS_CUT = auto(), "Some rows are longer than the maximum row length, and their rest is not read."
-    ANSWERS_CUT = auto(), "Some answers lie in no window of their text, so that no model can give them."
+    ANSWERS_CUT = auto(), "Some answers lie in no window of their text, so no model can give them."
     WORDS_CUT = auto(), "Words beyond the maximum length of a row have tags that are not scored."
     TEST_IS_EVAL = (
         auto(),
@@ -75,9 +75,9 @@ class NoteCode(Code):
     NOTHING_LEARNED = auto()
     PLAN_FOLLOWED = auto()
     EMBEDDINGS_CHANGED = auto(), "How far the embeddings of the compressed model are from those of the dense one."
-    TRAINED_ALONG = auto(), "The compressed model was trained, the dense one was not."
+    TRAINED_ALONG = auto(), "The compressed model was trained, but not the dense one."
     WEIGHTS_CHANGED = auto(), "The weights of the compressed model were adjusted without training."
-    NOT_DISTILLED = auto(), "PyTorch is not installed, so that what is left of the model was not trained."
+    NOT_DISTILLED = auto(), "PyTorch is not installed, so the remaining units were not trained."
     DISTILLED_IN_VAIN = auto(), "No checkpoint is closer to the teacher than the weights before the distillation."
     OUTPUTS_NOT_KEPT = auto(), "The teacher's outputs exceed the disk, lack positions, or are of several processes."
     RUNG_FINISHED = auto()
@@ -145,7 +145,7 @@ class NoteCode(Code):
     TIMES_DRIFTED = auto(), "The dense engine takes another time at the end of the run than when units were allocated."
     HEADS_SELECTED_FIRST = auto(), "A method selects the heads, and the budget then removes neurons only."
     BUDGET_ABOVE_DENSE = auto(), "The budget allows the whole model, so nothing is removed."
-    EQUAL_WEIGHTS = auto(), "PyTorch lacks an operator, so that no gradients weighed tokens when units were chosen."
+    EQUAL_WEIGHTS = auto(), "PyTorch lacks an operator, so units were chosen without weights of tokens by gradients."
     DAMPING_RAISED = auto(), "Some Gram matrices are singular: more than requested was added to their diagonals."
     GROUPS_SKIPPED = auto(), "Groups of units that keep all, because they cannot be removed from the graph."
 

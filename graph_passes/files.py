@@ -145,7 +145,7 @@ def _bind_external(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
         target = "a file outside the graph's folder"
         fault = f"its data file {location} is a link to {target}; move that file into the folder"
     elif not data_path.is_file():
-        fault, code = f"its data file {location} is missing; copy it beside the graph", GraphErrorCode.FILE_MISSING
+        fault, code = f"its data file {location} is missing; copy it to the graph", GraphErrorCode.FILE_MISSING
     elif data_path.stat().st_nlink > 1:  # onnx_ir reads none: it may be a file from anywhere
         fault = f"its data file {location} has further names (hard links); replace it by a copy of itself"
     if fault:

@@ -224,8 +224,8 @@ def shrink_parts(models: Mapping[str, ir.Model], plan: Plan) -> dict[str, Shrunk
     for name, model in reversed(list(models.items())):
         outputs = cache_names(model)
         model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in unread]
-        read = names[name] if model.graph.outputs else ()  # without outputs no gate is left
-        parts[name] = shrunk = shrink(model, plan.part(read), returned=returned)
+        part = plan.part(names[name]) if model.graph.outputs else Plan(groups=())  # no gates and weights are left
+        parts[name] = shrunk = shrink(model, part, returned=returned)
         for refusal in shrunk.refused:
             if output := min(refusal.sites & returned.keys(), default=None):
                 raise PlanError(

@@ -65,9 +65,9 @@ class Rival:
     @property
     def file(self) -> str | None:
         """The file in its folder that is loaded; None: the starting model is."""
-        own: dict[str, str | None] = {"optimum": "openvino_model.xml", "torchao": "engine.pt2"}
-        own |= dict.fromkeys(("pytorch", "compiled", "autocast"))
-        return own[self.backend] if self.backend in own else target(self.runtime).engine_file
+        files: dict[str, str | None] = {"optimum": "openvino_model.xml", "torchao": "engine.pt2"}
+        files |= dict.fromkeys(("pytorch", "compiled", "autocast"))
+        return files[self.backend] if self.backend in files else target(self.runtime).engine_file
 
 
 def quantize_weights(name: str, root: Path, out: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -215,15 +215,7 @@ def build_masks(
             that they use.
         allow_empty_rows: allow a row to lose all blocks: its queries attend to nothing in that head, and their output
             is zero. Otherwise another head may have to lose a stronger block in place of the row's strongest one.
-
-    Raises:
-        ValueError: a share outside 0 to 1, or an unknown kind of attention.
     """
-    for kind, share in shares.items():
-        if kind not in get_args(Kind):
-            raise ValueError(f"{kind}: no such kind of attention; use {' or '.join(get_args(Kind))}")
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"{kind}: {share:g} is not a share of blocks; use 0 to 1")
     masks = {}
     for number, site in enumerate(plan.sites):
         if not shares.get(site.kind, 0.0) > 0.0 or not site.kept:
@@ -237,13 +229,8 @@ def build_masks(
         order = scores if seed is None else np.random.default_rng([seed, number]).random(scores.shape)
         population = np.broadcast_to(entries > 0, scores.shape)
         computed = _any(_usable(maps, site.name), block)
-        removable = population.copy()
-        if not allow_empty_rows:
-            removable &= ~_strongest(order, population & computed)
-        candidates = np.flatnonzero(removable)
-        weakest_first = candidates[np.argsort(order.ravel()[candidates], kind="stable")]
-        kept = np.ones(scores.shape, dtype=np.bool_)
-        kept.ravel()[weakest_first[: round(shares[site.kind] * population.sum())]] = False
+        protected = np.zeros_like(population) if allow_empty_rows else _strongest(order, population & computed)
+        kept = _without_weakest(order, population & ~protected, round(shares[site.kind] * population.sum()))
         mask = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
         mask[list(site.kept)] = kept & computed
         masks[site.name] = BlockMask(mask, block, maps.memory)
@@ -265,6 +252,15 @@ def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> fl
     return 1.0 - reached / usable if usable else 0.0
 
 
+def unreached_notes(share: float) -> list[Note]:
+    """A note where a share of blocks is kept because no row reaches them, see `unreached_share`."""
+    text = (
+        f"{share:.1%} of the blocks are kept because no row that was read reaches them; if no row is longer, a lower"
+        " --max-length leaves them out"
+    )
+    return [Note(code=NoteCode.BLOCKS_UNREACHED, text=text)] if share else []
+
+
 def _counted(maps: AttentionMaps, site: str, *, causal_zeros: bool = False) -> np.ndarray:
     """Bool `[query, key]`: pairs of positions that attention can use and at least one row has."""
     reached = maps.counts[site] > 0
@@ -281,6 +277,15 @@ def _usable(maps: AttentionMaps, site: str) -> np.ndarray:
     if maps.kinds[site] == "causal":
         usable &= np.arange(keys)[None, :] - maps.memory <= np.arange(queries)[:, None]
     return usable
+
+
+def _without_weakest(order: np.ndarray, removable: np.ndarray, count: int) -> np.ndarray:
+    """Bool in the shape of `order`: false at the `count` smallest of those that can be removed; ties go by index."""
+    candidates = np.flatnonzero(removable)
+    weakest_first = candidates[np.argsort(order.ravel()[candidates], kind="stable")]
+    kept = np.ones(order.size, dtype=np.bool_)
+    kept[weakest_first[:count]] = False
+    return kept.reshape(order.shape)
 
 
 def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ from compressor.units.find import evaluating
 from compressor.units.hook import Call, intercepted
 from graph_passes import BlockMask, Plan, SitePlan, save
 from graph_passes.block_sparse.function import block_sparse_attention, call
+from graph_passes.block_sparse.spec import AttentionSpec
 
 MIN_GAIN = 1.1
 """A site is masked if block-sparse attention is at least this many times as fast as whole attention."""
@@ -258,9 +259,8 @@ def sparse(
     biases: list[tuple[str, Shape]] = [("row", (1, 1, 1, "keys"))] if row else []
     biases += [("full", (1, full, "length", "keys"))] if full else []
     inputs = _inputs(heads * dim, dtype, biases)
-    function = block_sparse_attention(
-        mask, dim, dim, scale=dim**-0.5, causal=causal, row=row, full=full, persistent=persistent, dtype=dtype
-    )
+    spec = AttentionSpec(mask, dim, dim, dim**-0.5, causal, persistent, full, dtype)
+    function = block_sparse_attention(spec, row=row)
     arrays = {
         "split_shape": np.array([0, 0, heads, dim]),
         "merged_shape": np.array([0, 0, heads * dim]),

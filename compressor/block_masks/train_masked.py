@@ -20,13 +20,14 @@ from compressor.block_masks.attention_maps import (
     load_maps,
     notes_on_maps,
     shares_by_kind,
+    unreached_notes,
     unreached_share,
 )
 from compressor.block_masks.mask_selector import MASKS, MASKS_FILE, MaskSelector, SelectedMasks
 from compressor.config.steps import Blocks
 from compressor.processes import training_device
 from compressor.progress import ProgressCallback
-from compressor.results import CurvePoint, Note, NoteCode
+from compressor.results import CurvePoint
 from compressor.selection.checks import TRAINING_WITH_MASKS
 from compressor.selection.options import ScheduleOptions, read_options
 from compressor.selection.plan_and_curves import SelectedPlan, training_curves
@@ -91,12 +92,7 @@ def learn_blocks(
         weight_by_count=step.weight_by_count,
         allow_empty_rows=step.allow_empty_rows,
     )
-    if unreached := unreached_share(maps, masks, step.block_size):
-        text = (
-            f"{unreached:.1%} of the blocks are kept because no row that was read reaches them; if no row is longer, a"
-            " lower --max-length leaves them out"
-        )
-        notes.append(Note(code=NoteCode.BLOCKS_UNREACHED, text=text))
+    notes += unreached_notes(unreached_share(maps, masks, step.block_size))
 
     def select(_: Path) -> SelectedMasks:
         selected, reasons = selector.select(plan, masks)

@@ -32,7 +32,7 @@ from compressor.errors import CompressorError, InputError, most_similar
 @click.version_option(package_name="compressor")
 @common
 def cli() -> None:
-    """Make a transformer smaller and faster where it is deployed, and prove it.
+    """Prune, distill and quantize a transformer for the machine that serves it, and prove and measure the result.
 
     compress MODEL is short for compress run MODEL, whose options compress run --help lists.
     """

@@ -54,9 +54,7 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
             message = f"{graph}, {plan}: {error}"
             pruned = plan.with_name("model.onnx")
             if error.code is graph_passes.GraphErrorCode.WEIGHTS_MISSING and pruned.is_file():
-                message = (
-                    f"{graph}, {plan}: the plan belongs to refitted weights; {pruned} has them, under the plan: use it"
-                )
+                message = f"{graph}, {plan}: the plan belongs to refitted weights; use {pruned}, which has both"
             raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
     if shrunk.obstacle:
         text = f"{shrunk.obstacle}; keep every unit of the group in {plan} (nothing was written)"
@@ -76,7 +74,7 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
     for site, reason in dense.items():
         console.note(f"{site}: stays dense under its mask ({reason})")
     if shrunk.transferred:
-        console.note(f"{len(shrunk.transferred)} weights are those of {graph_passes.WEIGHTS} beside the plan")
+        console.note(f"{len(shrunk.transferred)} weights come from {graph_passes.WEIGHTS} in the folder of the plan")
     for note in emptied_head_notes(requested, shrunk.plan):
         console.note(note)
     parts = []

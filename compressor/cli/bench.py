@@ -42,17 +42,16 @@ _FIELDS = {
 @common
 @click.pass_obj
 def bench(console: Console, dense: Path, compressed: Path | None = None, **fields: Any) -> None:
-    """Build DENSE and COMPRESSED, two ONNX files with the same inputs, and time them in turn. Inputs
-    are made from the example rows that a graph of compress carries, else at random.
+    """Build DENSE and COMPRESSED, two ONNX files with the same inputs, and time them in turn.
 
-    The ratio is the dense median time over the compressed one, with a 95% bootstrap interval.
+    The ratio is the dense median time divided by the compressed one, with a 95% bootstrap interval. Graphs of compress
+    are run on the example rows in their metadata, other graphs on random inputs.
 
-    With the output folder of a run alone, its engine is loaded, its graphs are built for each target (default: that of
-    the run), in fp32 and in int8 where the run has it, and all are timed in turn: compress bench out/ --target
-    ort,openvino --batch 1,8 --seq 128
+    DENSE alone may be the output folder of a run: its engine, and engines of its graphs for each target in fp32 and, if
+    the run has it, int8, are timed in turn: compress bench out/ --target ort,openvino --batch 1,8 --seq 128
 
-    With --prompt-tokens the engines that generate of one output folder, or of two in turn, are timed: compress bench
-    out/ --prompt-tokens 128,1024 --new-tokens 64 --batch 1,8
+    With --prompt-tokens the engines of models that generate are timed, of one output folder or of two in turn: compress
+    bench out/ --prompt-tokens 128,1024 --new-tokens 64 --batch 1,8
     """
     request, measure, engine = _configs(fields)
     engine.require_definite()
@@ -152,8 +151,8 @@ def _bench_graphs(
     for path in (dense, compressed):
         if (runtime := target_of(path)).name != DEFAULT_TARGET:
             raise UsageError(
-                f"{path}: is an engine of {runtime.title}, and engines are built here; name the graph that it was built"
-                " from, such as model.onnx beside it",
+                f"{path}: is an engine of {runtime.title}, but bench builds engines from graphs; name its graph, e.g."
+                " model.onnx in its folder",
                 code=ErrorCode.INVALID_VALUE,
                 value=str(path),
             )

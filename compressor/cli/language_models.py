@@ -36,8 +36,8 @@ def generate(console: Console, folder: Path, **fields: Any) -> None:
 
     compress generate out/ --prompt "Once upon a time" --max-new-tokens 64
 
-    The text is printed while it is generated. The most probable tokens are chosen, unless --temperature, --top-p or
-    --top-k is given, or beams.
+    The text is printed while it is generated. --temperature, --top-p or --top-k sample tokens, --beams searches with
+    beams; otherwise the most probable tokens are chosen.
     """
     request = GenerateRequest(**fields)
     prompts = _prompts(request)

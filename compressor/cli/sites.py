@@ -44,7 +44,7 @@ _COST_FIELDS = {**{name: FIELDS[name] for name in _COST_NAMES}, **CostsOutput.mo
 _SUFFIXES = (".html", ".svg")
 
 
-@click.command(cls=FieldsCommand, short_help="What can be pruned in a model folder or an ONNX graph.")
+@click.command(cls=FieldsCommand, short_help="List what can be pruned in a model folder or an ONNX graph.")
 @click.argument("model")
 @options_of(_FIELDS, without=("model",))
 @common
@@ -52,11 +52,10 @@ _SUFFIXES = (".html", ".svg")
 def sites(console: Console, model: str, **fields: Any) -> None:
     """List what can be pruned in MODEL, a model folder or an ONNX file, in the order in which it runs.
 
-    These are the heads of each attention and the neurons of each feed-forward, with the shares of the parameters and of
-    the multiply-accumulates that all units of a group account for. For a folder, a budget keeps a multiple of the step,
-    or all units; and the time of a group in milliseconds is listed too, if compress costs, or a run under a budget of
-    time, has measured it on this machine. A graph may be of any exporter; what looks like an attention or a
-    feed-forward there and cannot be pruned is named in a note.
+    Each row is a group: the heads of an attention or the neurons of a feed-forward, with its shares of the parameters
+    and of the multiply-accumulates. A budget keeps a multiple of the step, or all units. For a folder the row has the
+    time in milliseconds, if compress costs or a run under a budget of time has measured it on this machine. A graph may
+    be of any exporter; a note names each attention or feed-forward in it that cannot be pruned.
     """
     path = Path(model)
     if not path.exists():
@@ -241,16 +240,16 @@ def _heads(site: Any) -> dict[str, Any]:
     return {"name": site.name, "type": "heads", "kind": site.kind, **sizes}
 
 
-@click.command(cls=FieldsCommand, short_help="What heads and neurons cost on an engine.")
+@click.command(cls=FieldsCommand, short_help="Measure what heads and neurons cost on an engine.")
 @click.argument("model")
 @options_of(_COST_FIELDS, without=("model",))
 @common
 @click.pass_obj
 def costs(console: Console, model: str, out: str | None = None, force: bool = False, **fields: Any) -> None:
-    """Time the engine of MODEL, a model folder, with fewer and fewer heads and neurons.
+    """Time the engine of MODEL, a model folder or an ONNX file, with fewer and fewer heads and neurons.
 
-    These are the times that budgets such as --speedup are met by. Groups of units that cost the same share a row; a
-    cliff is a number of units that takes longer than the next larger one, by more than noise. No rows are needed.
+    Budgets such as --speedup use these times. Groups of units that cost the same share a row; a cliff is a number of
+    units that takes longer than a larger one, by more than noise. No rows are needed.
     """
     recipe = Recipe(model=model, **fields)
     path = None if out is None else _output_file(Path(out), force=force)

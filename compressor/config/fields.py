@@ -249,7 +249,8 @@ def usage_error(
         )
     name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
     if fault["type"] == "missing" and name:
-        message = f"{name_of(name)}: missing; name {fields[name].description or 'it'}"
+        hint = f" ({text})" if (text := fields[name].description) else ""
+        message = f"{name_of(name)}: missing{hint}; give a value"
         return UsageError(message, code=ErrorCode.MISSING_VALUE, field=name)
     code, message = describe_fault(fault)
     description = fields[name].description if name else None

@@ -104,7 +104,7 @@ class GenerateRequest(Request):
 
     prompt: str | None = prompts_field("the prompt; default: the text on stdin")
     batch_file: Path | None = prompts_field(
-        "file of prompts, one a line; a line of JSON is printed for each", is_path=True
+        "file of prompts, one per line; prints a line of JSON for each", is_path=True
     )
     batch_size: Count = prompts_field("prompts of the file that are completed at once", 8)
     chat: bool = prompts_field("format each prompt as a message by the chat template of the tokenizer", False)
@@ -114,12 +114,12 @@ class GenerateRequest(Request):
     )
     stop: tuple[NonEmpty, ...] = text_field("text at which generation stops; may be repeated", ())
     beams: Count | None = text_field("beams of a beam search; default: that of generation_config.json, else 1")
-    temperature: Positive | None = text_field("draw tokens, from probabilities at this temperature")
+    temperature: Positive | None = text_field("sample tokens at this temperature")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = text_field(
-        "draw tokens, from the most probable ones that have this probability together"
+        "sample from the most probable tokens whose probabilities sum to this"
     )
-    top_k: Count | None = text_field("draw tokens, from this many of the most probable ones")
-    seed: Natural | None = text_field("seed of the draws; default: another one each time")
+    top_k: Count | None = text_field("sample from this many of the most probable tokens")
+    seed: Natural | None = text_field("seed of the samples; default: another one each time")
 
     provider: Provider | None = engine_field("device of the engine; default: CUDA where available")
     threads: Count | None = engine_field("threads of the engine; default: one per core")

@@ -103,8 +103,8 @@ _STEPS = (
     # 4. The list does not know the model folder. Flags follow its plan by themselves.
     Rule(
         "ignores_plan",
-        "the plan in the model folder says what its weights are of; begin with the step follow, or name the folder of"
-        " the whole model",
+        "the weights in the model folder belong to its plan; begin with the step follow, or name the folder of the"
+        " whole model",
         excludes=("ignores_plan",),
         fields=("steps",),
     ),
@@ -291,9 +291,8 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     if names != [name for name in order if name in names]:
         raise FieldConflictError(
             ErrorCode.CONTRADICTION,
-            f"{_subject(recipe, steps)}: steps are carried out in the order {', '.join(order)}, each at most once"
-            f" ({Within.name} carries out the last two); write such a list, or run compress on the output of another"
-            " run",
+            f"{_subject(recipe, steps)}: steps run in the order {', '.join(order)}, each at most once ({Within.name}"
+            " replaces the last two); write them in this order, or run compress on the output of another run",
             "steps",
         )
 

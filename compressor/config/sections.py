@@ -68,7 +68,7 @@ class SourceConfig(Config):
         is_basic=True,
     )
     tokenizer: Path | None = model_field(
-        "folder of the tokenizer, for an ONNX file that has none beside it", is_path=True
+        "folder of the tokenizer, for an ONNX file without one in its folder", is_path=True
     )
     allow_pickle: bool = model_field("load pickled weights, which can run code", False, runs_code=True)
     trust_remote_code: bool = model_field("run the Python files of the model folder", False, runs_code=True)
@@ -122,8 +122,8 @@ class RowsConfig(Config):
         "further training examples, whose labels are not read, to choose units, refit weights and distill: a source as"
         " in --data, e.g. a text file"
     )
-    eval_data: Rows = data_field("evaluation examples, on which choices are made", is_basic=True)
-    test_data: Rows = data_field("test examples, on which the metric is reported", is_basic=True)
+    eval_data: Rows = data_field("evaluation examples, by which the run makes its choices", is_basic=True)
+    test_data: Rows = data_field("test examples, for the reported metric", is_basic=True)
     text_columns: Names = data_field("columns of the text, in order; default: recognized by name", ())
     label_column: str | None = data_field("column of the label; default: recognized by name")
     image_column: str | None = data_field("column of images, or of paths of image files; default: recognized by name")
@@ -174,7 +174,7 @@ class SelectionConfig(TrainingOptions):
     )
     max_drop: NonNegative | None = budget_field(
         "maximum drop of the metric in its unit (0.01: a point of accuracy); a larger drop fails the run; without a"
-        " budget as many units are removed as it permits, and by a search without --keep as many heads",
+        " budget the run removes as many units as it permits (a search without --keep: as many heads)",
         is_basic=True,
     )
 
@@ -256,8 +256,8 @@ class BudgetConfig(UnitOptions):
     """The budgets of a run, and how it is compared."""
 
     match_dense: bool = budget_field(
-        "choose and train the units of a sentence encoder by how it ranks documents that the dense model embedded, for"
-        " an index that is not built again",
+        "choose and train the units of a sentence encoder by its rankings of documents that the dense model embedded,"
+        " to keep an existing index",
         False,
     )
     compare_points: Path | None = budget_field(
@@ -335,26 +335,23 @@ class DistillOptions(Config):
         is_path=True,
     )
     minutes: Positive | None = distillation_field(
-        "maximum minutes of the distillation, of a ladder in all; with fewer training steps where needed", is_basic=True
+        "maximum minutes of the whole run in the plain command and with --max-drop and --distill, else of the"
+        " distillation, in all rungs of a ladder together; with fewer training steps where needed",
+        is_basic=True,
     )
     teacher_outputs: Path | None = distillation_field(
         "folder that keeps the outputs of the teacher for runs on the same examples; default: kept only within a run"
         " that reads its examples several times, or within a ladder",
         is_path=True,
     )
-    augment: Annotated[float, Field(ge=0, le=1)] = distillation_field(
-        "share of the training examples of the distillation that are replaced by a cut of one or by joined parts of"
-        " two, with the lengths of the evaluation examples (classification and regression)",
-        0.0,
-    )
     quantized_share: Annotated[float, Field(ge=0, le=1)] = distillation_field(
-        "share of the training steps, the last ones, in which linears round as the engine does, to 8 bits or to"
+        "share of the training steps, at their end, in which linears round as the engine does, to 8 bits or to"
         " bfloat16; needs --precision int8, bf16 or auto",
         0.0,
     )
     temperature: Positive = distillation_field("temperature that divides the logits of both models", 2.0)
     hidden_weight: NonNegative = distillation_field(
-        "weight of the relative error of the hidden states beside the divergence of the outputs", 1.0
+        "weight of the relative error of the hidden states in the loss; the divergence of the outputs has weight 1", 1.0
     )
 
 
@@ -513,12 +510,12 @@ class MeasureConfig(Config):
         is_basic=True,
     )
     prompt_tokens: Sizes | None = measuring_field(
-        "lengths of the prompts of a model that generates, separated by commas; default: the median of the training"
-        " examples, of their first half where they have no target"
+        "lengths of the prompts of a model that generates, separated by commas; default: the median of the sources of"
+        " the training examples, or of their first halves"
     )
     new_tokens: Count | None = measuring_field(
         "tokens that a model generates after a prompt; default: the median of the targets of the training examples, or"
-        " of their second half"
+        " of their second halves"
     )
     seconds: Positive = measuring_field("approximate seconds per size, for at least ten pairs of rounds", 10.0)
 

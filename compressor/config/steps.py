@@ -169,7 +169,7 @@ def parts_of(steps: Sequence[Step]) -> list[Step]:
 
 
 class Follow(Step):
-    """Take the plan of a file, and the weights beside it where its run fitted some.
+    """Apply the plan of a file, and the weights in its folder if its run trained or refitted some.
 
     Attributes:
         plan: the file.
@@ -184,7 +184,7 @@ class Follow(Step):
 
     @property
     def summary(self) -> str:
-        return f"follow the plan {self.plan}, with the weights beside it where its run fitted some"
+        return f"follow the plan {self.plan}, with the weights in its folder if its run changed some"
 
     @property
     def contents(self) -> dict[str, Path | None]:
@@ -224,14 +224,15 @@ class Heads(TrainingOptions, Step):
     rules = (
         Rule(
             "searches",
-            "it has to know how many heads stay; set their number or share (<keep>), or the loss allowed (<max_drop>)",
+            "it needs the number of heads to keep; set their number or share (<keep>), or the loss allowed"
+            " (<max_drop>)",
             needs=("keep", "max_drop"),
             fields=("keep", "max_drop"),
             code=ErrorCode.MISSING_VALUE,
         ),
         Rule(
             "ranks",
-            "it has to know how many heads stay; set their number or share (<keep>)",
+            "it needs the number of heads to keep; set their number or share (<keep>)",
             needs=("keep",),
             fields=("keep",),
             code=ErrorCode.MISSING_VALUE,
@@ -239,7 +240,7 @@ class Heads(TrainingOptions, Step):
         RAY_NEEDS_A_SEARCH,
         Rule(
             "max_drop",
-            "it ends a search that has no number of heads; omit it, or use one of the methods"
+            "it ends a search without a number of heads; omit it, or use one of the methods"
             f" {', '.join(SEARCH_METHODS)} without <keep>",
             needs=("searches",),
             excludes=("keep",),
@@ -250,9 +251,9 @@ class Heads(TrainingOptions, Step):
 
     @property
     def summary(self) -> str:
-        number = "" if self.keep is None else f", {self.keep} of them stay"
-        bound = "" if self.max_drop is None else f", as many go as the metric permits by losing {self.max_drop:g}"
-        return f"select the attention heads to keep by {self.method}{number}{bound}"
+        number = "" if self.keep is None else f"{self.keep} "
+        bound = "" if self.max_drop is None else f", as few as lose at most {self.max_drop:g} of the metric"
+        return f"select {number}attention heads to keep by {self.method}{bound}"
 
     @property
     def searches(self) -> bool:
@@ -324,7 +325,7 @@ class Blocks(BlockOptions, TrainingOptions, Step):
 
 
 class Units(UnitOptions, TrainingOptions, Step):
-    """Remove heads and neurons until a budget is met, or until the metric has lost what it may.
+    """Remove heads and neurons until a budget is met, or as many as a bounded loss of the metric permits.
 
     Further options are those of `UnitOptions` and `TrainingOptions`.
 
@@ -384,8 +385,8 @@ class Units(UnitOptions, TrainingOptions, Step):
         ),
         Rule(
             "learns",
-            "it meets no budget of time or of caches; set a budget of multiply-accumulates or of parameters, or use the"
-            f" method {DEFAULT_BUDGET_METHOD}",
+            "it cannot meet a budget of time or of caches; set a budget of multiply-accumulates or of parameters, or"
+            f" use the method {DEFAULT_BUDGET_METHOD}",
             excludes=("speedup", "latency", "ttft", "cache"),
         ),
         Rule("certify", CERTIFIES_A_LOSS, needs=("is_unbounded",), fields=("certify", "max_drop")),
@@ -412,9 +413,9 @@ class Units(UnitOptions, TrainingOptions, Step):
             "keep": f"{self.keep} heads are left",
         }
         budgets = [text for name, text in bounds.items() if getattr(self, name) is not None]
-        if not budgets:
-            budgets = [f"the metric has lost the {self.max_drop:g} that is allowed"]
         units = "heads and neurons" if self.prune_units == "all" else self.prune_units
+        if not budgets:
+            return f"remove {units} by {self.method}, as many as lose at most {self.max_drop:g} of the metric"
         return f"remove {units} by {self.method} until {' and '.join(budgets)}"
 
     @property
@@ -489,7 +490,7 @@ class Units(UnitOptions, TrainingOptions, Step):
 
 
 class Distill(DistillOptions, Step):
-    """Train what is left on the outputs and hidden states of a whole model; labels are not used.
+    """Train the remaining units on the outputs and hidden states of a whole model; labels are not used.
 
     Further options are those of `DistillOptions`.
 
@@ -512,7 +513,7 @@ class Distill(DistillOptions, Step):
     def summary(self) -> str:
         teacher = "the whole model" if self.teacher is None else str(self.teacher)
         limit = "" if self.minutes is None else f", within {self.minutes:g} minutes"
-        return f"train what is left on the outputs of {teacher}: at most {self.training_steps} training steps{limit}"
+        return f"train the rest on the outputs of {teacher}: at most {self.training_steps} training steps{limit}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -532,16 +533,16 @@ class Distill(DistillOptions, Step):
 
 
 class Within(Step):
-    """Carry steps out several times, and keep the fastest result that loses no more of the metric than is allowed.
+    """Run steps in several attempts, and keep the fastest result whose loss of the metric is at most `max_drop`.
 
-    Each attempt removes units for a speed, and trains what is left if the steps do. A training goes on from the fastest
-    attempt that holds the metric, so that a plan that is reached in several attempts has been trained in each of them.
-    The metric is that of the model after the steps, on evaluation rows, with a margin for their choice.
+    Each attempt removes units for a speed, and trains the rest if the steps do. It starts from the fastest attempt that
+    keeps the metric, so a plan that is reached in several attempts has been trained in each of them. The metric is that
+    of the model after the steps, on evaluation rows, with a margin because the fastest is chosen by these rows.
 
     Attributes:
         max_drop: the loss of the metric that is allowed, in the metric's unit.
         steps: units, without a budget of their own, and distill or nothing else; by default both with their defaults.
-        minutes: time that the whole run may take; the trainings then take what the rest leaves of it.
+        minutes: time that the whole run may take; the trainings share what its other parts leave.
         attempts: maximum number of attempts.
     """
 
@@ -558,19 +559,18 @@ class Within(Step):
     rules = (
         Rule(
             "has_other_steps",
-            "an attempt removes units, and trains what is left or does not; write the steps units and distill, or units"
-            " alone",
+            "each attempt runs these steps; write units and distill, or units alone",
             excludes=("has_other_steps",),
         ),
         Rule(
             "has_other_bounds",
-            "the loss that within allows decides how many units are removed; omit budgets, gates, and with distill"
-            " certificates, or use the step units outside of within",
+            "its max_drop determines how many units are removed; omit budgets, gates, and with distill certificates, or"
+            " use the step units outside of within",
             excludes=("has_other_bounds",),
         ),
         Rule(
             "minutes",
-            "the time of the whole run decides that of each training; omit it, or the minutes of distill",
+            "the time of the whole run limits each training; omit it, or the minutes of distill",
             excludes=("limits_each_training",),
         ),
         Rule("minutes", "nothing is trained; omit it, or add the step distill", needs=("trains",)),
@@ -653,13 +653,12 @@ class Within(Step):
     @property
     def summary(self) -> str:
         limit = "" if self.minutes is None else f"; the run takes about {self.minutes:g} minutes"
-        attempt = (
-            "each from the fastest that holds, remove units and train what is left" if self.trains else "remove units"
+        attempts = f"at most {self.attempts} attempts" + (
+            " to remove units and train the rest, each from the fastest that keeps the metric"
+            if self.trains
+            else " to remove units"
         )
-        return (
-            f"in at most {self.attempts} attempts, {attempt}, until no faster plan keeps the loss of the metric within"
-            f" {self.max_drop:g}{limit}"
-        )
+        return f"make {attempts}; deliver the fastest that loses at most {self.max_drop:g} of the metric{limit}"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
             yield Note(
                 code=NoteCode.HEADS_SELECTED_FIRST,
                 text=f"{heads.method} selects the heads first{number}; {units.method} then removes neurons only, until"
-                f" {budgets or '--max-drop'} holds",
+                f" {budgets or '--max-drop'} is met",
             )
     for step in steps:
         if isinstance(step, Within) and step.minutes is not None:

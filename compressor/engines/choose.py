@@ -373,13 +373,13 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
     if best.quantized is not None and best.difference is not None and not is_bounded:
         unit = " points" if best.unit is MetricUnit.POINTS else ""
         text = (
-            f"{best.label}: nothing bounds what this engine loses (--max-drop would); on the evaluation rows the metric"
-            f" changes by {best.unit.scale * best.difference:+.2f}{unit}"
+            f"{best.label}: the loss of this engine has no bound (set one with --max-drop); on the evaluation rows the"
+            f" metric changes by {best.unit.scale * best.difference:+.2f}{unit}"
         )
         yield Note(code=NoteCode.LOSS_UNBOUNDED, text=text)
     if best.in_float:
         text = (
-            f"{len(best.in_float)} products were returned to floats, because a proof or the metric does not hold with"
+            f"{len(best.in_float)} matmuls are computed in floats, because a proof or the metric does not hold with"
             f" them in int8: {', '.join(best.in_float)}"
         )
         yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
@@ -393,8 +393,8 @@ def _choice(table: Sequence[Candidate], best: Candidate, *, is_bounded: bool) ->
     kept = [row for row in built if row.holds]
     if not best.holds and not is_bounded:
         text = (
-            f"{best.label}: {100 * (1 - (best.agreement or 0.0)):.2g}% of its answers to the evaluation rows are not"
-            " those in fp32; bound what that may cost with --max-drop, or use --precision fp32"
+            f"{best.label}: {100 * (1 - (best.agreement or 0.0)):.2g}% of its answers to the evaluation rows differ"
+            " from those in fp32; bound the loss with --max-drop, or use --precision fp32"
         )
     elif not best.holds:
         text = f"no engine keeps the metric within --max-drop; {best.label} loses least"

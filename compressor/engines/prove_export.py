@@ -59,8 +59,8 @@ def prove_export(
             return run(feeds)
         except InputError as error:
             raise InputError(
-                f"{family(model)}: the exported graph does not run on {case_name(feeds)}, as the model does ({error});"
-                " the exporter of transformers fixes a size of this family: export another head or form of attention",
+                f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); the"
+                " exporter of transformers fixes a size of this family: export another head or form of attention",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(model),
             ) from error
@@ -111,15 +111,14 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
             what = " ".join(filter(None, (change.module, change.name)))
             known = change.before is not None and getattr(model.config, change.name, None) == change.before
             remedy = (
-                f'to compress what it is afterwards, set "{change.name}": {json.dumps(change.after)} in config.json,'
-                " which is another function than that of the folder"
+                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json; it'
+                " computes another function than the folder"
                 if known
                 else "a graph computes one function for all inputs; use a model without this change"
             )
             raise InputError(
-                f"{family(model)}: the model changes at {case.name} for good ({what}: {change.before} to"
-                f" {change.after}), so that what it computes depends on its inputs before, and its graph computes"
-                f" something else; {remedy}",
+                f"{family(model)}: the model changes permanently at {case.name} ({what}: {change.before} to"
+                f" {change.after}), so its outputs depend on earlier inputs, which no graph can reproduce; {remedy}",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 family=family(model),
                 module=change.module,
@@ -132,10 +131,9 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
         field = _entry(model, tied)
         named = "" if field is None else f" ({field})"
         raise InputError(
-            f"{family(model)}: above {tied} keys{named} the model chooses keys by scores, and several are equal:"
-            " PyTorch chooses others of these than ONNX does, so that the graph computes something else on texts of"
-            f' more than {tied} tokens; to compress it for shorter texts, set "max_position_embeddings": {tied} in'
-            " config.json",
+            f"{family(model)}: above {tied} keys{named} the model chooses keys by score. Among equal scores PyTorch"
+            f" chooses other keys than ONNX, so the graph computes something else on texts of more than {tied} tokens;"
+            f' to compress it for shorter texts, set "max_position_embeddings": {tied} in config.json',
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             field=field,

@@ -145,8 +145,8 @@ def score_notes(
         yield Note(
             code=NoteCode.ANSWERS_UNCHANGED,
             text=f"{score.metric}: both engines give the same answers to all {score.rows} {score.split_name} rows, so"
-            f" that the interval has no width; that many rows do not exclude that up to {changed:.2%} of all answers"
-            f" change ({score.confidence:.0%} bound)",
+            f" the interval has no width; on other rows up to {changed:.2%} of the answers may change"
+            f" ({score.confidence:.0%} bound)",
         )
 
 

@@ -241,10 +241,8 @@ def _present(whole: CachedGraphs, folder: Path) -> tuple[str, ...]:
 
 def time_graphs(
     whole: CachedGraphs,
-    compressed: Path,
-    runtime: Target,
+    engines: tuple[CachedEngine, CachedEngine],
     workload: Workload,
-    threads: int | None,
     *,
     seconds: float,
     seed: int,
@@ -254,27 +252,24 @@ def time_graphs(
 
     Args:
         whole: the graphs of the whole model.
-        compressed: folder of the graphs without what the plan drops.
-        runtime: the target of the engines.
+        engines: those of the whole model, and those in the folder of the graphs without what the plan drops.
         workload: the requests that are timed.
-        threads: threads of the sessions; None: one per core.
         seconds: approximate duration of each measurement.
         seed: seed of the bootstrap.
         log: receives the stages.
     """
-    both = dense_engines(whole, runtime, workload, threads), open_engines(runtime, compressed, threads)
-    texts = workload.feeds(whole.folder, both[0].sessions.vocabulary)
+    texts = workload.feeds(whole.folder, engines[0].sessions.vocabulary)
     pairs = dict[Size, list[np.ndarray]]()
     for size, feeds in texts.items():
         with log.stage(f"timing dense and compressed, {size_label(*size)}") as on_progress:
-            first, second = (engine.call(feeds) for engine in both)
+            first, second = (engine.call(feeds) for engine in engines)
             pairs[size] = list(alternate_calls(first, second, seconds, on_progress=on_progress))
     pairs |= {size: _requests(pairs, calls) for size, calls in workload.requests.items()}
-    before, after = (engine.sessions.bytes_per_token for engine in both)
+    before, after = (engine.sessions.bytes_per_token for engine in engines)
     return Generation(
-        files=_present(whole, compressed),
+        files=_present(whole, engines[1].path.parent),
         new_tokens=workload.new_tokens,
-        precision=both[1].sessions.precision,
+        precision=engines[1].sessions.precision,
         speeds=tuple(
             GenerationSpeed(phase=size.phase, speed=speed_of(times, batch=size.batch, seq=size.seq, seed=seed))
             for size, times in pairs.items()

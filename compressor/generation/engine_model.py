@@ -255,7 +255,7 @@ def refuse(options: Mapping[str, Any]) -> None:
         is_empty = value is None or value is False or (isinstance(value, Mapping) and not value)
         if not is_empty and name not in _IGNORED:
             raise InputError(
-                f"{name}: the engine of a model has no use for it; omit it",
+                f"{name}: an engine cannot use it; omit it",
                 code=ErrorCode.UNSUPPORTED,
                 field=name,
             )

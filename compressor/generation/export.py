@@ -173,23 +173,21 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
 
     def encode(**inputs: Any) -> list[Tensor]:
         encoded = model.get_encoder()(**inputs)
-        masks = {name: value for name, value in inputs.items() if name == "attention_mask"}
         result = original(
             model,
             encoder_outputs=encoded,
             decoder_input_ids=start[:1, :1].expand(encoded[0].shape[0], 1),  # any token: what it gives is not returned
             past_key_values=_empty_caches(),
             use_cache=True,
-            **masks,
+            attention_mask=inputs.get("attention_mask"),
         )
         return _tensors(result.past_key_values.cross_attention_cache)
 
+    axes: Axes = (BATCH, *_sound_shape(model)) if sound else (BATCH, SOURCE)
     if sound:
         encoder_sample = {source: torch.randn(_SIZES[BATCH], *_sound_shape(model))}
-        encoder_inputs: dict[str, Axes] = {source: (BATCH, *_sound_shape(model))}
     else:
         encoder_sample = {source: _ids(model, _SIZES[SOURCE]), "attention_mask": mask}
-        encoder_inputs = dict.fromkeys(encoder_sample, (BATCH, SOURCE))
     encoded = _run(model, model.get_encoder(), **encoder_sample)
     read = {**encoder_sample, "decoder_input_ids": start[:, : _SIZES[PAST]], "past_key_values": _empty_caches()}
     kept = _cache_after(model, **read, encoder_outputs=encoded)
@@ -211,7 +209,7 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
             decoder_input_ids=input_ids,
             past_key_values=EncoderDecoderCache(_cache(self_cache), _cache(cross_cache)),
             use_cache=True,
-            **({} if encoder_attention_mask is None else {"attention_mask": encoder_attention_mask}),
+            attention_mask=encoder_attention_mask,
         )
         return [result.logits, *_tensors(result.past_key_values.self_attention_cache)]
 
@@ -225,8 +223,9 @@ def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
     free = positions if sound else SOURCE
     inputs |= _axes_by_name(caches, 0, past, PAST) | _axes_by_name(computed, 0, cross, free)
     outputs: dict[str, Axes] = {"logits": (*_IDS, _vocabulary(model))} | _axes_by_name(caches, 1, past, _TOTAL)
+    encoder_inputs, returned = dict.fromkeys(encoder_sample, axes), _axes_by_name(computed, 1, cross, free)
     return {
-        ENCODER: _Part(encode, encoder_sample, encoder_inputs, _axes_by_name(computed, 1, cross, free)),
+        ENCODER: _Part(encode, encoder_sample, encoder_inputs, returned),
         DECODER: _Part(decode, sample, inputs, outputs, caches + computed),
     }
 
@@ -258,8 +257,8 @@ def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> A
             return module(**inputs)
     except Exception as error:  # model code can raise any type
         raise InputError(
-            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so that"
-            " only its graph that reads a whole text at once can be exported",
+            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so only"
+            " the graph that reads a whole text at once can be exported",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
         ) from error
@@ -290,8 +289,8 @@ def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
     channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if channels is None or frames is None:
         text = (
-            f"{family(model)}: the encoder reads sounds of any length, and graphs with caches those of one, which"
-            " config.json has as num_mel_bins and max_source_positions"
+            f"{family(model)}: the encoder reads sounds of any length, but graphs with caches need a fixed length"
+            " (num_mel_bins and max_source_positions in config.json)"
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for convolution in (module for module in model.get_encoder().modules() if isinstance(module, torch.nn.Conv1d)):
@@ -306,17 +305,15 @@ def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Ten
         InputError: a layer keeps something else.
     """
     if cache is None:
-        text = (
-            f"{family(model)}: the model returns no past_key_values, the keys and values which graphs with caches hold"
-        )
+        text = f"{family(model)}: the model returns no past_key_values, which graphs with caches need"
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
     for index, layer in enumerate(cache.layers if type(cache) is DynamicCache else [cache]):
         is_plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)  # classes derived from them keep more
         keys = getattr(layer, "keys", None)
         if not is_plain or keys is None or keys.dim() != 4:
             text = (
-                f"{family(model)}: layer {index} keeps {type(layer).__name__}, and not keys and values alone, which"
-                " graphs with caches hold"
+                f"{family(model)}: layer {index} keeps {type(layer).__name__}, but graphs with caches hold only keys"
+                " and values"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), layer=index)
     return _tensors(cache)

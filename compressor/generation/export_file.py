@@ -60,9 +60,9 @@ def prove_export(
         itself = prove_outputs(stage, variant, texts, expected, in_steps, tolerance)
     if not itself.holds:
         raise InputError(
-            f"{file.file}: computes something else in steps, with its caches, than from a whole text at once (relative"
-            f" error {itself.error:.3g}, on {'; '.join(itself.cases)}), by which it is compressed and scored; export it"
-            " again, or deliver a graph without caches (--no-cache)",
+            f"{file.file}: its outputs in steps, with caches, differ from those for a whole text at once (relative"
+            f" error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph without"
+            " caches (--no-cache)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=file.file,
             error=itself.error,

@@ -42,7 +42,7 @@ def generation_cases(
     for case in cases:
         if unread := sorted(case.feeds.keys() - _READ - set(left_out)):
             raise InputError(
-                f"the model reads {listed(unread)} too, for which there are no graphs with caches",
+                f"the model also reads {listed(unread)}, which graphs with caches cannot take",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 inputs=unread,
             )

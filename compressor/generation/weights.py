@@ -390,7 +390,7 @@ class WeightTrials:
             "" if row.difference is None else f"; the metric changes by {row.difference:+.4g} on the evaluation rows"
         )
         if self.scorer.max_drop is None:
-            text = f"{row.label}: nothing bounds what rounding the weights loses (--max-drop would){change}"
+            text = f"{row.label}: the loss through rounded weights has no bound (set one with --max-drop){change}"
             notes.append(Note(code=NoteCode.LOSS_UNBOUNDED, text=text))
         elif not row.holds:
             text = f"no engine with caches keeps the metric within --max-drop; {row.label} loses least{change}"

@@ -174,10 +174,10 @@ def unshare_biases(graph: ir.Graph) -> None:
         for number, nodes in enumerate(linears.values()):
             name = f"{bias.name}.{number}"
             copy = ir.Tensor(bias.const_value.numpy(), dtype=bias.const_value.dtype, name=name)
-            own = ir.Value(name=name, type=bias.type, shape=bias.shape, const_value=copy)
-            graph.register_initializer(own)
+            initializer = ir.Value(name=name, type=bias.type, shape=bias.shape, const_value=copy)
+            graph.register_initializer(initializer)
             for node in nodes:
-                node.replace_input_with(list(node.inputs).index(bias), own)
+                node.replace_input_with(list(node.inputs).index(bias), initializer)
         if not list(bias.uses()) and not bias.is_graph_output():
             graph.initializers.pop(bias.name or "")
 

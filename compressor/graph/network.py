@@ -161,6 +161,7 @@ class GraphNetwork(PreTrainedModel):
     Attributes:
         graph_layers: the layers between sums of the residual stream, in order.
         weights: initializer of the graph -> its parameter or buffer.
+        embedding_tables: the parameters whose rows operators look up.
     """
 
     main_input_name = "input_ids"
@@ -178,6 +179,7 @@ class GraphNetwork(PreTrainedModel):
         self.constants, self.sums = nn.Module(), nn.ModuleDict()  # what belongs to no linear
         builder = _Builder(self, program)
         self.weights = builder.weights
+        self.embedding_tables = [getattr(table.owner, table.name) for table in builder.tables if table.is_parameter]
         self._shared = builder.shared
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
@@ -251,6 +253,7 @@ class _Builder:
     def __init__(self, network: GraphNetwork, program: Program) -> None:
         self._network, self._program = network, program
         self.weights: dict[str, Weight] = {}
+        self.tables: list[Weight] = []
         self.shared: dict[int, Tensor] = {}
         self._numbers: dict[ir.Value, int] = {}
         self._linears: dict[tuple[Hashable, bool, ir.Value | None], nn.Linear] = {}
@@ -316,6 +319,8 @@ class _Builder:
         else:
             run = executor(node, self._opset(node))
         operands = tuple(self._operand(value) for value in operator.reads)
+        if node.op_type == "Gather" and isinstance(operands[0], Weight):
+            self.tables.append(operands[0])
         return Operation(run, operands, self._numbers_of(node.outputs), f"{node.op_type} {node.name}")
 
     def _opset(self, node: ir.Node) -> int:

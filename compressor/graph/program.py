@@ -224,7 +224,7 @@ def widen(model: ir.Model) -> None:
 
 def _no_linear(group: GraphGroup) -> Refusal:
     node = group.products[0]
-    why = "ends units, and is no matmul of an activation with a matrix, as a network needs"
+    why = "reads the units, but is no matmul of an activation with a matrix"
     return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
 
 

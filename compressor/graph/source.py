@@ -139,25 +139,25 @@ def _require_processor(graph: Path, folder: Path, program: Program, processor: A
     """Raise InputError unless inputs of a graph are made from texts by a tokenizer, or from images by a processor."""
     if reads_images and processor is None:
         raise InputError(
-            f"{graph}: reads images, and no {PREPROCESSOR} is beside it, which says how they become {IMAGES}; copy that"
-            " of the model there, or give rows as arrays, a .npz file with an array for each input (--data, or"
-            " --inputs of a command without rows)",
+            f"{graph}: reads images, but its folder has no {PREPROCESSOR} to make {IMAGES} from them; copy that of the"
+            " model there, or give rows as arrays, a .npz file with an array for each input (--data, or --inputs of a"
+            " command without rows)",
             code=ErrorCode.FILE_MISSING,
             path=folder / PREPROCESSOR,
             inputs=tuple(program.inputs),
         )
     if not reads_images and _TOKENS not in program.inputs:
         raise InputError(
-            f"{graph}: reads {', '.join(program.inputs)}, which are made neither from texts nor from images; give rows"
-            " as arrays, a .npz file with an array for each input (--data, or --inputs of a command without rows)",
+            f"{graph}: its inputs {', '.join(program.inputs)} are neither texts nor images; give rows as arrays, a .npz"
+            " file with an array for each input (--data, or --inputs of a command without rows)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=graph,
             inputs=tuple(program.inputs),
         )
     if processor is None:
         raise InputError(
-            f"{graph}: no tokenizer is beside it; name the folder of the model's tokenizer (--tokenizer), or give rows"
-            " as arrays, a .npz file with an array for each input (--data, or --inputs of a command without rows)",
+            f"{graph}: its folder has no tokenizer; name the folder of the model's tokenizer (--tokenizer), or give"
+            " rows as arrays, a .npz file with an array for each input (--data, or --inputs of a command without rows)",
             code=ErrorCode.FILE_MISSING,
             path=graph,
             field="tokenizer",
@@ -225,7 +225,7 @@ def _task_by_form(folder: Path, program: Program) -> str:
         return "text-classification" if _TOKENS in program.inputs else IMAGE_CLASSIFICATION
     raise InputError(
         f"{folder}: the outputs of the graph ({', '.join(program.outputs)}) do not show its task; name it (--task), or"
-        " put the config.json of the model beside the graph",
+        " put the config.json of the model into its folder",
         code=ErrorCode.UNSUPPORTED_MODEL,
         path=folder,
         field="task",

@@ -123,7 +123,7 @@ class _Check:
         if self.batches.random:
             self.listener.note(
                 Note(
-                    text="the inputs are random; --inputs sends the model real ones, whose times count",
+                    text="the inputs are random; times may differ on real ones (--inputs)",
                     code=NoteCode.RANDOM_INPUTS,
                 )
             )

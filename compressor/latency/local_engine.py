@@ -64,8 +64,8 @@ class LocalEngine:
         """The graph; raises InputError where the folder of the engine lacks it."""
         if not self.graph.is_file():
             raise InputError(
-                f"{self.name}: {self.graph.name}, the graph of the engine, is not beside it, so that no inputs can be"
-                " drawn; copy it there, or give inputs (--inputs)",
+                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, to draw inputs from;"
+                " copy it there, or give inputs (--inputs)",
                 code=ErrorCode.FILE_MISSING,
                 path=self.graph,
                 field="inputs",

@@ -192,7 +192,7 @@ def _read_expected(path: Path, *, generates: bool) -> _Source:
         arrays = read_arrays(path)
         if not arrays:
             raise InputError(
-                f"--expect {path}: it has no arrays, so that nothing is compared; give outputs by their names",
+                f"--expect {path}: it has no arrays, so nothing is compared; give outputs by their names",
                 code=ErrorCode.INVALID_VALUE,
                 path=path,
                 field="expect",
@@ -238,7 +238,7 @@ def _run_graph(path: Path) -> _Source:
         sessions = reference_sessions(path)
         return lambda number, feeds: run_in_steps(sessions, feeds)
     if not path.is_file():
-        text = "the graph of the engine is not beside it; name one with --expect, or give baseline or any"
+        text = "the folder of the engine lacks its graph; name one with --expect, or give baseline or any"
         raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="expect")
     with library_errors(path):
         run = unoptimized_runner(path)

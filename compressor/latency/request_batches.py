@@ -57,7 +57,7 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     if path is None:
         seq = endpoint.fitting_length(batch, request.seq)
         if seq < request.seq and "seq" in request.model_fields_set:
-            text = f"does not run with {request.seq} tokens, and does with {seq}; request no more (--seq {seq})"
+            text = f"does not run with {request.seq} tokens, but with {seq}; request at most {seq} (--seq {seq})"
             raise InputError.of_file(
                 endpoint.name, text, ErrorCode.OUT_OF_RANGE, field="seq", value=request.seq, maximum=seq
             )

@@ -115,7 +115,7 @@ def read_stream(source: TokenSource, prompt: Feeds) -> Stream:
     tokens = tokens if tokens > 1 else len(arrivals)
     if len(arrivals) < 2:
         raise ServerError(
-            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so that there is no time"
+            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time"
             " between tokens; name an endpoint that sends each token, or generate more (--new-tokens)",
             code=ErrorCode.SERVER_ERROR,
             url=source.name,

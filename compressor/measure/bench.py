@@ -161,7 +161,7 @@ def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) ->
 
 def random_inputs_notes(model: ir.Model, path: Path) -> list[Note]:
     """A note on a graph that is timed on random ids; empty for other graphs."""
-    text = f"{path}: the graph carries no example rows, as those of compress do; it is timed on random ids"
+    text = f"{path}: the graph has no example rows in its metadata, so it is timed on random ids"
     return [Note(code=NoteCode.RANDOM_INPUTS, text=text)] if draws_ids(model) else []
 
 

@@ -93,7 +93,7 @@ class CostTable(BaseModel):
         phase: what a model that generates does in the time; None: the graph is called once.
         dense: cost of the runtime's own engine of the whole model, which ratios refer to.
         whole: cost with every unit, in the form that plans are measured in.
-        rows: the groups.
+        rows: the groups, each with what it saves at each number of units.
         curve: sums of costs, and costs of plans with these sums as fitted to engines, both in ascending order; empty
             where sums are exact.
     """

@@ -64,7 +64,7 @@ def notes_on_files(folder: Path, read: Collection[str]) -> Iterator[Note]:
     """
     heads = sorted(file.name for pattern in HEADS for file in folder.glob(pattern))
     if heads:
-        text = f"{folder}: {' and '.join(heads)} are copied; not the engine but the library that wrote them runs them"
+        text = f"{folder}: {' and '.join(heads)} are copied; the library that wrote them runs them, not the engine"
         yield Note(text=text, code=NoteCode.FILES_COPIED)
     known = (*read, *HEADS, *_HARMLESS)
     names = (f"{path.name}/" if path.is_dir() else path.name for path in sorted(folder.iterdir()))

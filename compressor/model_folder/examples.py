@@ -35,7 +35,23 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> dict[str, Tensor]:
-    """Keyword arguments of the model's forward: `example_feeds` as tensors."""
+    """Keyword arguments of the model's forward for a trial: from the folder's example, else generated.
+
+    Token ids `[batch, seq]` int64 have special tokens where the tokenizer puts them, and random ordinary tokens. The
+    last of several rows is padded on the right.
+
+    Args:
+        folder: the model, as `load` returns it.
+        batch: number of rows.
+        seq: tokens of each row, of source and target alike; images and sounds have their own sizes.
+        seed: seed of the random tokens and values.
+
+    Returns:
+        Name of an input -> tensor `[batch, ...]`.
+
+    Raises:
+        InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.
+    """
     return {name: torch.from_numpy(array) for name, array in example_feeds(folder, batch, seq, seed).items()}
 
 

@@ -49,9 +49,7 @@ def model_class(
         UsageError: the task does not exist, or this family has no class for it.
     """
     name = (config.architectures or [""])[0]
-    named_class = getattr(transformers, name, None) or getattr(models, name, None) if name else None
-    if not (isinstance(named_class, type) and issubclass(named_class, PreTrainedModel)):
-        named_class = None
+    named_class = _network(name)
     if head is not None:
         config.num_labels = head[1]
         if task in KINDS:
@@ -73,11 +71,8 @@ def model_class(
                 model_class=name,
             )
         return named_class, task_name(inferred, config)
-    if remote and name:
-        for optimum_task, loaders in TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS.items():
-            for loader in (loaders,) if isinstance(loaders, str) else loaders:
-                if loader in (config.auto_map or {}):
-                    return getattr(transformers, loader), task_name(optimum_task, config)
+    if remote and name and (remote_class := _remote_class(config)) is not None:
+        return remote_class
     problem = (
         f"names the class {name!r}, which transformers {transformers.__version__} does not have"
         if name
@@ -90,6 +85,21 @@ def model_class(
         field="architectures",
         value=name,
     )
+
+
+def _network(name: str) -> type[PreTrainedModel] | None:
+    """The model of transformers or `compressor.models` that has a name, or None."""
+    cls = getattr(transformers, name, None) or getattr(models, name, None)
+    return cls if isinstance(cls, type) and issubclass(cls, PreTrainedModel) else None
+
+
+def _remote_class(config: PretrainedConfig) -> tuple[Any, str] | None:
+    """The auto class that loads the code of a folder, and the name of its task; None: the configuration names none."""
+    for optimum_task, loaders in TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS.items():
+        for loader in (loaders,) if isinstance(loaders, str) else loaders:
+            if loader in (config.auto_map or {}):
+                return getattr(transformers, loader), task_name(optimum_task, config)
+    return None
 
 
 def task_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[str, str] | None:
@@ -113,9 +123,7 @@ def class_of_tensors(config: PretrainedConfig, names: Collection[str]) -> tuple[
     entries = [mapping[config.model_type] for mapping in mappings if config.model_type in mapping]
     registered = dict.fromkeys(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry))
     fitting = []
-    for cls in (getattr(transformers, name, None) for name in registered):
-        if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
-            continue
+    for cls in filter(None, map(_network, registered)):
         try:
             tensors = set(_empty(cls, config).state_dict())
         except Exception:  # the configuration does not suit the class

@@ -14,7 +14,9 @@ def load(path: str | Path, **options: Any) -> ModelFolder:
 
     Args:
         path: the folder or the file.
-        options: see `load_unchanged` for a folder, and `load_graph` for a file.
+        options: `task`: the task, if the model does not determine it; `inputs`: an .npz file with an array
+            `[example, ...]` for each input, if they cannot be generated. For a folder also `allow_pickle`,
+            `trust_remote_code` and `pool_in_graph`, for a file `tokenizer`: the folder of the tokenizer.
 
     Raises:
         InputError: the model cannot be used.

@@ -111,6 +111,11 @@ class TokenizerFile:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
+    def backend_tokenizer(self) -> Any:
+        """The tokenizer of the library tokenizers, as transformers names it."""
+        return self._tokenizer
+
+    @property
     def all_special_tokens(self) -> list[str]:
         """The special tokens, each once."""
         named = (getattr(self, f"{kind}_token") for kind in _KINDS)
@@ -162,7 +167,7 @@ class TokenizerFile:
         encoded = self._tokenizer.encode_batch(
             rows, add_special_tokens=add_special_tokens, is_pretokenized=is_split_into_words
         )
-        parts = [[one, *one.overflowing] if return_overflowing_tokens else [one] for one in encoded]
+        parts = [[first, *first.overflowing] if return_overflowing_tokens else [first] for first in encoded]
         encodings = [encoding for of_row in parts for encoding in of_row]
         wanted = {
             "input_ids": ("ids", True),

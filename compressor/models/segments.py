@@ -502,14 +502,18 @@ class TransformerXLModel(SegmentModel):
 
 
 class AllAttentionForCausalLM(SegmentForCausalLM):
-    """The All-attention Transformer as a language model."""
+    """The All-attention Transformer as a language model.
+
+    A call reads the next segment `[batch, segment]` of each text and `memories`, a tensor `[batch, memory, hidden]` for
+    each layer. It returns `logits` `[batch, segment, vocabulary]` and the `memories` for the next segment.
+    """
 
     config_class = AllAttentionConfig
     model_class = AllAttentionModel
 
 
 class TransformerXLForCausalLM(SegmentForCausalLM):
-    """Transformer-XL as a language model."""
+    """Transformer-XL as a language model, called as `AllAttentionForCausalLM`."""
 
     config_class = TransformerXLConfig
     model_class = TransformerXLModel

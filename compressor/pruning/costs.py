@@ -263,7 +263,7 @@ def _macs(model: ir.Model, batch: int, seq: int) -> int:
     if count is None:
         product = uncounted_node(model, batch, seq)
         raise InputError(
-            f"{product}: the shapes of this product depend on the rows, so that its multiply-accumulates cannot be"
+            f"{product}: the shapes of this product depend on the rows, so its multiply-accumulates cannot be"
             " counted, which a budget needs; choose a number of heads (--keep)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             product=product,

@@ -42,8 +42,8 @@ _SMALL_SHARE = 0.05
 """Share of the multiply-accumulates below which the engines of a group are timed at few numbers of units."""
 _NEGLIGIBLE_SHARE = 0.01
 """Share of the multiply-accumulates below which no engine is timed: costs are in proportion to multiply-accumulates."""
-_SHARES_OF_MIXED = tuple(np.geomspace(1 / 16, 7 / 8, 8).tolist())
-"""Mean shares of the units in plans in which every group keeps another number."""
+_SHARES_OF_MIXED = tuple(np.geomspace(1 / 16, 7 / 8, 8)[[0, 2, 4, 6, 1, 3, 5, 7]].tolist())
+"""Mean shares of the units in plans in which every group keeps another number; the first four suffice for a curve."""
 _SPREAD = 0.7
 """Standard deviation of the logarithm of the shares of groups in such a plan."""
 _MEASURED_SHARES = (_TIMED_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE_SHARE, _SPREAD))
@@ -165,9 +165,9 @@ def measure_times(
     empty, *alike = timed_plans(classes, of_classes)
     mixed = [empty, *mixed_plans(groups)]
     fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
-    limits = (len(mixed), time.perf_counter() + seconds)
-    shares = _time_plans(engines, groups, [*mixed, *alike], unpruned[0], inputs, store, on_progress, *limits)
-    is_late = len(shares) < len(mixed) + len(alike)
+    plans, deadline = [*mixed, *alike], time.perf_counter() + seconds
+    shares = _time_plans(engines, groups, plans, unpruned[0], inputs, store, on_progress, deadline)
+    is_late = len(shares) < len(plans)
     measured = dict[Size, tuple[np.ndarray, np.ndarray]]()
     for number, (size, feeds) in enumerate(inputs.items()):
         whole, dense = 1e3 * np.array(paired_times(unpruned, feeds, 2 * WHOLE_SECONDS))
@@ -218,13 +218,12 @@ def _time_plans(
     inputs: Mapping[Size, Feeds],
     store: Store,
     on_progress: ProgressCallback,
-    needed: int,
     deadline: float,
 ) -> list[tuple[Share, ...]]:
     """The time of each plan at each size, as a share of the whole model's, and its standard error.
 
     Where those of all plans would take until after the deadline, by `time.perf_counter`, they are those of the first
-    ones: at least as many as are needed.
+    ones: at least of those that are timed together first.
     """
 
     def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
@@ -243,7 +242,7 @@ def _time_plans(
         timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
         shares.extend(timed)
         now, left = time.perf_counter(), len(plans) - len(shares)
-        if len(shares) >= needed and now + left * (now - began) / len(timed) > deadline:
+        if now + left * (now - began) / len(timed) > deadline:
             break
     on_progress(len(plans), len(plans))
     return shares
@@ -321,7 +320,7 @@ class CostSource:
             tables = store.memo(name, key, measure, _TABLES, accept=holds, on_unwritable=note_unwritable)
         except OutOfTimeError as late:
             text = (
-                "little time is left, so that engines of few plans were timed, and groups of units are taken to cost"
+                "little time is left, so engines of few plans were timed, and groups of units are taken to cost"
                 " time in proportion to their multiply-accumulates"
             )
             self._note(NoteCode.TIME_LIMITED, text)

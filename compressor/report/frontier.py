@@ -221,7 +221,7 @@ class Frontier(BaseModel):
             speeds = f"from {first.ratio:.3g} to {_times_as_fast(last)}" if is_known else _UNKNOWN_SPEED
             return f"{len(self.rungs)} rungs, {speeds}, at {_loss(first)} to {_loss(last)}"
         interval = f"the whole interval of its loss on the {self.deciding_split} rows"
-        bound = f"stays within --max-drop {self.max_drop:g} with {interval}"
+        bound = f"keeps {interval} within --max-drop {self.max_drop:g}"
         if self.fastest is None:
             return f"no rung {bound}"
         text = f"{self.fastest.name} is the fastest rung that {bound}"

@@ -145,7 +145,7 @@ def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     if not keeps_all_units(plan):
         return f"{_joined(kept)} kept, {parameters}"
     everything = _joined([*kept, parameters])
-    return everything if _masked(plan) else f"the engine is the model as it is, {everything}"
+    return everything if _masked(plan) else f"no unit was removed: {everything}"
 
 
 def unit_counts(plan: Plan) -> list[UnitCount]:

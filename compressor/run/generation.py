@@ -66,14 +66,14 @@ def require_weights(recipe: Recipe, folder: ModelFolder) -> None:
     if runtime.caches is None:
         named = " or ".join(name for name in TARGETS if target(name).caches is not None)
         reason = (
-            f"no engines of {runtime.title} with key/value caches are built here, whose weights would be rounded; use"
+            f"it rounds the weights of engines with key/value caches, and none of {runtime.title} are built here; use"
             f" --target {named}, or --precision int8"
         )
     elif engine.provider == "cuda":
         fields, reason = ("precision", "provider"), "engines with caches are built for the CPU; omit --provider"
     elif not folder.generates:
         fields = ("precision", "model")
-        reason = "weights alone are rounded where a model generates text, which this one does not; use --precision int8"
+        reason = "it rounds the weights of models that generate text, and this one does not; use --precision int8"
     elif recipe.export.no_cache:
         fields, reason = ("precision", "no_cache"), "the weights of the engine with caches are rounded; omit --no-cache"
     if reason:
@@ -163,14 +163,14 @@ def deliver_cached(
     from compressor.generation import deliver
     from compressor.generation.prove import prove_engines
 
-    runtime, folder = cached_runtime(run.recipe.engine), run.model.folder
+    runtime = cached_runtime(run.recipe.engine)
     with _refusal_noted(run):
         proofs += [whole.proof, *_shrink_graphs(run, plan, whole)]
     if not proofs:
         return reads_whole
     if runtime.caches is None:
         text = (
-            f"engines of {runtime.title} with key/value caches are not built here: build them from"
+            f"this run builds no engines of {runtime.title} with key/value caches: build them from"
             f" {' and '.join(whole.files)}, which take and return keys and values"
         )
         log.add_notes([Note(code=NoteCode.CACHED_ENGINE_MISSING, text=text)])
@@ -178,36 +178,30 @@ def deliver_cached(
     with log.stage("compressed: building the engines with caches"):
         runtime.build_sessions(out, whole.files, workload.contexts, threads)
         proofs.append(prove_engines(out, whole.texts, runtime, threads, "compressed", whole.tolerance))
-    config = chosen.choice.config
-    serves = is_engine_of_caches(config) and config.target == runtime.name and run.recipe.engine.provider != "cuda"
-    is_scored = serves and run.data is not None and run.data.task.generates
+    with log.stage("dense: building the engines with caches"):
+        whole_engine = deliver.dense_engines(whole, runtime, workload, threads)
+        proofs.append(prove_engines(whole_engine.path.parent, whole.texts, runtime, threads, "dense", whole.tolerance))
+    is_scored = _scores_caches(run, chosen.choice.config)
     if is_scored:
-        with log.stage("dense: building the engines with caches"):
-            whole_engine = deliver.dense_engines(whole, runtime, workload, threads)
-            proofs.append(
-                prove_engines(whole_engine.path.parent, whole.texts, runtime, threads, "dense", whole.tolerance)
-            )
         dense = replace(dense, engine=whole_engine)
         scorer = run.stages.scorer(dense)
     candidates = _round_weights(run, whole.texts, workload, scorer)
-    if (reason := runtime.write_library_files(out, _described(folder))) is not None:
+    if (reason := runtime.write_library_files(out, _described(run.model.folder))) is not None:
         log.add_notes([Note(code=NoteCode.LIBRARY_LIMITED, text=f"{runtime.library} and this folder: {reason}")])
-    generation = deliver.time_graphs(
-        whole,
-        out,
-        runtime,
-        workload,
-        threads,
-        seconds=run.recipe.measure.seconds,
-        seed=run.recipe.selection.seed,
-        log=log,
-    )
+    engines = whole_engine, deliver.open_engines(runtime, out, threads)
+    seconds, seed = run.recipe.measure.seconds, run.recipe.selection.seed
+    generation = deliver.time_graphs(whole, engines, workload, seconds=seconds, seed=seed, log=log)
     generation = generation.model_copy(update={"candidates": candidates, "is_scored": is_scored})
     rounded = next((row.proofs for row in candidates if row.chosen), ())
-    compressed = (
-        replace(chosen.variant, engine=deliver.open_engines(runtime, out, threads)) if is_scored else chosen.variant
-    )
+    compressed = replace(chosen.variant, engine=engines[1]) if is_scored else chosen.variant
     return Delivered((dense, compressed), scorer, generation, (*proofs, *rounded))
+
+
+def _scores_caches(run: RunContext, config: EngineConfig) -> bool:
+    """Whether the metric is that of the engines with caches: those of the configuration that is delivered."""
+    engine, generates = run.recipe.engine, run.data is not None and run.data.task.generates
+    serves = is_engine_of_caches(config) and config.target == cached_runtime(engine).name
+    return generates and serves and engine.provider != "cuda"
 
 
 def rounded_engine(run: RunContext, plan: Plan, whole: CachedGraphs) -> CachedEngine:

@@ -233,10 +233,10 @@ def with_point(recipe: Recipe, data: Data, model: LoadedModel) -> tuple[Recipe, 
 
     # An interrupted run has to allow the same loss, of which few digits are certain.
     point = float(f"{task.point_of(whole):.2g}")
-    text = f"the {task.metric} may change for the worse by {point:g}, about a point; --max-drop sets another loss"
+    text = f"the run may lose {point:g} of the {task.metric}, about a point; set another loss with --max-drop"
     notes = [Note(code=NoteCode.LOSS_ALLOWED, text=text)]
     if not has_pytorch():
-        text = "what is left of the model is not trained, since PyTorch (the extra cpu) is not installed"
+        text = "the remaining units are not trained, because PyTorch (the extra cpu) is not installed"
         notes.append(Note(code=NoteCode.NOT_DISTILLED, text=text))
     return recipe.updated(max_drop=point), tuple(notes)
 

@@ -350,9 +350,9 @@ def _quantize_for_target(run: RunContext, graph: ShrunkGraph) -> None:
         quantized = quantize_as(file, graph.path, rows, on_progress)
         distance = output_distance(quantized.path, graph.path, rows[:_COMPARED_ROWS])
     text = (
-        f"{file} is the graph that compress build makes the engine of {engine.target} in {engine.precision} from; its"
-        f" metric was not measured; the mean square of the difference to the outputs in fp32 is {distance:.2g} of"
-        " theirs"
+        f"compress build makes the {engine.precision} engine of {engine.target} from {file}; its metric was not"
+        f" measured. The mean squared difference of its outputs from those in fp32 is {distance:.2g} of their mean"
+        " square"
     )
     run.log.add_notes([Note(code=NoteCode.QUANTIZED_FOR_TARGET, text=text)])
 

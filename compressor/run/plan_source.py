@@ -249,8 +249,8 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
         """The error for a plan that can be followed in the output folder of its run, and not on another model."""
         taught = f", with --teacher {model.path}" if distills else ""
         text = (
-            f"the plan ({plan.method or 'masks'}) belongs to weights that its run fitted, and {reason}; use {output} as"
-            f" the model{taught}"
+            f"the plan ({plan.method or 'masks'}) belongs to weights that its run changed, and {reason}; use {output}"
+            f" as the model{taught}"
         )
         return InputError.of_file(file, text, ErrorCode.FILE_MISMATCH, model=plan.model)
 
@@ -261,12 +261,12 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
         raise missing(text, str(file.parent)) if has_file else missing(text)
     pruned = file.with_name("model.onnx")
     if not has_file and model.file is not None and pruned.is_file():
-        raise missing(f"{pruned} has them, with nothing left that the plan removes", str(pruned))
+        raise missing(f"{pruned} has them and follows the plan already", str(pruned))
     if not has_file:
-        raise missing(f"{WEIGHTS} does not lie beside it")
+        raise missing(f"its folder has no {WEIGHTS}")
     fitted = load_folder(recipe, file.parent)
     if fitted.fingerprint != plan.model:
-        raise missing(f"the {WEIGHTS} beside it is that of another run, or was changed")
+        raise missing(f"the {WEIGHTS} in its folder is that of another run, or was changed")
     # Parameters without a record are those that the run did not change.
     if dict(record_weights(plan, original, fitted.access).weights) != dict(plan.weights):
         raise _foreign(plan, file, model)

@@ -447,14 +447,14 @@ def _kept_files_notes(run: FinishedRun) -> list[Note]:
     """Notes on the files of earlier engines that stay beside the new one, and on what reads them."""
     out, new = run.graphs["compressed"].parent, target(run.recipe.engine.target)
     texts = [
-        f"{', '.join(path.name for path in files)}: from an earlier build for {runtime.title}, which still runs it; the"
-        f" report, and what reads it, name {new.engine_file}"
+        f"{', '.join(path.name for path in files)}: from an earlier build for {runtime.title}, and still usable; the"
+        f" report, and the commands that read it, use {new.engine_file}"
         for runtime in map(target, TARGETS)
         if runtime is not new and (files := runtime.engine_files(out))
     ]
     sources = _engine_sources(run)
     texts += [
-        f"{name}: a quantized graph that {new.engine_file} is not built from; a build in 8 bits reads it"
+        f"{name}: a quantized graph for builds in 8 bits; {new.engine_file} is not built from it"
         for name in QUANTIZED_GRAPHS
         if name not in sources and (out / name).is_file()
     ]

@@ -57,7 +57,7 @@ def emptied_head_notes(requested: Plan, carried_out: Plan) -> Iterator[Note]:
         if site.kept != carried_out[site.name].kept
     ]
     if emptied:
-        text = f"heads whose masks keep no block are dropped like any other: {'; '.join(emptied)}"
+        text = f"heads whose masks keep no block are removed: {'; '.join(emptied)}"
         yield Note(code=NoteCode.HEADS_EMPTIED, text=text)
 
 

@@ -65,8 +65,8 @@ class PoolOptions(MethodOptions):
 
     pool: Literal["model", "kind", Kind] = Field(
         "model",
-        description="heads that compete: those of the whole model, of each kind of attention for its share, or of one"
-        " kind, which keep then counts while the heads of other kinds stay",
+        description="heads that compete: all of the model, those of each kind of attention for its share, or those of"
+        " one kind: keep then counts these, and other heads stay",
     )
 
 
@@ -76,8 +76,8 @@ class SearchOptions(MethodOptions):
     mixed_precision: MixedPrecision = Field("no", description="precision of matmuls in evaluations; no: float32")
     pool: Literal["model", Kind] = Field(
         "model",
-        description="heads that are searched: those of the whole model, or of one kind of attention, which keep then"
-        " counts while the heads of other kinds stay",
+        description="heads that are searched: all of the model, or those of one kind of attention: keep then counts"
+        " these, and other heads stay",
     )
 
 

@@ -22,11 +22,10 @@ from compressor.results import Note, NoteCode, Report
 from compressor.serving import tensorrt_engines
 from compressor.serving.inputs import SENTENCE
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, cached_target, target, target_of
-from compressor.targets.caches import DECODER, ENCODER, WEIGHTS
-from compressor.targets.onnxruntime.sessions import engine_of
+from compressor.targets.caches import DECODER, ENCODER
+from compressor.targets.onnxruntime.sessions import choose_file, engine_of
 from compressor.targets.openvino import batches
 from compressor.targets.tensor_specs import FREE, TensorSpec, specs_of
-from graph_passes.flow.caches import IN_PLACE
 
 GRAPH = "model.onnx"
 GENERATION = (
@@ -190,21 +189,13 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
         )
         raise InputError.of_file(request.out, problem, ErrorCode.UNSUPPORTED_MODEL, model_class=network)
     files, device = {"model.py": _BACKEND / "generating_model.py"}, _device(request, report)
+    requested = _gpu_flag(request) if request.gpus or request.device else None
     for graph in filter(Path.is_file, (request.out / DECODER, request.out / ENCODER)):
         engine = engine_of(graph)
         source = engine if engine.is_file() and not request.plain else graph
         metadata = graph_passes.load(source).metadata_props
-        if device == "gpu" and IN_PLACE in metadata:
-            if WEIGHTS in metadata:
-                raise UsageError(
-                    f"--{_gpu_flag(request)}: the engine with rounded weights ({metadata[WEIGHTS]}) runs on the CPU;"
-                    " omit it, or serve the graph in floats (--plain)",
-                    code=ErrorCode.CONTRADICTION,
-                    field=_gpu_flag(request),
-                )
-            source = graph  # the operator that writes into the memory of caches is for the CPU
-        files[graph.name] = source
-        files |= {data.name: data for data in graph_passes.data_files(graph_passes.load(source))}
+        device, files[graph.name] = choose_file(source, graph, metadata, device, requested)
+        files |= {data.name: data for data in graph_passes.data_files(graph_passes.load(files[graph.name]))}
     companions = (file for pattern in COMPANIONS for file in request.out.glob(pattern) if file.is_file())
     files |= {file.relative_to(request.out).as_posix(): file for file in companions}
     text = (

@@ -196,7 +196,7 @@ def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet)
         )
     if metadata.precision != first.precision:
         raise _conflict(
-            f"{path}: this engine computes in {metadata.precision} and another one in {first.precision}, so that"
+            f"{path}: this engine computes in {metadata.precision} and another one in {first.precision}, so"
             " outputs would depend on the GPU; build all in one precision (--precision)",
             *("precision", path),
         )

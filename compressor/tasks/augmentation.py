@@ -1,84 +1,117 @@
-"""Cut and join texts of examples without labels, so that they have the lengths of a pattern."""
+"""Further examples, made of the texts of others, so that a training need not read an example twice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
+from compressor.tasks.base import Vocabulary
 from compressor.tasks.encoding import encode_chunks, runs_between
 
 _JOINED_SHARE = 0.5
-"""Share of the replaced texts that are parts of two texts; a text that is too short for a cut always is."""
+"""Share of the texts that are joined from parts, although a part of one text would be long enough."""
+_CHANGED_SHARE, _CHANGED_TOKENS = 0.5, 0.2
+"""Share of the texts some of whose tokens become others, and largest share of their tokens: few examples have few of
+the tokens that a model will read."""
+
+Texts = list[list[int]]
+"""The tokens of each text of an example."""
 
 
-def augmented(rows: Dataset, pattern: Dataset, share: float, seed: int, special_ids: Collection[int]) -> Dataset:
-    """Replace a share of examples by a part of their texts, or by a part of them and a part of another example's.
+def extended(rows: Dataset, pattern: Dataset, count: int, seed: int, vocabulary: Vocabulary) -> Dataset:
+    """Examples and further ones, each made of a part of the texts of an example, or of parts of several.
 
-    The texts get as many tokens as those of an example of `pattern`, which is drawn. Special tokens, which separate
-    texts, stay where they are. The result for an example depends only on the examples, the seed and its position.
+    The texts of a further example are as long as those of an example of `pattern`, which is drawn. In some, a few
+    tokens are replaced by others, drawn from the vocabulary. The special tokens, which separate texts, are those of an
+    example of `rows`, each of which serves equally often. A further example depends only on the examples, the seed and
+    its position. Examples without tokens between special ones are repeated as they are.
 
     Args:
         rows: examples with columns `input_ids`, `attention_mask`, `labels`, `length` and, possibly, `token_type_ids`.
+        pattern: examples of the lengths that are wanted.
+        count: number of examples that are returned, at least those of `rows`.
 
     Returns:
-        As many examples, with the label zero.
+        The examples of `rows` and further ones, all with the label zero.
     """
+    texts, patterns = (_texts_by_number(examples, vocabulary.special_ids) for examples in (rows, pattern))
 
-    def replace(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
+    def extend(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
         examples = [
-            _replaced(rows, pattern, position, share, seed, special_ids) or row
+            row if position < len(rows) else _further(row, texts, patterns, (seed, position), vocabulary)
             for position, row in enumerate(chunk, start)
         ]
         columns = {name: [example[name] for example in examples] for name in chunk.column_names}
         return {**columns, "labels": [0] * len(examples)}, 0
 
-    return encode_chunks(rows, replace)[0]
+    return encode_chunks(rows.select(np.resize(np.arange(len(rows)), count)), extend)[0]
 
 
-def _replaced(
-    rows: Dataset, pattern: Dataset, position: int, share: float, seed: int, special_ids: Collection[int]
-) -> dict[str, Any] | None:
-    """The replacement of the example at a position; None if it stays."""
-    rng = np.random.default_rng((seed, position))
-    if rng.random() >= share:
-        return None
-    example = rows[position]
-    texts, partner, wanted = (
-        runs_between(drawn["input_ids"], special_ids)
-        for drawn in (example, rows[int(rng.integers(len(rows)))], pattern[int(rng.integers(len(pattern)))])
-    )
-    if not texts or not len(texts) == len(partner) == len(wanted):  # a text is empty
-        return None
-    is_joined = rng.random() < _JOINED_SHARE
-    parts = [
-        _part(text, partner_text, len(wanted_text), rng, is_joined=is_joined)
-        for text, partner_text, wanted_text in zip(texts, partner, wanted, strict=True)
-    ]
-    return _framed(example, parts, special_ids)
+def _texts_by_number(examples: Dataset, special_ids: frozenset[int]) -> dict[int, list[Texts]]:
+    """Number of texts -> the texts of each example that has as many."""
+    grouped: dict[int, list[Texts]] = {}
+    for ids in examples["input_ids"][:]:
+        texts = runs_between(ids, special_ids)
+        grouped.setdefault(len(texts), []).append(texts)
+    return grouped
+
+
+def _further(
+    example: Mapping[str, Any],
+    texts: Mapping[int, Sequence[Texts]],
+    patterns: Mapping[int, Sequence[Texts]],
+    seed: tuple[int, int],
+    vocabulary: Vocabulary,
+) -> Mapping[str, Any]:
+    """An example with the special tokens of another, whose texts begin with parts of its texts."""
+    whole = runs_between(example["input_ids"], vocabulary.special_ids)
+    if not whole:
+        return example
+    rng = np.random.default_rng(seed)
+    partners, lengths = texts[len(whole)], patterns.get(len(whole)) or texts[len(whole)]
+    wanted = [len(text) for text in _draw(lengths, rng)]
+    parts = [_part(text, wanted[number], partners, number, rng) for number, text in enumerate(whole)]
+    if rng.random() < _CHANGED_SHARE:
+        share = _CHANGED_TOKENS * rng.random()
+        parts = [_changed(part, share, vocabulary.text_ids, rng) for part in parts]
+    return _framed(example, parts, vocabulary.special_ids)
 
 
 def _part(
-    text: Sequence[int], partner: Sequence[int], count: int, rng: np.random.Generator, *, is_joined: bool
+    text: Sequence[int], count: int, partners: Sequence[Texts], number: int, rng: np.random.Generator
 ) -> list[int]:
-    """`count` consecutive tokens of a text, or a part of it and a part of its partner; fewer if both are short."""
-
-    def cut(text: Sequence[int], count: int) -> Sequence[int]:
-        start = int(rng.integers(len(text) - count + 1))
-        return text[start : start + count]
-
-    if len(text) >= count and not (is_joined and count > 1):
-        return list(cut(text, count))
-    first = min(len(text), int(rng.integers(1, count)) if count > 1 else 1)
-    if len(partner) < count - first:
-        first = min(len(text), count - len(partner))
-    return [*cut(text, first), *cut(partner, min(len(partner), count - first))]
+    """`count` tokens: consecutive ones of a text, or some of it and of the texts of partners with the same number."""
+    if len(text) >= count and not (count > 1 and rng.random() < _JOINED_SHARE):
+        return _cut(text, count, rng)
+    tokens = _cut(text, int(rng.integers(1, count)) if count > 1 else 1, rng)
+    while len(tokens) < count:
+        tokens += _cut(_draw(partners, rng)[number], count - len(tokens), rng)
+    return tokens
 
 
-def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_ids: Collection[int]) -> dict[str, Any]:
+def _changed(tokens: Sequence[int], share: float, vocabulary: np.ndarray, rng: np.random.Generator) -> list[int]:
+    """Tokens of which a share is replaced by others."""
+    others = rng.choice(vocabulary, len(tokens))
+    changed: list[int] = np.where(rng.random(len(tokens)) < share, others, tokens).tolist()
+    return changed
+
+
+def _draw(examples: Sequence[Texts], rng: np.random.Generator) -> Texts:
+    return examples[int(rng.integers(len(examples)))]
+
+
+def _cut(text: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
+    """At most `count` consecutive tokens of a text, all of a shorter one."""
+    start = int(rng.integers(max(0, len(text) - count) + 1))
+    return list(text[start : start + count])
+
+
+def _framed(example: Mapping[str, Any], parts: Sequence[Sequence[int]], special_ids: frozenset[int]) -> dict[str, Any]:
+    """An example with the special tokens of another, and other texts between them."""
     types = example.get("token_type_ids", [0] * len(example["input_ids"]))
     remaining = iter(parts)
     pairs: list[tuple[int, int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -32,6 +32,18 @@ Batch = dict[str, np.ndarray]
 Forward = Callable[[Batch], np.ndarray]
 """Runs a batch without labels; returns logits `[batch, ...]`."""
 Values = TypeVar("Values")
+
+
+class Vocabulary(NamedTuple):
+    """The tokens of a tokenizer.
+
+    Attributes:
+        special_ids: ids of the special tokens, which separate texts, without that of unknown words.
+        text_ids: ids of the model that are neither special nor added tokens.
+    """
+
+    special_ids: frozenset[int]
+    text_ids: np.ndarray
 
 
 class Task(ABC):
@@ -130,8 +142,8 @@ class Task(ABC):
         return task
 
     @property
-    def special_ids(self) -> frozenset[int] | None:
-        """Ids of special tokens, between which texts may be cut and joined; None: the task does not permit it."""
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of texts that may be cut, joined and changed to further examples; None: they may not."""
         return None
 
     @property

@@ -218,7 +218,7 @@ class _Reading:
             if rows and repeated >= max(_REPEATED, _REPEATED_SHARE * len(rows)):
                 text = (
                     f"{repeated} of {len(rows)} {PURPOSES[scored]} rows are among the {PURPOSES[split]} rows too, so"
-                    f" that they do not show what is lost on new rows; name other rows (--{scored}-data)"
+                    f" they do not show the loss on new rows; name other rows (--{scored}-data)"
                 )
                 self._note(text, NoteCode.ROWS_REPEATED)
 
@@ -280,7 +280,7 @@ class _Reading:
             return None
         if self._drawn_rows is None or train is None:
             problem = "there are no training rows" if train is None else "labels of training rows are read"
-            text = f"--unlabelled-data {named}: {problem}, so that these rows cannot be used; omit it"
+            text = f"--unlabelled-data {named}: {problem}, so these rows cannot be used; omit it"
             raise UsageError(text, code=ErrorCode.CONTRADICTION, field="unlabelled_data", value=named)
         splits = self._task.read(named)
         name, chosen = _select_split("train", splits, named)
@@ -444,7 +444,7 @@ def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
     for split, rows in scored.items():
         if (obstacle := task.metric_obstacle(rows)) is not None:
             raise InputError(
-                f"{obstacle} in the {PURPOSES[split]} rows, so that there is no {task.metric}; name other rows"
+                f"{obstacle} in the {PURPOSES[split]} rows, so there is no {task.metric}; name other rows"
                 f" (--{split}-data)",
                 code=ErrorCode.INVALID_ROWS,
                 field=f"{split}_data",

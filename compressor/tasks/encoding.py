@@ -13,11 +13,12 @@ from datasets import Dataset
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
 from compressor.model_folder import ModelFolder
+from compressor.model_folder.feeds import ordinary_ids, vocabulary_size
 from compressor.model_folder.text_limits import takes_token_types, token_limit
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import Batch
+from compressor.tasks.base import Batch, Vocabulary
 from compressor.tasks.columns import TextColumns, empty_text_notes
 from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
@@ -46,14 +47,14 @@ class TextTokenizer:
     """
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, *, texts: int = 1, least: int | None = None) -> None:
-        self._tokenizer = folder.processor
+        self._folder, self._tokenizer = folder, folder.processor
         limits = (request.max_length, token_limit(folder.model), self._tokenizer.model_max_length)
         self.longest = int(min(limit for limit in limits if limit))
         special = self._tokenizer.num_special_tokens_to_add(pair=texts == 2)
         self.room = self.longest - special
         if self.room < (least or texts):
             text = (
-                f"{folder.path}: {self.longest} tokens leave no room for text beside {special} special tokens; raise"
+                f"{folder.path}: {self.longest} tokens leave no room for text besides {special} special tokens; raise"
                 " --max-length"
             )
             details = {"field": "max_length", "value": self.longest, "minimum": special + (least or texts)}
@@ -66,6 +67,12 @@ class TextTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the special tokens, without that of unknown words."""
         return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens."""
+        size = vocabulary_size(self._folder.config, self._folder.model)
+        return Vocabulary(self.special_ids, ordinary_ids(self._folder.config, size, self._tokenizer))
 
     def __call__(self, *texts: Sequence[Any], **options: Any) -> Encodings:
         """Tokenize the first texts of all examples, and the second ones; `options` are for the tokenizer."""
@@ -174,8 +181,8 @@ class LabelledTexts(LabelledRows):
         self._pads_left = reads_last and folder.processor.padding_side == "left"
 
     @property
-    def special_ids(self) -> frozenset[int] | None:
-        return self._texts.special_ids
+    def vocabulary(self) -> Vocabulary | None:
+        return self._texts.vocabulary
 
     def usual_texts(self, rows: Dataset) -> tuple[str, ...]:
         return self.text_columns.find_usual(rows)

@@ -113,7 +113,7 @@ class LabelledRows(Task):
             return
         classes = (f"class {index} is {name!r}" for index, name in (self.config.id2label or {}).items())
         text = (
-            f"{source}: the model has no class of these names, so that {rule} ({listed_names(classes)}); if the model"
+            f"{source}: the model has no class of these names, so {rule} ({listed_names(classes)}); if the model"
             " learned another order, put id2label into its config.json"
         )
         self.note(text, NoteCode.LABELS_NUMBERED)

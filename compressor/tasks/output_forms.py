@@ -261,7 +261,7 @@ class Vectors(Form):
                 vector[~mask[row, : len(vector)]] = 0
             if not np.isfinite(vector).all():
                 raise InputError(
-                    "the whole graph answers NaN or infinity to a row, so that nothing can be compared with it; check"
+                    "the whole graph answers NaN or infinity to a row, so nothing can be compared with it; check"
                     " its weights and the row",
                     code=ErrorCode.NOT_FINITE,
                 )

@@ -100,7 +100,7 @@ class QuestionAnswering(Task):
         encoded, lost = self._encode(rows, _answers_of(rows, column, rows[context][:], source), source)
         if lost:
             text = (
-                f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so that no model can"
+                f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so no model can"
                 " give them; raise --max-length or --stride"
             )
             self.note(text, NoteCode.ANSWERS_CUT)

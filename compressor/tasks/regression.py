@@ -14,7 +14,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder.tokenizer_file import Encodings
 from compressor.results import NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
-from compressor.tasks.base import Batch, Task
+from compressor.tasks.base import Batch, Task, Vocabulary
 from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import LabelledTexts
 from compressor.tasks.labels import number_lists, numbers_by_column, numbers_of
@@ -148,9 +148,9 @@ class Reranking(Regression):
         return self._metric in (_NDCG, _MRR)
 
     @property
-    def special_ids(self) -> frozenset[int] | None:
-        """Ids of the special tokens; None for pairs in a chat template, whose texts cannot be cut."""
-        return super().special_ids if self._template is None else None
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens of texts; None for pairs in a chat template, whose texts cannot be cut."""
+        return super().vocabulary if self._template is None else None
 
     @property
     def chooser(self) -> Task:
@@ -172,7 +172,7 @@ class Reranking(Regression):
         if self._request.metric is None and queries and grouped / len(queries) >= _GROUPED_SHARE:
             self._set_metric(_NDCG)
             text = (
-                f"{source}: its {len(set(queries))} queries have several documents each, so that the metric is the"
+                f"{source}: its {len(set(queries))} queries have several documents each, so the metric is the"
                 f" {_NDCG.name} of the documents of each query (--metric spearman correlates scores and labels)"
             )
             self.note(text, NoteCode.METRIC_CHOSEN)

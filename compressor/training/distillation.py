@@ -166,7 +166,7 @@ class Distillation:
         if not torch.isfinite(self._loss(target, target, batch)):
             name = " ".join(filter(None, ("the teacher", self.teacher.name_or_path)))
             raise InputError(
-                f"{name}: its outputs on some rows are NaN or infinite, so that no model can learn them; check its"
+                f"{name}: its outputs on some rows are NaN or infinite, so no model can learn them; check its"
                 " weights, or use a checkpoint from before its training diverged",
                 code=ErrorCode.NOT_FINITE,
                 field="teacher",

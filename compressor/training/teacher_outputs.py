@@ -178,8 +178,8 @@ class KeptOutputs:
             record = torch.cat(parts).to("cpu", torch.float16).numpy()
             if not np.isfinite(record).all():
                 raise _NotKeptError("a number of its outputs exceeds the range of float16")
-            if self._end + len(record) > len(self._values):
-                raise _NotKeptError("the rows have more tokens than were counted")
+            if self._end + len(record) > len(self._values):  # the file has outputs of rows of another run too
+                self._values = self._mapped(2 * record.itemsize * (self._end + len(record)))
             self._values[self._end : self._end + len(record)] = record
             self._index[key] = (self._end, len(record))
             self._end += len(record)
@@ -190,7 +190,6 @@ class KeptOutputs:
         Raises:
             _NotKeptError: the folder cannot be written, or another run uses it.
         """
-        size = self._bytes(layout)
         try:
             self._folder = self._lock.enter_context(self._store.growing(_NAME, {}, self._compute))
         except BlockingIOError as error:
@@ -198,19 +197,32 @@ class KeptOutputs:
         except OSError as error:  # a share without locks
             raise _NotKeptError(f"{self._folder} cannot be locked or written ({error.strerror})") from error
         file, index = self._folder / _VALUES, self._folder / _INDEX
-        if file.is_file() and file.stat().st_size == size and (stored := _read_index(index)) is not None:
-            self._index = stored
-            self._end = max((start + length for start, length in stored.values()), default=0)
-            return np.memmap(file, np.float16, "r+")
-        index.unlink(missing_ok=True)
+        if file.is_file() and (stored := _read_index(index)) is not None:
+            end = max((start + length for start, length in stored.values()), default=0)
+            if end * np.dtype(np.float16).itemsize <= file.stat().st_size:
+                self._index, self._end = stored, end
+        if not self._index:
+            for part in (file, index):
+                part.unlink(missing_ok=True)
+        return self._mapped(self._bytes(layout))
+
+    def _mapped(self, size: int) -> np.memmap:
+        """The file with at least as many bytes; what it holds stays.
+
+        Raises:
+            _NotKeptError: it cannot be written, or the disk is too small.
+        """
+        file = self._folder / _VALUES
         try:
-            with file.open("wb") as reserved:  # writing into a map of a full disk would end the process
+            with file.open("ab") as reserved:  # writing into a map of a full disk would end the process
+                size = max(size, reserved.tell())
                 if hasattr(os, "posix_fallocate"):  # not on macOS
                     os.posix_fallocate(reserved.fileno(), 0, size)
                 else:
                     reserved.truncate(size)
         except OSError as error:
-            file.unlink(missing_ok=True)
+            if not self._index:
+                file.unlink(missing_ok=True)
             raise _NotKeptError(f"{self._folder}: {error.strerror}") from error
         return np.memmap(file, np.float16, "r+")
 

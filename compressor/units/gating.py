@@ -35,6 +35,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     On exit the model is restored: the same modules, state dict and configuration.
 
     Args:
+        model: a transformers model.
         plan: one entry for each site of the model, and for feed-forwards.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 

@@ -80,6 +80,18 @@ def gradients_of(parameters: Iterable[nn.Parameter], *, required: bool) -> Itera
         yield
 
 
+def embedding_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The table of a model with the embeddings of tokens, which a head may share; all tables of a graph."""
+    if isinstance(tables := getattr(model, "embedding_tables", None), list):
+        return tables
+    try:
+        module = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return []
+    # The class is not PyTorch's in some families (I-BERT); those of images have weights of another kind.
+    return [module.weight] if hasattr(module, "padding_idx") else []
+
+
 def linear_at(model: nn.Module, path: str) -> Linear:
     """The linear at a module path."""
     linear = model.get_submodule(path)

@@ -28,7 +28,7 @@ def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) ->
 
 
 def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
-    """The plan that keeps every unit at scale one."""
+    """The plan of these sites or groups that keeps every unit at scale one."""
     units = ((group, group.units if isinstance(group, PrunableGroup) else group.heads) for group in groups)
     return Plan(groups=tuple(group.plan(range(count)) for group, count in units))
 

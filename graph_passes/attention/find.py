@@ -116,7 +116,7 @@ _UNKNOWN_SHAPE = NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has tensors of unknown 
 
 _QUANTIZED = NoRuleError(
     RefusalCode.QUANTIZED,
-    "has quantized probabilities, so that no head can be removed; prune the float graph, then quantize it",
+    "has quantized probabilities, so no head can be removed; prune the float graph, then quantize it",
 )
 
 

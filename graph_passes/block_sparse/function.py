@@ -23,18 +23,7 @@ OPSET = 18
 
 
 def block_sparse_attention(
-    mask: BlockMask,
-    head_dim: int,
-    value_dim: int,
-    *,
-    scale: float,
-    causal: bool = False,
-    row: bool = False,
-    full: int = 0,
-    persistent: int = 0,
-    site: str = "",
-    opset: int = OPSET,
-    dtype: ir.DataType = ir.DataType.FLOAT,
+    spec: AttentionSpec, *, row: bool = False, site: str = "", opset: int = OPSET
 ) -> ir.Function:
     """The function of one site; its overload is the site's name.
 
@@ -53,37 +42,24 @@ def block_sparse_attention(
     memory, else 0.
 
     Args:
-        mask: blocks to compute, for the heads of the inputs.
-        head_dim: width of a query and of a key.
-        value_dim: width of a value.
-        causal: whether to hide keys after the query.
+        spec: what the function computes.
         row: whether the function has the input `row`.
-        full: heads of the input `full`: 1 or all; 0: the function does not have it.
-        persistent: number of last keys, which every query of a head attends to, independently of the mask.
+        site: name of the site.
         opset: version of the ONNX standard of the graph that calls the function.
-        dtype: type of queries, keys and values.
-
-    Raises:
-        ValueError: `causal` is set with a memory or persistent vectors; then `full` must contain causality.
     """
-    if causal and (mask.memory or persistent):
-        raise ValueError(
-            "causal block-sparse attention has no memory and no persistent vectors; pass causality as the mask `full`"
-        )
-    names = ["query", "key", "value", "block_mask", *(["row"] if row else []), *(["full"] if full else [])]
+    names = ["query", "key", "value", "block_mask", *(["row"] if row else []), *(["full"] if spec.full_heads else [])]
     inputs = {name: ir.Value(name=name) for name in names}
-    tape = GraphBuilder(dtype)
-    spec = AttentionSpec(mask, head_dim, value_dim, scale, causal, persistent, full, dtype)
+    tape = GraphBuilder(spec.dtype)
     operands = {name: value for name, value in inputs.items() if name != "block_mask"}
     output = build_body(tape, spec, AttentionInputs(**operands))
     output.name = "output"
     graph = ir.Graph(list(inputs.values()), [output], nodes=tape.nodes, opset_imports={"": opset}, name=NAME)
     attributes = [
-        ir.AttrInt64("block", mask.block),
-        ir.AttrFloat32("scale", scale),
-        ir.AttrInt64("causal", int(causal)),
-        ir.AttrInt64("memory", mask.memory),
-        ir.AttrInt64("persistent", persistent),
+        ir.AttrInt64("block", spec.block),
+        ir.AttrFloat32("scale", spec.scale),
+        ir.AttrInt64("causal", int(spec.causal)),
+        ir.AttrInt64("memory", spec.mask.memory),
+        ir.AttrInt64("persistent", spec.persistent),
     ]
     return ir.Function(DOMAIN, NAME, site, graph=graph, attributes=attributes)
 
@@ -100,18 +76,17 @@ def rebuild_function(
     """
     names = [value.name for value in function.inputs]
     attributes = {name: attribute.value for name, attribute in function.attributes.items()}
-    return block_sparse_attention(
+    spec = AttentionSpec(
         mask,
         *dims,
         scale=attributes["scale"],
         causal=bool(attributes["causal"]),
-        row="row" in names,
-        full=full if "full" in names else 0,
         persistent=attributes["persistent"],
-        site=function.overload,
-        opset=function.opset_imports[""],
+        full_heads=full if "full" in names else 0,
         dtype=dtype or ir.DataType.FLOAT,
     )
+    imports = function.opset_imports
+    return block_sparse_attention(spec, row="row" in names, site=function.overload, opset=imports[""])
 
 
 def is_block_sparse(node: ir.Node | None) -> bool:

@@ -56,17 +56,27 @@ class AttentionSpec:
         causal: whether keys after the query are hidden.
         persistent: number of last keys, which every query of a head attends to, independently of the mask.
         full_heads: heads of the mask of pairs: 0 where there is none, 1, or all.
-        dtype: type of the scores.
+        dtype: type of queries, keys, values and scores.
+
+    Raises:
+        ValueError: `causal` is set with a memory or persistent vectors; then the mask of pairs must contain causality.
     """
 
     mask: BlockMask
     head_dim: int
     value_dim: int
     scale: float
-    causal: bool
-    persistent: int
-    full_heads: int
-    dtype: ir.DataType
+    causal: bool = False
+    persistent: int = 0
+    full_heads: int = 0
+    dtype: ir.DataType = ir.DataType.FLOAT
+
+    def __post_init__(self) -> None:
+        if self.causal and (self.mask.memory or self.persistent):
+            raise ValueError(
+                "causal block-sparse attention has no memory and no persistent vectors; pass causality as the mask"
+                " `full`"
+            )
 
     @functools.cached_property
     def kept(self) -> np.ndarray:

@@ -29,10 +29,11 @@ class DropIdleCaches(GraphPass[Names]):
         graph, caches = model.graph, read_caches(model)
         outputs = frozenset(output for output in caches.values() if output is not None)
         writers = cache_writers(list(graph), outputs, captured_by_bodies(graph))
-        idle = {value for value in caches if all(node in writers or _sizes(node) for node, _ in value.uses())}
-        idle -= {
-            value for value in idle if not _read_elsewhere(value, [cache for cache in caches if cache not in idle])
-        }
+        left = [value for value in caches if not all(node in writers or _sizes(node) for node, _ in value.uses())]
+        for value in caches:
+            if value not in left and not _read_elsewhere(value, left):
+                left.append(value)
+        idle = caches.keys() - left
         if not idle:
             return changed(model, ())
         names = tuple(value.name or "" for value in graph.inputs if value in idle)

@@ -16,6 +16,7 @@ from graph_passes.attention.match_masked_attention import (
 from graph_passes.attention.operands import SWAP, NoMatchError, before_swap, swaps
 from graph_passes.block_sparse.function import OPSET, block_sparse_attention, call
 from graph_passes.block_sparse.masks import SUFFIX, BlockMask
+from graph_passes.block_sparse.spec import AttentionSpec
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import opset
 from graph_passes.flow.refusal import Refusal
@@ -90,18 +91,16 @@ def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_mask
     product = operands.output.producer()
     assert product is not None
     native = native_masks.read(operands.addends, product, allow_causal=not masked.mask.memory and not masked.persistent)
-    function = block_sparse_attention(
+    spec = AttentionSpec(
         masked.mask,
         *masked.dims,
         scale=operands.scale,
         causal=native.causal,
-        row=native.row is not None,
-        full=native.heads,
         persistent=masked.persistent,
-        site=name,
-        opset=max(opset(product), OPSET),
+        full_heads=native.heads,
         dtype=operands.query.dtype or ir.DataType.FLOAT,
     )
+    function = block_sparse_attention(spec, row=native.row is not None, site=name, opset=max(opset(product), OPSET))
     inputs = [_by_position(value, product) for value in (operands.query, operands.key, operands.value)]
     masks = [value for value in (native.row, native.full) if value is not None]
     node = call(function, [*inputs, masked.blocks, *masks])

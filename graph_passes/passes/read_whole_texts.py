@@ -74,7 +74,8 @@ def _empty(cache: ir.Value, batch: ir.Value, op: Tape) -> None:
             assert node.inputs[1] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[1])
         elif node.op_type == "Shape" and not node.domain:
-            start, end = (node.attributes.get_int(name, other) for name, other in (("start", 0), ("end", len(sizes))))
+            defaults = {"start": 0, "end": len(sizes)}
+            start, end = (node.attributes.get_int(name, default) for name, default in defaults.items())
             node.outputs[0].replace_all_uses_with(op("Concat", *sizes[start:end], axis=0))
         else:
             if content is None:
@@ -87,8 +88,7 @@ def _empty(cache: ir.Value, batch: ir.Value, op: Tape) -> None:
 def _counted(ids: ir.Value, mask: ir.Value | None, dtype: ir.DataType, op: Tape) -> ir.Value:
     """Case 5: the number of each token in its text `[text, position]`; padding on the left has the first one."""
     if mask is None:
-        one = ir.tensor(np.ones(1, np.int64))
-        read = op("ConstantOfShape", op("Shape", ids), value=one)
+        read = op("ConstantOfShape", op("Shape", ids), value=ir.tensor(np.ones(1, np.int64)))
     else:
         read = op("Cast", mask, to=ir.DataType.INT64)
     count = op("CumSum", read, op.constant(np.array(1, np.int64)))

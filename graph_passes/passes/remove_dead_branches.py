@@ -127,7 +127,7 @@ class _ZeroFlow:
             total = op("Add", *rows)
             op.insert_before(node)
             self._probe.copy_shape(total, rows[0])
-            total.type, self.modified = rows[0].type, True
+            total.type, total.shape, self.modified = rows[0].type, rows[0].shape, True
             return total
         output_shapes = self._probe.shapes(node.outputs[0])
         for row, addend in (addends, reversed(addends)):

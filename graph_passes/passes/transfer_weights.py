@@ -54,14 +54,14 @@ class TransferWeights(GraphPass[Names]):
             record = self.records[name]
             if self.weights is None or record not in parameters:
                 raise PlanError(
-                    f"{name}: the graph has its original values, the plan belongs to refitted ones, which are not"
-                    " beside the plan; put the model.safetensors of the plan's run there",
+                    f"{name}: the graph has its original values, but the plan belongs to refitted ones; put the"
+                    " model.safetensors of the plan's run into the folder of the plan",
                     code=GraphErrorCode.WEIGHTS_MISSING,
                     parameter=name,
                 )
             if fingerprint(self.weights[parameters[record]]) != record.fitted:
                 raise PlanError(
-                    f"{name}: the weights beside the plan are not those that it belongs to; put the model.safetensors"
+                    f"{name}: the weights in the folder of the plan are those of another run; put the model.safetensors"
                     " of the plan's own run there",
                     code=GraphErrorCode.MODEL_MISMATCH,
                     parameter=name,

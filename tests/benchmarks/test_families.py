@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from benchmarks.families import run_apart
+from benchmarks.families import run_in_process
 from benchmarks.families_law import Outcome, Row, padded_left, random_plan, require_gates, sweep_family
 from benchmarks.families_page import page_of
 from benchmarks.families_tiny import (
@@ -187,9 +187,9 @@ def test_a_family_that_generates_has_an_outcome(family: str, outcome: Outcome) -
 def test_a_process_without_a_result_is_an_outcome() -> None:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([sweep_family.__module__])
-    row = run_apart(context, "no such family", 60)
+    row = run_in_process(context, "no such family", 60)
     assert (row.outcome, row.family) == (Outcome.NOT_BUILT, "no such family")
-    row = run_apart(context, "bert", 1)
+    row = run_in_process(context, "bert", 1)
     assert row.outcome is not Outcome.HOLDS
     assert "over 1 s of the processor" in row.reason
 

@@ -246,18 +246,6 @@ def test_positions_align_with_those_before(past: int, queries: int, memory: int,
         assert (entries[:, row, column] == mask.kept[:, (past + row) // block, (position + 13) // block]).all()
 
 
-@pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
-def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="is not a share of blocks"):
-        build_masks(random_maps(), plan_of(), {"bidirectional": share}, 8)
-
-
-def test_an_unknown_kind_of_attention_is_refused() -> None:
-    shares: Any = {"encoder": 0.5}
-    with pytest.raises(ValueError, match=r"^encoder: "):
-        build_masks(random_maps(), plan_of(), shares, 8)
-
-
 def test_a_share_by_kind_overrides_the_common_one() -> None:
     step = Blocks(share=0.5, share_by_kind={"causal": 0.9})
     assert shares_by_kind(step, SITES) == {"causal": 0.9, "bidirectional": 0.5}

@@ -189,8 +189,8 @@ def test_a_graph_in_which_nothing_can_be_removed_is_refused_with_the_reason(capf
     result = compress(capfd, "sites", path)
     assert (result.code, result.error_code) == (3, ErrorCode.SITE_REFUSED)
     assert result.details["reason"] == RefusalCode.UNKNOWN_SHAPE
-    (found,) = compress(capfd, "sites", path, "--inputs", rows, "--json").json
-    assert (found["type"], found["units"]) == ("neurons", 20)
+    (listed_group,) = compress(capfd, "sites", path, "--inputs", rows, "--json").json
+    assert (listed_group["type"], listed_group["units"]) == ("neurons", 20)
     assert compress(capfd, "sites", path, "--inputs", others).error_code == ErrorCode.UNKNOWN_NAME
     assert compress(capfd, "sites", path, "--inputs", path).error_code == ErrorCode.FILE_UNREADABLE
 

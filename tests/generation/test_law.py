@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, load, save
 from graph_passes.flow.caches import IN_PLACE, cache_names
 from graph_passes.passes import FuseForOrt
+from graph_passes.weights.records import WeightRecord, fingerprint
 from tests.generation.exported import QUICK
 from tests.generation.families import FAMILIES
 from tests.random_plans import random_groups
@@ -32,6 +34,16 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="generation-")
 TOKENS = 12
 GROWING = ("gemma2", "bloom", "t5", "bart", "marian", "whisper", "pegasus")
 """Families whose attention is not fused, or whose decoders have no mask over their own positions."""
+CHANGED = {"weight": WeightRecord(*(fingerprint(np.full(3, value)) for value in (1, 2)))}
+"""A parameter of another graph than the one that is shrunk."""
+EMPTIED: dict[str, Callable[[PrunableGroup], bool]] = {
+    "everything": lambda group: True,
+    "every head": lambda group: group.type == "heads",
+    "every neuron": lambda group: group.type == "neurons",
+    "cross-attentions": lambda group: group.site is not None and group.site.kind == "cross",
+    "a layer": lambda group: ".1." in group.name,
+}
+"""What a plan drops as a whole."""
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
 
@@ -51,8 +63,9 @@ def exported(family: str) -> tuple[ModelFolder, list[PrunableGroup], tuple[Case,
 
 
 def prove(family: str, plan: Plan, tmp_path: Path) -> OrtSessions:
-    """Shrink the graphs by a plan, with both proofs, and return what runs them."""
+    """Shrink the graphs by the plan of a run that changed weights, with both proofs, and return what runs them."""
     folder, _, _, whole = exported(family)
+    plan = plan.model_copy(update={"model": "sha256:1", "weights": CHANGED})
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     for path in (scratch, out):
         path.mkdir(exist_ok=True)
@@ -98,6 +111,18 @@ def test_graphs_with_caches_equal_the_gated_model(family: str, plans: int, tmp_p
         plan = random_groups(groups, np.random.default_rng(seed))
         assert_bytes(prove(family, plan, tmp_path), plan)
         prove_in_place(family, tmp_path / "out")
+
+
+@pytest.mark.parametrize("emptied", EMPTIED)
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(n, marks=pytest.mark.zoo) for n in FAMILIES if n not in QUICK)]
+)
+def test_a_plan_may_keep_nothing(family: str, emptied: str, tmp_path: Path) -> None:
+    plan = keep_all(exported(family)[1])
+    dropped = {group.name for group in exported(family)[1] if EMPTIED[emptied](group)}
+    plan = plan.replace_groups(replace(group, kept=(), scale=()) for group in plan.groups if group.name in dropped)
+    assert_bytes(prove(family, plan, tmp_path), plan)
+    prove_in_place(family, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_refusal_is_a_note_and_a_proof_that_does_not_hold_an_error(
 def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compressor.generation import deliver
+    from compressor.generation import export_module
 
     def export_wrong(network: Any, plan: Plan, folder: Path, **options: Any) -> tuple[str, ...]:
         files = export_generation(network, plan, folder, **options)
@@ -263,7 +263,7 @@ def test_nothing_is_delivered_where_a_proof_of_caches_does_not_hold(
         save(graph, folder / DECODER)
         return files
 
-    monkeypatch.setattr(deliver, "export_generation", export_wrong)
+    monkeypatch.setattr(export_module, "export_generation", export_wrong)
     model, out = folders.save(folders.gpt2(), tmp_path / "model"), tmp_path / "out"
     recipe = Recipe(model=model, data=str(write_rows(tmp_path)), macs="60%", out=out, **SHORT)
     with pytest.raises(MismatchError) as raised:

@@ -127,10 +127,10 @@ def build_grouped(path: Path, dtype: type = np.float32, *, layers: int = 2) -> P
 
     angles = np.arange(positions)[:, None] / 100.0 ** (np.arange(width // 2) / (width // 2))
     tables = [constant("cos_cache", np.cos(angles)), constant("sin_cache", np.sin(angles))]
-    one = constant("one", [1], np.int64)
-    last = add("Sub", [add("ReduceSum", ["attention_mask", one], ["tokens"], keepdims=0), one], ["last"])
+    unit = constant("one", [1], np.int64)
+    last = add("Sub", [add("ReduceSum", ["attention_mask", unit], ["tokens"], keepdims=0), unit], ["last"])
     last = add("Cast", [last], ["last_32"], to=TensorProto.INT32)
-    total = add("Gather", [add("Shape", ["attention_mask"], ["sizes"]), one], ["total"], axis=0)
+    total = add("Gather", [add("Shape", ["attention_mask"], ["sizes"]), unit], ["total"], axis=0)
     total = add("Cast", [total], ["total_32"], to=TensorProto.INT32)
     embedding = constant("model.embed_tokens.weight", rng.normal(0, 0.5, (vocabulary, hidden)))
     stream, added = add("Gather", [embedding, "input_ids"], ["embedded"]), ""

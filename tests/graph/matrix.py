@@ -220,13 +220,13 @@ def outcome(family: str, exporter: str, folder: Path) -> str:
     except (CompressorError, GraphPassError) as error:
         return f"refused: {error.code}"
     expected = Counter(f"{group.units} {group.type}" for group in find_groups(model, inputs))
-    found = Counter(f"{group.units} {group.type}" for group in program.search.groups)
-    if found == expected:
+    recognized = Counter(f"{group.units} {group.type}" for group in program.search.groups)
+    if recognized == expected:
         return "whole"
     reasons = sorted({f"{obstacle.op} {obstacle.code}" for obstacle in program.search.obstacles})
-    if not reasons or found - expected:
-        return f"silent: {dict(found)} of {dict(expected)}"
-    return f"{'part' if found else 'refused'}: {', '.join(reasons)}"
+    if not reasons or recognized - expected:
+        return f"silent: {dict(recognized)} of {dict(expected)}"
+    return f"{'part' if recognized else 'refused'}: {', '.join(reasons)}"
 
 
 def _further(inputs: Mapping[str, Tensor], graph: ir.Model) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def both_outputs(path: Path, task: Task, batch: Batch) -> tuple[np.ndarray, np.n
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph in half precision whose output is `scores`, rows of text, and the folder of another model's tokenizer."""
     path = tmp_path_factory.mktemp("files")
     halve(classifier(path / "whole" / "model.onnx", has_biases=True, names=("scores",)), path / "graph" / "model.onnx")
@@ -55,46 +55,46 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(place: Path) -> Report:
+def report(work: Path) -> Report:
     recipe = Recipe(
-        model=place / "graph" / "model.onnx",
-        tokenizer=place / "model",
-        data=str(place / "rows.tsv"),
-        test_data=str(place / "rows.tsv"),
+        model=work / "graph" / "model.onnx",
+        tokenizer=work / "model",
+        data=str(work / "rows.tsv"),
+        test_data=str(work / "rows.tsv"),
         macs=0.6,
         max_length=8,
         batch=1,
         seconds=0.02,
-        out=place / "out",
+        out=work / "out",
     )
     return compressor.compress(recipe)
 
 
-def test_a_graph_in_half_precision_under_other_names(report: Report, place: Path) -> None:
+def test_a_graph_in_half_precision_under_other_names(report: Report, work: Path) -> None:
     assert all(proof.holds for proof in report.proofs)
     assert NoteCode.OUTPUT_CHOSEN in {note.code for note in report.notes}
     assert report.task == "text-classification"
     for name in ("model.onnx", "engine.onnx"):
-        (output,) = onnx.load(place / "out" / name).graph.output
+        (output,) = onnx.load(work / "out" / name).graph.output
         assert (output.name, output.type.tensor_type.elem_type) == ("scores", onnx.TensorProto.FLOAT16)
 
 
-def test_files_of_the_tokenizer_are_copied_and_those_of_its_model_are_not(report: Report, place: Path) -> None:
-    names = {path.name for path in (place / "out").iterdir()}
+def test_files_of_the_tokenizer_are_copied_and_those_of_its_model_are_not(report: Report, work: Path) -> None:
+    names = {path.name for path in (work / "out").iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "plan.json", "report.json"} <= names
     assert not {"config.json", "model.safetensors"} & names
 
 
 def test_commands_take_the_folder_of_a_file(
-    report: Report, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    report: Report, work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    out = place / "out"
+    out = work / "out"
     timed = {speed.seq for speed in report.speeds}
     assert {row["seq"] for row in compress(capfd, "bench", out, "--seconds", "0.02", "--json").json} == timed
     listed = compress(capfd, "sites", out, "--json").json
     assert {row["type"] for row in listed} <= {"heads", "neurons"}
     applied = compress(
-        capfd, "apply", place / "graph" / "model.onnx", "--plan", out / "plan.json", "-o", tmp_path / "a", "--quiet"
+        capfd, "apply", work / "graph" / "model.onnx", "--plan", out / "plan.json", "-o", tmp_path / "a", "--quiet"
     )
     assert applied.error_code == ErrorCode.FILE_MISMATCH
     assert str(out / "model.onnx") in applied.error
@@ -192,9 +192,9 @@ def test_texts_without_labels_are_compared_with_the_whole_graph(tmp_path: Path) 
 
 
 def test_the_plan_of_another_graph_is_refused_by_its_group(
-    report: Report, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    report: Report, work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plan = place / "out" / "plan.json"
+    plan = work / "out" / "plan.json"
     torch.manual_seed(1)
     sizes = {**folders.SIZES, "intermediate_size": 24}
     others = {
@@ -203,7 +203,7 @@ def test_the_plan_of_another_graph_is_refused_by_its_group(
     }
     for name, (model, group) in others.items():
         file = write_graph(model, tmp_path / name / "model.onnx")
-        flags = ("--tokenizer", place / "model", "--data", place / "rows.tsv", "--plan", plan)
+        flags = ("--tokenizer", work / "model", "--data", work / "rows.tsv", "--plan", plan)
         refused = compress(capfd, file, *flags, "-o", tmp_path / "out", "--quiet")
         assert (refused.code, refused.error_code) == (3, ErrorCode.FILE_MISMATCH)
         assert refused.details.get("group") == group

@@ -69,17 +69,17 @@ def assert_removable(model: ir.Model, cases: list[Feeds] | None = None) -> Graph
         model: the graph, which is not changed.
         cases: inputs of the graph; None: random ones of two sizes.
     """
-    found = find_groups(model.clone())
-    assert_found(found)
+    result = find_groups(model.clone())
+    assert_found(result)
     plans = [
         Plan(
             groups=tuple(
-                group.plan(keeping_half(group) if group in pruned else range(group.units)) for group in found.groups
+                group.plan(keeping_half(group) if group in pruned else range(group.units)) for group in result.groups
             )
         )
-        for pruned in ([group] for group in found.groups)
+        for pruned in ([group] for group in result.groups)
     ]
-    plans.append(Plan(groups=tuple(group.plan(keeping_half(group)) for group in found.groups)))
+    plans.append(Plan(groups=tuple(group.plan(keeping_half(group)) for group in result.groups)))
     for plan in plans:
         gated = gate_groups(model.clone(), plan)
         assert {gate_name(group) for group in plan.groups} <= set(gated.graph.initializers)
@@ -90,21 +90,21 @@ def assert_removable(model: ir.Model, cases: list[Feeds] | None = None) -> Graph
             assert_same(shrunk.model, gated)
         for case in cases or ():
             assert error(run(shrunk.model, case), run(gated, case)) <= TOLERANCE
-    return found
+    return result
 
 
 def assert_all_found(model: ir.Model, source: Source, *, has_names: bool = True) -> None:
     """The groups are those of the model, named as the exporter's wrapper names its modules, and can be removed."""
-    found = assert_removable(model, [feeds(case, model) for case in source.cases()])
-    assert found.obstacles == ()
-    assert sorted((group.type, group.units, group.width) for group in found.groups) == sorted(
+    result = assert_removable(model, [feeds(case, model) for case in source.cases()])
+    assert result.obstacles == ()
+    assert sorted((group.type, group.units, group.width) for group in result.groups) == sorted(
         (group.type, group.units, group.width) for group in source.groups
     )
     if has_names:
         names = {f"model.{group.name}" for group in source.groups}
         # Without an attention module that transformers registers, a model names heads by the linear after them.
-        assert {group.name if group.name in names else group.linear for group in found.groups} == names
-        assert {group.linear for group in found.groups} == {f"model.{group.linear}" for group in source.groups}
+        assert {group.name if group.name in names else group.linear for group in result.groups} == names
+        assert {group.linear for group in result.groups} == {f"model.{group.linear}" for group in source.groups}
 
 
 Exporter = Callable[..., ir.Model]
@@ -202,12 +202,12 @@ END = "d = MatMul (a, Wd) y = Add (d, n)"
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden": 12, "neurons": 12}, {"heads": 3, "width": 4, "hidden": 4}])
 def test_sizes_may_be_equal(sizes: Mapping[str, Any]) -> None:
-    found = assert_removable(layer(END, **sizes))
-    assert [(group.type, group.linear, group.weight) for group in found.groups] == [
+    result = assert_removable(layer(END, **sizes))
+    assert [(group.type, group.linear, group.weight) for group in result.groups] == [
         ("heads", "product_3", "Wo"),
         ("neurons", "product_5", "Wd"),
     ]
-    assert not found.obstacles
+    assert not result.obstacles
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"positions in blocks"}))  # whose heads are refused
@@ -258,8 +258,8 @@ def test_gates_of_a_plan_are_ones_where_it_keeps_every_unit() -> None:
     gated = gate_groups(model, plan)
     assert content(gated, "product_3.head_gate").reshape(-1).tolist() == [1, 0, 0.5, 0]
     assert content(gated, "product_5.neuron_gate").tolist() == [1] * 20
-    found = find_groups(gated)
-    assert [group.name for group in found.groups] == ["product_3", "product_5"]
+    result = find_groups(gated)
+    assert [group.name for group in result.groups] == ["product_3", "product_5"]
     assert shape(shrink(gated, plan).model, "Wo") == (6, 8)
 
 
@@ -291,9 +291,9 @@ def test_neurons_of_quantized_weights_are_found_and_heads_of_quantized_probabili
         "int8[20, 8] Wi, float step = {0.5}, float unit = {0.004}, uint8 zero = {0}",
         probabilities="i = QuantizeLinear (p, unit, zero) r = DequantizeLinear (i, unit, zero)",
     )
-    found = assert_removable(model)
-    assert [(group.type, group.weight) for group in found.groups] == [("neurons", "Wi")]
-    assert [(obstacle.op, obstacle.code) for obstacle in found.obstacles] == [("Softmax", RefusalCode.QUANTIZED)]
+    result = assert_removable(model)
+    assert [(group.type, group.weight) for group in result.groups] == [("neurons", "Wi")]
+    assert [(obstacle.op, obstacle.code) for obstacle in result.obstacles] == [("Softmax", RefusalCode.QUANTIZED)]
 
 
 OBSTACLES: Mapping[str, tuple[str, str, str, RefusalCode]] = {
@@ -341,9 +341,9 @@ OBSTACLES: Mapping[str, tuple[str, str, str, RefusalCode]] = {
 
 @pytest.mark.parametrize(("end", "weights", "op", "code"), OBSTACLES.values(), ids=OBSTACLES)
 def test_what_is_no_group_is_an_obstacle(end: str, weights: str, op: str, code: RefusalCode) -> None:
-    found = find_groups(layer(end, weights))
-    assert [group.type for group in found.groups] == ["heads"]
-    assert [(obstacle.op, obstacle.code) for obstacle in found.obstacles] == [(op, code)]
+    result = find_groups(layer(end, weights))
+    assert [group.type for group in result.groups] == ["heads"]
+    assert [(obstacle.op, obstacle.code) for obstacle in result.obstacles] == [(op, code)]
 
 
 def test_what_reads_the_past_is_an_obstacle_of_that_name() -> None:
@@ -351,9 +351,9 @@ def test_what_reads_the_past_is_an_obstacle_of_that_name() -> None:
     keys = next(node.outputs[0] for node in model.graph if node.outputs[0].name == "v")
     keys.name, keys.dtype = "present.0.value", ir.DataType.FLOAT
     model.graph.outputs.append(keys)
-    found = find_groups(model)
-    assert [group.type for group in found.groups] == ["neurons"]
-    assert [(obstacle.op, obstacle.code) for obstacle in found.obstacles] == [("graph output", RefusalCode.CACHE)]
+    result = find_groups(model)
+    assert [group.type for group in result.groups] == ["neurons"]
+    assert [(obstacle.op, obstacle.code) for obstacle in result.obstacles] == [("graph output", RefusalCode.CACHE)]
 
 
 def test_a_plan_of_a_graph_of_integers_is_refused_by_its_operator() -> None:

@@ -82,8 +82,8 @@ def serving_events(
                 requests.append(body)
             if any(self.headers[name] != value for name, value in headers.items()):
                 self.respond(401, "application/json", [json.dumps({"error": self.headers["Authorization"]}).encode()])
-            elif found := [name for name in refused if name in body]:
-                content = json.dumps({"error": {"message": f"unknown {found[0]}"}}).encode()
+            elif unknown := [name for name in refused if name in body]:
+                content = json.dumps({"error": {"message": f"unknown {unknown[0]}"}}).encode()
                 self.respond(400, "application/json", [content])
             else:
                 self.respond(status, kind, pieces(body) if callable(pieces) else pieces)

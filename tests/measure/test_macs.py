@@ -10,6 +10,7 @@ from compressor.measure import macs
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from graph_passes import BlockMask, load
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
+from graph_passes.block_sparse.spec import AttentionSpec
 from tests.targets.graphs import parsed, pruned
 
 COUNTED = [
@@ -72,7 +73,7 @@ def test_macs_of_attention_of_the_onnx_standard() -> None:
 
 def test_a_causal_head_that_keeps_every_block_is_computed_as_dense() -> None:
     kept = np.stack([np.ones((2, 2), np.bool_), np.eye(2, dtype=np.bool_)])
-    model = standalone_model(block_sparse_attention(BlockMask(kept, 8), 4, 6, scale=1.0, causal=True))
+    model = standalone_model(block_sparse_attention(AttentionSpec(BlockMask(kept, 8), 4, 6, 1.0, causal=True)))
     *tensors, mask = model.graph.inputs
     for value, width in zip(tensors, (4, 4, 6), strict=True):
         value.shape = ir.Shape([1, "S", 2, width])

@@ -205,8 +205,8 @@ def test_a_tokenizer_without_markers_leaves_those_of_the_configuration(tmp_path:
     ids = example_inputs(folder, 1, 6)["input_ids"][0].tolist()
     assert (ids[0], ids[-1]) == (2, 3)
     assert not {2, 3} & set(ids[1:-1])
-    given = replace(folder, example={"input_ids": np.array([[2, 9, 9, 3], [2, 8, 8, 3]] * 3)})
-    rows = example_rows(given)
+    with_example = replace(folder, example={"input_ids": np.array([[2, 9, 9, 3], [2, 8, 8, 3]] * 3)})
+    rows = example_rows(with_example)
     assert rows.markers == {2, 3}
     assert np.array_equal(rows.inputs["input_ids"], [[2, 9, 9, 3], [2, 8, 8, 3]] * 2)
-    assert example_inputs(given, 1, 6, seed=1)["input_ids"].tolist() == [[2, 8, 8, 8, 8, 3]]
+    assert example_inputs(with_example, 1, 6, seed=1)["input_ids"].tolist() == [[2, 8, 8, 8, 8, 3]]

@@ -48,7 +48,6 @@ OTHER_VALUES: dict[str, Any] = {
     "minutes": 7.0,
     "attempts": 7,
     "steps": (Units(max_drop=0.1, prune_rows=77), Distill()),
-    "augment": 0.7,
     "quantized_share": 0.7,
     "temperature": 7.0,
     "hidden_weight": 7.0,

@@ -171,5 +171,5 @@ def test_rows_count_alike_whatever_the_number_of_their_labels(model_class: type[
     sites = find_sites(model, {name: batch[name] for name in ("input_ids", "attention_mask")})
     heads = torch.ones(sum(site.heads for site in sites), dtype=torch.bool)
     rows = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(3)]
-    together, apart = sensitivity(model, sites, heads, [batch]), sensitivity(model, sites, heads, rows)
-    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-9)
+    together, separate = sensitivity(model, sites, heads, [batch]), sensitivity(model, sites, heads, rows)
+    torch.testing.assert_close(together, separate, rtol=1e-4, atol=1e-9)

@@ -157,9 +157,13 @@ def test_a_gpu_serves_no_floats_for_rounded_weights(precision: WeightPrecision |
         assert model_files.find_files(request).files[DECODER] == out / DECODER
     served = model_files.find_files(request.model_copy(update={"plain": True}))
     assert (served.device, served.files[DECODER]) == ("gpu", out / DECODER)
-    assert model_files.find_files(request.model_copy(update={"device": None})).files[DECODER] == engine_of(
-        out / DECODER
-    )
+    engines, unset = engine_of(out / DECODER), request.model_copy(update={"device": None})
+    assert model_files.find_files(unset).files[DECODER] == engines
+    report = json.loads((out / "report.json").read_text())
+    report["session"]["provider"] = "CUDAExecutionProvider"
+    (out / "report.json").write_text(json.dumps(report))
+    served = model_files.find_files(unset)
+    assert (served.device, served.files[DECODER]) == (("cpu", engines) if precision else ("gpu", out / DECODER))
 
 
 @pytest.mark.parametrize("runtime", ["ort", "openvino"])

@@ -80,7 +80,7 @@ def sentence(seed: int) -> dict[str, list[str]]:
     for _ in range(int(rng.integers(1, 6))):
         kind = rng.integers(4)
         if kind == 0:
-            places = [str(place) for place in rng.choice(PLACES, int(rng.integers(1, 3)))]
+            places = [str(city) for city in rng.choice(PLACES, int(rng.integers(1, 3)))]
             words += places
             tags += ["B-LOC", "I-LOC"][: len(places)]
         words.append("1889" if kind == 1 else str(rng.choice(OTHERS)))

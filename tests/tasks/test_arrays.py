@@ -387,7 +387,7 @@ def replaced(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Arrays
     return lambda rows: {**rows, name: change(rows[name].copy())}
 
 
-def put(row: int, value: Any) -> Callable[[np.ndarray], np.ndarray]:
+def set_row(row: int, value: Any) -> Callable[[np.ndarray], np.ndarray]:
     def change(array: np.ndarray) -> np.ndarray:
         array[row, 1] = value
         return array
@@ -447,22 +447,22 @@ BAD: dict[str, tuple[Callable[[Arrays], Arrays], ErrorCode, dict[str, Any]]] = {
         {"array": "image"},
     ),
     "id below zero": (
-        replaced("input_ids", put(5, -100)),
+        replaced("input_ids", set_row(5, -100)),
         ErrorCode.INVALID_ROWS,
         {"array": "input_ids", "row": 6, "value": -100},
     ),
     "number too large": (
-        replaced("small", lambda array: put(4, 300)(array.astype(np.int64))),
+        replaced("small", lambda array: set_row(4, 300)(array.astype(np.int64))),
         ErrorCode.INVALID_ROWS,
         {"array": "small", "row": 5, "value": 300},
     ),
     "infinity": (
-        replaced("image", put(2, np.inf)),
+        replaced("image", set_row(2, np.inf)),
         ErrorCode.NOT_FINITE,
         {"array": "image", "row": 3, "value": np.inf},
     ),
     "float too large": (
-        replaced("image", lambda array: put(2, 1e300)(array.astype(np.float64))),
+        replaced("image", lambda array: set_row(2, 1e300)(array.astype(np.float64))),
         ErrorCode.NOT_FINITE,
         {"array": "image", "row": 3, "value": 1e300},
     ),

@@ -1,10 +1,11 @@
-"""Rows that are cut and joined: parts of the rows, in frames of special tokens, with the lengths of a pattern."""
+"""Further rows that are cut and joined: parts of rows, in frames of special tokens, with the lengths of a pattern."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
-import pytest
+import numpy as np
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from compressor.model_folder import ModelFolder
 from compressor.models.forwards import tensors_of
 from compressor.tasks import open_data
-from compressor.tasks.augmentation import augmented
+from compressor.tasks.augmentation import extended
+from compressor.tasks.base import Vocabulary
 from tests.folders import rows_config
 from tests.tasks.rows import labelled_rows, tsv
 
-CLS, SEP = 2, 3
+CLS, SEP, DRAWN = 2, 3, 10**6
+VOCABULARY = Vocabulary(frozenset({CLS, SEP}), np.array([DRAWN]))
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 
@@ -56,58 +59,69 @@ def parts_of(row: dict[str, list[int]]) -> list[list[int]]:
     return texts
 
 
-@settings(max_examples=10, deadline=None)
-@given(LENGTHS, LENGTHS, st.integers(1, 2), st.integers(0, 5))
-def test_every_row_becomes_parts_of_two_rows_with_lengths_of_the_pattern(
-    lengths: list[int], wanted: list[int], texts: int, seed: int
+@settings(max_examples=20, deadline=None)
+@given(LENGTHS, LENGTHS, st.integers(1, 2), st.integers(0, 9), st.integers(0, 5))
+def test_further_rows_are_parts_of_rows_with_lengths_of_the_pattern(
+    lengths: list[int], wanted: list[int], texts: int, further: int, seed: int
 ) -> None:
     rows = rows_of(lengths, texts)
-    result = augmented(rows, rows_of(wanted, texts), 1.0, seed, {CLS, SEP})
-    assert len(result) == len(rows)
+    result = extended(rows, rows_of(wanted, texts), len(rows) + further, seed, VOCABULARY)
     assert set(result["labels"]) == {0}
-    for number, row in enumerate(result, 1):
-        assert row == {**framed(parts_of(row)), "labels": 0}
-        for text, part in enumerate(parts_of(row)):
-            assert 1 <= len(part) <= max(wanted)
-            starts = [i for i, token in enumerate(part) if i == 0 or token != part[i - 1] + 1]
-            assert len(starts) <= 2
-            assert part[0] // 1000 == number
-            assert all(token // 100 % 10 == text for token in part)
-            if min(lengths) >= max(wanted):
-                assert len(part) in wanted
+    for row, former in zip(result, rows, strict=False):
+        assert row == {**former, "labels": 0}
+    for position in range(len(rows), len(rows) + further):
+        row = result[position]
+        parts = parts_of(row)
+        assert row == {**framed(parts), "labels": 0}
+        assert len({len(part) for part in parts}) == 1
+        for text, part in enumerate(parts):
+            assert len(part) in wanted
+            assert (
+                part[0] in range(1000 * (position % len(rows) + 1), 1000 * (position % len(rows) + 2))
+                or part[0] == DRAWN
+            )
+            assert all(token // 100 % 10 == text for token in part if token != DRAWN)
+            kept = [token - number for number, token in enumerate(part) if token != DRAWN]
+            starts = [start for start, _ in groupby(kept)]  # the offset changes where another part begins
+            # A text ends where another begins, or it is cut there.
+            assert len(starts) <= 2 + len(part) // min(lengths)
 
 
 def test_a_row_depends_on_the_seed_and_its_position_alone(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(60))
     data = open_data(rows_config(path, path, path), classifier)
-    special_ids = data.task.special_ids
-    assert special_ids is not None
-    none, half, again, reseeded = (
-        augmented(data.train, data.eval, share, seed, special_ids)["input_ids"][:]
-        for share, seed in ((0.0, 0), (0.5, 0), (0.5, 0), (0.5, 1))
+    vocabulary = data.task.vocabulary
+    assert vocabulary is not None
+    few, more, again, reseeded = (
+        extended(data.train, data.eval, count, seed, vocabulary)["input_ids"][:]
+        for count, seed in ((90, 0), (150, 0), (150, 0), (150, 1))
     )
-    assert none == data.train["input_ids"][:]
-    assert half == again != reseeded
-    kept = sum(row == former for row, former in zip(half, none, strict=True))
-    assert 15 < kept < 60
-    batch = data.task.collate(list(augmented(data.train, data.eval, 1.0, 0, special_ids)))
-    assert classifier.model(**tensors_of(batch)).logits.shape == (60, 2)
+    assert few == more[:90]
+    assert more == again != reseeded
+    assert sum(row == former for row, former in zip(more[60:], [*few[:60], *few[:30]], strict=True)) < 30
+    batch = data.task.collate(list(extended(data.train, data.eval, 150, 0, vocabulary)))
+    assert classifier.model(**tensors_of(batch)).logits.shape == (150, 2)
 
 
-def test_a_row_with_an_empty_text_stays() -> None:
-    rows = Dataset.from_list([framed([[11], []]), framed([[12], [13]])])
-    assert augmented(rows, rows, 1.0, 0, {CLS, SEP})[0]["input_ids"] == [CLS, 11, SEP, SEP]
+def test_a_row_with_an_empty_text_is_extended_by_rows_with_as_many_texts() -> None:
+    rows = Dataset.from_list([framed([[11], []]), framed([[12], [13]]), framed([[], []])])
+    vocabulary = VOCABULARY._replace(text_ids=np.array([11, 12, 13]))
+    first, second, empty = extended(rows, rows, 6, 0, vocabulary)["input_ids"][3:]
+    assert [token in vocabulary.text_ids for token in first] == [False, True, False, False]
+    assert [token in vocabulary.text_ids for token in second] == [False, True, False, True, False]
+    assert empty == [CLS, SEP, SEP]
 
 
 def test_tokens_of_unknown_words_are_text(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(4))
     task = open_data(rows_config(path, path, path), classifier).task
-    assert task.special_ids is not None
-    assert classifier.processor.unk_token_id not in task.special_ids
-    assert {classifier.processor.cls_token_id, classifier.processor.sep_token_id} <= task.special_ids
+    assert task.vocabulary is not None
+    special_ids, text_ids = task.vocabulary
+    assert classifier.processor.unk_token_id in text_ids
+    assert {classifier.processor.cls_token_id, classifier.processor.sep_token_id} <= special_ids
+    assert sorted([*special_ids, *text_ids]) == sorted(classifier.processor.get_vocab().values())
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_rows_without_token_types_are_read(share: float) -> None:
+def test_rows_without_token_types_are_read() -> None:
     rows = rows_of([3, 4], 1).remove_columns("token_type_ids")
-    assert augmented(rows, rows, share, 0, {CLS, SEP}).column_names == rows.column_names
+    assert extended(rows, rows, 5, 0, VOCABULARY).column_names == rows.column_names

@@ -53,11 +53,11 @@ def test_rows_are_padded_where_the_model_does_not_read(tmp_path: Path) -> None:
     data = open_data(rows_config(path, path, path), folder)
     short, longer = data.train[2], data.train[0]
     with torch.no_grad():
-        alone, beside = (
+        alone, batched = (
             folder.model(**forward_arguments(folder.model, tensors_of(data.task.collate(rows)))).logits[0]
             for rows in ([short], [short, longer])
         )
-    torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(batched, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_two_texts_are_encoded(classifier: ModelFolder, tmp_path: Path) -> None:

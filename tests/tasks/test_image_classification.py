@@ -258,10 +258,10 @@ def test_bad_rows_are_refused(folder: ModelFolder, images: Path, tmp_path: Path)
     with fails_with(ErrorCode.FILE_MISSING):
         (tmp_path / "nothing").mkdir()
         read(folder, tmp_path / "nothing")
-    beside = write_folder(tmp_path / "beside", 6)
-    (beside / "lost.png").write_bytes(png(0))
-    with fails_with(ErrorCode.INVALID_ROWS, path=beside / "lost.png"):
-        read(folder, beside)
+    mixed = write_folder(tmp_path / "beside", 6)
+    (mixed / "lost.png").write_bytes(png(0))
+    with fails_with(ErrorCode.INVALID_ROWS, path=mixed / "lost.png"):
+        read(folder, mixed)
 
 
 def test_labels_outside_the_classes_are_refused(images: Path, tmp_path: Path) -> None:

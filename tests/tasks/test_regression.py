@@ -222,7 +222,7 @@ def test_pairs_are_rendered_by_the_template(causal: ModelFolder) -> None:
     for row, (query, document, _) in zip(encoded, PAIRS, strict=True):
         expected = f"the very good one {query} two {document} three four"
         assert list(row["input_ids"]) == tokenizer(expected, add_special_tokens=False)["input_ids"]
-    assert task.special_ids is None
+    assert task.vocabulary is None
     assert "token_type_ids" not in task.collate(list(encoded))
 
 

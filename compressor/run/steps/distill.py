@@ -37,8 +37,8 @@ from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, w
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import SelectedPlan, joined_curves, training_curves
 from compressor.store import Json, Store, versioned
-from compressor.tasks import Data, Task, task_classes
-from compressor.tasks.augmentation import augmented
+from compressor.tasks import Data, Task
+from compressor.tasks.augmentation import extended
 from compressor.tasks.calibration import compared_rows, draw_rows
 from compressor.tasks.scoring import sample_of
 from compressor.training.checkpoints import Checkpoints
@@ -48,14 +48,18 @@ from compressor.training.fit import fit
 from compressor.training.precision import native_precision
 from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
+from compressor.units.layers import embedding_tables, gradients_of
 
 _COMPARED_ROWS = 512
 """Number of evaluation rows on which student and teacher are compared, where there are more. Evaluations on all of many
 rows would take longer than the steps."""
 _TIMED_STEPS = 5
 _EVALUATIONS = ScheduleOptions().evaluations
-_EVALUATED_SHARE = 0.2
+_EVALUATED_SHARE = 0.1
 """Share of the minutes that evaluations take at most; where they would take more, fewer are made."""
+_READS = 2
+"""How often a training reads a row at most where further rows can be made. The teacher, which takes a third of a step,
+computes the outputs of a row once."""
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 """Fields of configurations with the number of layers of a decoder."""
 _TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")
@@ -64,7 +68,7 @@ _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
 
 def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
-    """Raise unless the rows can be augmented as requested, and the teacher can teach the model."""
+    """Raise unless the teacher can teach the model."""
     model, task = inputs.model.folder, inputs.rows.eval_task.chooser
     if task.reads_streams:
         raise InputError(
@@ -72,17 +76,6 @@ def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
             " teacher's; omit --distill",
             code=ErrorCode.UNSUPPORTED_MODEL,
             field="distill",
-        )
-    if step.augment and task.special_ids is None:
-        able = (known.name for known in task_classes() if known.special_ids is not Task.special_ids)
-        tasks = tuple(dict.fromkeys(able))
-        raise UsageError(
-            f"--augment {step.augment:g}: not available for {task.name}, only for {' and '.join(tasks)}; omit it",
-            code=ErrorCode.CONTRADICTION,
-            field="augment",
-            value=step.augment,
-            task=task.name,
-            tasks=tasks,
         )
     if step.teacher is None:
         plan = None if inputs.followed is None else inputs.followed.plan
@@ -98,9 +91,9 @@ def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     teacher = load_named_folder(inputs.recipe, "teacher", step.teacher)
     require_same_interface(teacher, model, compares_hidden=step.hidden_weight > 0)
     data = inputs.rows
-    rows = [data.train[row] for row in range(min(len(data.train), step.batch_size))]
+    batch = range(min(len(data.train), step.batch_size))
     # The export checks the model itself.
-    _loss(step, teacher, task).require_defined_teacher(tensors_of(task.model_inputs(task.collate(rows))))
+    _loss(step, teacher, task).require_defined_teacher(_inputs_of(task, data.train, batch))
 
 
 def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
@@ -115,7 +108,7 @@ def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
     )
 
 
-@versioned(2, "compressor.training")
+@versioned(3, "compressor.training", "compressor.tasks.augmentation")
 def _run(step: Distill, state: State, context: StepContext, store: Store) -> State:
     """The plan, whose units the model has with trained weights."""
     run = context.run
@@ -139,7 +132,9 @@ def _train(
     precision = rounded_precision(step, run.recipe.engine, selected)
     path = run.recipe.source.model if step.teacher is None else step.teacher
     distillation = _loss(step, load_folder(run.recipe, path), whole.task)
-    with compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)):
+    with ExitStack() as contexts:
+        contexts.enter_context(compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)))
+        contexts.enter_context(gradients_of(_shared_tables(network, distillation.teacher), required=False))
         members: tuple[nn.Module, ...] = (network, distillation.teacher)
         for member in members:  # what comes before the first step is computed there too
             member.to(training_device())
@@ -150,12 +145,12 @@ def _train(
         before = evaluate()
         length = affordable_length(step, whole, distillation, network, store, evaluate)
         steps = length.steps
-        drawn = draw_rows(whole, steps * step.batch_size * process_count(), step.seed)
         # Lengths of training rows follow those of all evaluation rows.
-        data = replace(whole, train=_training_rows(step, whole, drawn), eval=compared)
-        if step.teacher_outputs is not None or steps * step.batch_size >= 2 * len(data.train):
+        train = _training_rows(whole, steps * step.batch_size * process_count(), step.seed)
+        data = replace(whole, train=train, eval=compared)
+        if step.teacher_outputs is not None or steps * step.batch_size >= 2 * len(train):
             # Rows are read again, in this run or in others.
-            distillation = _keeping(step, data, distillation, store)
+            distillation = _keeping(step, distillation, store, *data.task.input_counts(train))
         rounding = None  # in the last steps linears round as they will in the engine of this machine
         if precision:
             rounding = Rounding(steps - max(1, round(step.quantized_share * steps)), weight_levels(precision))
@@ -189,6 +184,15 @@ def _train(
     )
 
 
+def _shared_tables(student: nn.Module, teacher: nn.Module) -> list[nn.Parameter]:
+    """The embedding tables of a student that equal those of its teacher, and so need no training.
+
+    They have most of the weights of a small model, which an optimizer would update in every step.
+    """
+    pairs = zip(embedding_tables(student), embedding_tables(teacher), strict=False)
+    return [table for table, taught in pairs if table.shape == taught.shape and torch.equal(table, taught)]
+
+
 def _notes(
     step: Distill, steps: int, distillation: Distillation, rows: int, before: float, after: float
 ) -> Iterator[Note]:
@@ -208,18 +212,18 @@ def _notes(
         yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)
 
 
-def _training_rows(step: Distill, data: Data, drawn: Sequence[int]) -> Dataset:
-    """The drawn rows, of which a share is cut and joined."""
-    rows, share, special_ids = data.train.select(sorted(drawn)), step.augment, data.task.special_ids
-    if not share or special_ids is None:
+def _training_rows(data: Data, count: int, seed: int) -> Dataset:
+    """The rows of a training that reads a number of rows; where there are few, further ones are made of them."""
+    rows, vocabulary = data.train.select(sorted(draw_rows(data, count, seed))), data.task.vocabulary
+    if vocabulary is None or (needed := count // _READS) <= len(rows):
         return rows
-    return augmented(rows, data.eval if len(data.eval) else rows, share, step.seed, special_ids)
+    return extended(rows, data.eval if len(data.eval) else rows, needed, seed, vocabulary)
 
 
-def _keeping(step: Distill, data: Data, distillation: Distillation, store: Store) -> Distillation:
-    """The distillation, which keeps the teacher's outputs of the training rows."""
+def _keeping(step: Distill, distillation: Distillation, store: Store, rows: int, tokens: int) -> Distillation:
+    """The distillation, which keeps the teacher's outputs of training rows that have a number of tokens together."""
     folder = step.teacher_outputs or store.path / "teacher"
-    return distillation.keep_outputs(folder, *data.task.input_counts(data.train))
+    return distillation.keep_outputs(folder, rows, tokens)
 
 
 def rounded_precision(step: Distill, engine: EngineConfig, selected: SelectedPlan) -> str:
@@ -289,10 +293,14 @@ def affordable_length(
     if minutes is None:
         return TrainingLength(step.training_steps)
 
-    def can_keep() -> bool:
-        kept = _keeping(step, data, distillation, store).kept
-        rows = range(min(len(data.train), step.batch_size))
-        return kept is not None and kept.obstacle(_inputs_of(data, rows)) is None
+    def can_keep(steps: int) -> bool:
+        rows, tokens = data.task.input_counts(data.train)
+        further = 0 if data.task.vocabulary is None else max(0, steps * step.batch_size // _READS - rows)
+        lengths = data.eval["length"][:] if further and len(data.eval) else data.train["length"][:]
+        counts = rows + further, tokens + math.ceil(further * np.mean(lengths))
+        kept = _keeping(step, distillation, store, *counts).kept
+        batch = range(min(len(data.train), step.batch_size))
+        return kept is not None and kept.obstacle(_inputs_of(data.task, data.train, batch)) is None
 
     def measure(_: Path) -> TrainingLength:
         available, (seconds, teaching) = 60 * minutes, _step_seconds(step, data, distillation, network)
@@ -303,11 +311,13 @@ def affordable_length(
         times = (_EVALUATED_SHARE * available, available - seconds - teaching)
         evaluations = max(1, min(_EVALUATIONS, *(int(time_left / evaluation_seconds) for time_left in times)))
         left = available - evaluations * evaluation_seconds
+        affordable = int(left / (seconds + teaching))
         # Where rows are read twice or more, the teacher computes the outputs of each once, and they are kept.
-        passes = len(data.train) / step.batch_size
-        affordable = min(step.training_steps, int((left - teaching * passes) / seconds))
-        if affordable < 2 * passes or not can_keep():
-            affordable = min(step.training_steps, int(left / (seconds + teaching)))
+        passes, reads = len(data.train) / step.batch_size, math.inf if data.task.vocabulary is None else _READS
+        with_kept = int(min((left - teaching * passes) / seconds, left / (seconds + teaching / reads)))
+        affordable, with_kept = (min(step.training_steps, steps) for steps in (affordable, with_kept))
+        if with_kept >= 2 * passes and can_keep(with_kept):
+            affordable = with_kept
         if affordable < 1:
             raise UsageError(
                 f"--minutes {minutes:g}: one step of the distillation takes {seconds + teaching:.2g} s and an"
@@ -321,9 +331,9 @@ def affordable_length(
     return store.memo("length", {}, measure, Json(TrainingLength), by_main=True)
 
 
-def _inputs_of(data: Data, rows: Iterable[int]) -> dict[str, torch.Tensor]:
-    """The inputs of a batch of training rows."""
-    return tensors_of(data.task.model_inputs(data.task.collate([data.train[int(row)] for row in rows])))
+def _inputs_of(task: Task, rows: Dataset, batch: Iterable[int]) -> dict[str, torch.Tensor]:
+    """The inputs of a batch of rows."""
+    return tensors_of(task.model_inputs(task.collate([rows[int(row)] for row in batch])))
 
 
 def _step_seconds(
@@ -349,16 +359,18 @@ def _timed_seconds(step: Distill, data: Data, distillation: Distillation, networ
     The steps read rows of similar lengths, as those of a training do, from the shortest to the longest that it reads.
     Weights keep their values.
     """
-    lengths = data.train["length"][:]
-    rows = sorted(draw_rows(data, step.training_steps * step.batch_size, step.seed), key=lengths.__getitem__)
+    rows, count = data.eval, step.training_steps * step.batch_size
+    if data.task.vocabulary is None or count // _READS <= 2 * len(data.train) or not len(rows):
+        rows = data.train.select(draw_rows(data, count, step.seed))  # else most have the lengths of evaluation rows
+    order = np.argsort(rows["length"][:], kind="stable")
     starts = np.linspace(0, max(0, len(rows) - step.batch_size), _TIMED_STEPS).astype(int)
     # Steps of a training are of full batches, of repeated rows where there are few.
-    batches = [np.resize(rows[start : start + step.batch_size], step.batch_size) for start in starts]
+    batches = [np.resize(order[start : start + step.batch_size], step.batch_size) for start in starts]
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
     times = []
     for batch in (batches[0], *batches):
-        inputs, start = _inputs_of(data, batch), time.perf_counter()
+        inputs, start = _inputs_of(data.task, rows, batch), time.perf_counter()
         target = distillation.teach(inputs)
         for output in target.values():
             output.flatten()[:1].tolist()  # a GPU computes on after the call

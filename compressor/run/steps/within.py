@@ -132,7 +132,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(7)
+@versioned(8)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -575,15 +575,15 @@ class _Search(_Attempts):
         holding = self._holding(attempts)
         notes, certificate = [self._note(attempts, holding)], base.certificate
         if not attempts:
-            text = "no unit is removed, since no attempt fits into the time of the run; allow more minutes"
+            text = "no attempt fits into the time of the run, so no unit is removed; allow more minutes"
             notes = [Note(code=NoteCode.TIME_LIMITED, text=text)]
         elif self.step.trains and not self._trains(attempts):
-            text = "nothing is trained, since no training fits into the time of the run; allow more minutes"
+            text = "no training fits into the time of the run, so nothing is trained; allow more minutes"
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         elif self._doubted(attempts) is not None:
             text = (
-                "an attempt kept the metric without training, but not by what later attempts show, and no time is left"
-                " for its training; allow more minutes"
+                "the scores of later attempts show that an untrained attempt does not keep the metric, and no time is"
+                " left to train it; allow more minutes"
             )
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         if self.unseen is not None:
@@ -608,19 +608,19 @@ class _Search(_Attempts):
             loss, error = (f"{task.metric_unit.scale * value:.2g}" for value in losses[number])
             return f"expected loss of {task.metric}: {loss}{points}, standard error {error}"
 
-        bound = f"is expected to keep the metric within a loss of {self.step.max_drop:g}, with a margin"
+        bound = f"the {task.metric} within {self.step.max_drop:g} of the whole model's"
         if holding:
-            text = f"of {count} attempts, the fastest that {bound}, is {speed(holding[-1])} by the cost table"
+            text = f"the fastest of {count} attempts that keeps {bound} is {speed(holding[-1])} by the cost table"
             if attempts[holding[-1]].untrained:
                 text += ", without training"
             return Note(code=NoteCode.BUDGET_MET, text=f"{text}; {expected(holding[-1])}")
-        text, advice = f"no unit is removed: none of {count} attempts {bound}", "allow more loss (--max-drop)"
+        text, advice = f"no unit is removed: none of {count} attempts keeps {bound}", "allow more loss (--max-drop)"
         if losses:
             closest = min(losses, key=lambda number: losses[number].loss)
             loss, error = losses[closest]
             text += f"; the closest is {speed(closest)}: {expected(closest)}"
-            if loss < self._allowed and math.isfinite(error):
-                rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2
+            if max(0.0, loss) < self._allowed and math.isfinite(error):
+                rows = self.searched * (MARGIN * error / (self._allowed - max(0.0, loss))) ** 2
                 advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
         code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         return Note(code=code, text=f"{text}; {advice}")

@@ -45,7 +45,7 @@ LARGEST = 10.0
 
 
 class FisherPruner(Pruner[MethodOptions]):
-    """Removes units by the Fisher information of a mask, and scales those that remain; see `Pruner`.
+    """Removes units by the Fisher information of a mask, and scales those that remain; used as `ReconstructPruner`.
 
     Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers":
 

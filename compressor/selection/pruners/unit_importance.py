@@ -54,7 +54,7 @@ class ImportancePruner(Pruner[OptionsT]):
 
 
 class MagnitudePruner(ImportancePruner[MethodOptions]):
-    """The method `magnitude`: removes the units that are read with the smallest weights; see `ImportancePruner`.
+    """The method `magnitude`: removes the units that are read with the smallest weights; used as `ReconstructPruner`.
 
     The importance of a unit is the squared norm of its columns in the linear that reads it: plain weight magnitude, as
     simple tools compute it. Weights that produce the unit, and activations, are not considered, so no row is read.

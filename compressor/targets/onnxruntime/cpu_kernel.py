@@ -27,6 +27,7 @@ from compressor.targets.onnxruntime import ort_session
 from compressor.targets.relative_error import relative_error
 from graph_passes import BlockMask, save
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
+from graph_passes.block_sparse.spec import AttentionSpec
 
 SOURCE = Path(__file__).with_name("block_sparse.cpp")
 _HEADER = "onnxruntime_cxx_api.h"
@@ -184,9 +185,8 @@ def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[st
     causal = bool(seed % 2)
     memory, persistent = (0, 0) if causal else (block, 3)
     mask = BlockMask(rng.random((2, side, side + bool(memory))) < 0.75, block, memory)
-    function = block_sparse_attention(
-        mask, dim, dim, scale=dim**-0.5, causal=causal, row=True, full=0 if causal else 2, persistent=persistent
-    )
+    spec = AttentionSpec(mask, dim, dim, dim**-0.5, causal, persistent, full_heads=0 if causal else 2)
+    function = block_sparse_attention(spec, row=True)
     length = side * block - 3
     keys = length + memory // 2 + persistent
     row = np.zeros((2, 1, 1, keys), np.float32)

@@ -6,12 +6,12 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import onnxruntime as ort
 
-from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.targets.base import BuildOptions, Feeds, Provider, missing_input, span
 from compressor.targets.caches import (
     DECODER,
@@ -40,6 +40,7 @@ from graph_passes.flow.caches import CACHES, IN_PLACE
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_Device = TypeVar("_Device", bound=str)
 _ROOM = 64
 """Positions that there is room for after those of a prompt; whenever they are filled, the room is doubled."""
 CHOICE_SECONDS = 1.0
@@ -49,6 +50,36 @@ CHOICE_SECONDS = 1.0
 def engine_of(graph: Path) -> Path:
     """The file of ONNX Runtime's engine of a graph, beside it."""
     return graph.with_name(f"{graph.stem}.engine.onnx")
+
+
+def choose_file(
+    source: Path, graph: Path, metadata: Mapping[str, str], device: _Device, requested: str | None
+) -> tuple[_Device | Literal["cpu"], Path]:
+    """The device that runs a model, and the file that it runs: only the CPU writes the caches of an engine in place.
+
+    Args:
+        source: the engine, if there is one, else the graph.
+        graph: the graph, whose weights are in floats.
+        metadata: those of `source`.
+        device: the preferred device.
+        requested: name of the option that requests it; None: the CPU is used where it runs rounded weights alone.
+
+    Raises:
+        UsageError: the device is requested, and does not run the rounded weights of the engine.
+    """
+    if device == "cpu" or IN_PLACE not in metadata:
+        return device, source
+    if WEIGHTS not in metadata:
+        return device, graph
+    if requested is None:
+        return "cpu", source
+    raise UsageError(
+        f"--{requested}: the engine with rounded weights ({metadata[WEIGHTS]}) runs on the CPU; omit it, or use floats"
+        " (compress with --precision fp32, or serve with --plain)",
+        code=ErrorCode.CONTRADICTION,
+        field=requested,
+        value=device,
+    )
 
 
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
@@ -182,7 +213,8 @@ class OrtSessions(Sessions):
 
     Raises:
         InputError: a graph is missing, records no caches, belongs to another plan than the others, or cannot be loaded.
-        TargetMissingError: the device is missing, or does not run the engine with its rounded weights.
+        TargetMissingError: the device is missing.
+        UsageError: it does not run the rounded weights of the engine.
     """
 
     def __init__(
@@ -194,36 +226,24 @@ class OrtSessions(Sessions):
         optimized: bool = True,
         decoder: Path | None = None,
     ) -> None:
-        self._device = choose_provider(provider, "fp32") if optimized else "cpu"
-        settings = session_settings(self._device, threads)
-        if not optimized:
-            settings["graph_optimization"] = "none"
         require_decoder(folder)
 
         def file_of(name: str) -> Path:
             engine = engine_of(folder / name)
             return engine if optimized and engine.is_file() else folder / name
 
-        self.path = decoder or file_of(DECODER)
-        self._decoder = open_session(self.path, settings)
-        metadata = self._decoder.get_modelmeta().custom_metadata_map
-        if self._device != "cpu" and IN_PLACE in metadata:
-            # The operator that writes into the memory of caches is for the CPU, and `decoder.onnx` is in floats.
-            if WEIGHTS not in metadata:
-                self.path = folder / DECODER
-            elif provider is None:
-                self._device, settings = "cpu", session_settings("cpu", threads)
-            else:
-                raise TargetMissingError(
-                    f"{self.path}: with rounded weights ({metadata[WEIGHTS]}), its caches are written in place, which"
-                    f" ONNX Runtime does on the CPU alone; omit the provider {provider}, or compress in fp32",
-                    code=ErrorCode.UNSUPPORTED,
-                    field="provider",
-                    value=provider,
-                )
-            self._decoder = open_session(self.path, settings)
-            metadata = self._decoder.get_modelmeta().custom_metadata_map
-        self.settings = settings
+        def open_on(device: Provider, path: Path) -> dict[str, str]:
+            self._device, self.path, self.settings = device, path, session_settings(device, threads)
+            if not optimized:
+                self.settings["graph_optimization"] = "none"
+            self._decoder = open_session(path, self.settings)
+            return self._decoder.get_modelmeta().custom_metadata_map
+
+        metadata = open_on(choose_provider(provider, "fp32") if optimized else "cpu", decoder or file_of(DECODER))
+        requested = None if provider is None else "provider"
+        runs = choose_file(self.path, folder / DECODER, metadata, self._device, requested)
+        if runs != (self._device, self.path):
+            metadata = open_on(*runs)
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         recorded = metadata.get(CACHES)
         if recorded is None:
@@ -240,7 +260,7 @@ class OrtSessions(Sessions):
         has_encoder = (folder / ENCODER).is_file()
         if self._encoded and not has_encoder:
             raise missing_encoder(folder / ENCODER, DECODER)
-        self._encoder = open_session(file_of(ENCODER), settings) if has_encoder else None
+        self._encoder = open_session(file_of(ENCODER), self.settings) if has_encoder else None
         opened = {DECODER: self._decoder} | ({} if self._encoder is None else {ENCODER: self._encoder})
         require_one_plan(
             folder, {name: session.get_modelmeta().custom_metadata_map.get(PLAN) for name, session in opened.items()}
@@ -306,8 +326,9 @@ class OrtSessions(Sessions):
             InputError: a text has padding between its tokens, or other numbers.
         """
         is_token = mask != 0
-        begins = is_token[:, :1].sum(1) + (is_token[:, 1:] & ~is_token[:, :-1]).sum(1)
-        if (begins > 1).any():
+        first = is_token.argmax(1)
+        spans = (is_token.shape[1] - first - is_token[:, ::-1].argmax(1)) * is_token.any(1)
+        if np.count_nonzero(is_token) < spans.sum():
             raise InputError(
                 f"{self.path}: a text goes on after padding, which this engine would count as tokens; pad the texts on"
                 " the left",
@@ -316,7 +337,8 @@ class OrtSessions(Sessions):
             )
         if positions is None:
             return
-        counted, is_new = (array[:, -positions.shape[1] :] for array in (is_token.cumsum(1) - 1, is_token))
+        is_new = is_token[:, -positions.shape[1] :]
+        counted = np.arange(is_token.shape[1] - is_new.shape[1], is_token.shape[1]) - first[:, None]
         if (is_new & (positions != counted)).any():
             raise InputError(
                 f"{self.path}: {POSITIONS} differ from the places of the tokens in their texts, by which this engine"

@@ -26,7 +26,7 @@ def _pointwise(factors: Collection[int] = (), operands: int | None = None) -> Ca
 
 def _selected(node: ir.Node, context: RuleContext) -> Labels:
     """Where: an input is a factor of the output if zeros replace its elements."""
-    factors = {source for source, other in ((1, 2), (2, 1)) if context.probe.is_zero(node.inputs[other])}
+    factors = {source for source, replaced in ((1, 2), (2, 1)) if context.probe.is_zero(node.inputs[replaced])}
     return _pointwise(factors)(node, context)
 
 

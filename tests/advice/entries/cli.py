@@ -93,7 +93,7 @@ def _(w: World) -> None:
     w.right("recipe", "--options", "dsp")
 
 
-@advice("cli.run run contradiction")
+@advice("cli.run _recipes contradiction")
 def _(w: World) -> None:
     from compressor.config.methods import PENALISED_METHODS
 

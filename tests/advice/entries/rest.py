@@ -95,7 +95,7 @@ def _(w: World) -> None:
     w.right(lambda: select(everywhere=True))
 
 
-@advice("block_masks.train_masked learn_blocks text", zoo=True)
+@advice("block_masks.attention_maps unreached_notes text", zoo=True)
 def _(w: World) -> None:
     lines = [f"{n % 2}\t{' '.join(['good film'] * (n % 2 + 1))}" for n in range(48)]
     w.rows("rows.tsv", "label\ttext", *lines)

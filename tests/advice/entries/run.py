@@ -39,17 +39,6 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
-@advice("run.steps.distill _check contradiction")
-def _(w: World) -> None:
-    from tests.tasks.pictures import save_classifier, write_folder
-
-    write_folder(w.file("images"), 6)
-    save_classifier(w.file("vit"))
-    command = ("vit", "--data", "images", "--macs", "50%", "--distill", "-o", "out")
-    w.fails(*command, "--augment", "0.5")
-    w.right(*command)
-
-
 @advice("run.steps.distill _check missing-value", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
@@ -869,5 +858,5 @@ def _(w: World) -> None:
         trials: Any = SimpleNamespace(scorer=SimpleNamespace(max_drop=max_drop))
         return WeightTrials._notes(trials, Trial(rounding, row))
 
-    w.notes(lambda: notes(None, holds=True) if "nothing bounds" in w.site.texts[0] else notes(0.01, holds=False))
+    w.notes(lambda: notes(None, holds=True) if "has no bound" in w.site.texts[0] else notes(0.01, holds=False))
     w.right(lambda: notes(0.2, holds=True))

@@ -54,7 +54,7 @@ def _(w: World) -> None:
     w.right(*export(w, run, "--backend", "onnxruntime", "--max-batch", "4", "--force"))
 
 
-@advice("serving.model_files _generating_files contradiction #2")
+@advice("targets.onnxruntime.sessions choose_file contradiction")
 def _(w: World) -> None:
     from compressor.generation.weights import Rounding
     from compressor.targets.caches import DECODER
@@ -66,11 +66,13 @@ def _(w: World) -> None:
 
     run = write_decoder_only(served(w))
     engine = FuseForOrt(in_place=True)(Normalize()(load(exported("gpt2") / DECODER))).model
-    save(Rounding("int4w").apply(engine), engine_of(run / DECODER))
+    save(Rounding("int4w").apply(engine.clone()), engine_of(run / DECODER))
     for flags in (("--device", "gpu"), ("--gpus", "0")):
         w.fails(*export(w, run, *flags, "--force"))
         w.right(*export(w, run, "--force"))
         w.right(*export(w, run, *flags, "--plain", "--force"))
+    save(engine, engine_of(run / DECODER))
+    w.right(*export(w, run, "--device", "gpu", "--force"))
 
 
 @advice("serving.model_files _max_batch out-of-range")

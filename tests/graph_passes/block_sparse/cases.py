@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
+from graph_passes.block_sparse.spec import AttentionSpec
 
 LOWEST = float(np.finfo(np.float32).min)
 HEAD_DIM, VALUE_DIM, SCALE = 4, 6, 0.7
@@ -36,17 +37,8 @@ class Case:
     persistent: int = 0
 
     def __post_init__(self) -> None:
-        function = block_sparse_attention(
-            self.mask,
-            HEAD_DIM,
-            VALUE_DIM,
-            scale=SCALE,
-            causal=self.causal,
-            row=self.row,
-            full=self.full,
-            persistent=self.persistent,
-            site="a.b",
-        )
+        spec = AttentionSpec(self.mask, HEAD_DIM, VALUE_DIM, SCALE, self.causal, self.persistent, self.full)
+        function = block_sparse_attention(spec, row=self.row, site="a.b")
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         if self.library is not None:

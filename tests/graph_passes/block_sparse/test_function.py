@@ -16,6 +16,7 @@ from graph_passes.block_sparse.function import (
     rebuild_function,
     standalone_model,
 )
+from graph_passes.block_sparse.spec import AttentionSpec
 from tests.graph_passes.block_sparse.cases import (
     check_causality,
     check_longer_inputs_are_refused,
@@ -52,11 +53,11 @@ def test_a_head_that_keeps_every_block_is_dense(causal: bool) -> None:
 
 def test_causality_with_a_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="no memory and no persistent vectors"):
-        block_sparse_attention(BlockMask(np.ones((1, 2, 3), np.bool_), 8, 8), 4, 4, scale=1.0, causal=True)
+        AttentionSpec(BlockMask(np.ones((1, 2, 3), np.bool_), 8, 8), 4, 4, scale=1.0, causal=True)
 
 
 def test_attributes_of_a_call_describe_the_body_to_kernels() -> None:
-    function = block_sparse_attention(MASK, 4, 6, scale=0.5, causal=True, row=True, site="layer.0")
+    function = block_sparse_attention(AttentionSpec(MASK, 4, 6, 0.5, causal=True), row=True, site="layer.0")
     names = [str(value.name) for value in function.inputs]
     assert names == ["query", "key", "value", "block_mask", "row"]
     node = call(function, [ir.Value(name=name) for name in names])
@@ -72,18 +73,18 @@ def test_equal_functions_are_equal_bit_for_bit() -> None:
     def content(function: ir.Function) -> bytes:
         return ir.serde.serialize_function(function).SerializeToString(deterministic=True)
 
-    function = block_sparse_attention(MASK, 4, 6, scale=0.5, row=True, full=2, site="layer.0")
+    function = block_sparse_attention(AttentionSpec(MASK, 4, 6, 0.5, full_heads=2), row=True, site="layer.0")
     assert content(rebuild_function(function, MASK, (4, 6), 2)) == content(function)
     inverse = BlockMask(~MASK.kept, 8)
     rebuilt = rebuild_function(function, inverse, (4, 6), 2)
     assert content(rebuilt) != content(function)
     assert content(rebuilt) == content(
-        block_sparse_attention(inverse, 4, 6, scale=0.5, row=True, full=2, site="layer.0")
+        block_sparse_attention(AttentionSpec(inverse, 4, 6, 0.5, full_heads=2), row=True, site="layer.0")
     )
 
 
 def test_a_standalone_model_reads_what_the_function_reads() -> None:
-    model = standalone_model(block_sparse_attention(MASK, 4, 6, scale=0.5, full=1))
+    model = standalone_model(block_sparse_attention(AttentionSpec(MASK, 4, 6, 0.5, full_heads=1)))
     assert {value.name: value.dtype for value in model.graph.inputs} == {
         **dict.fromkeys(("query", "key", "value", "full"), ir.DataType.FLOAT),
         "block_mask": ir.DataType.BOOL,

@@ -12,7 +12,9 @@ from graph_passes import Plan, PlanError, RefusalCode, Shrunk, gate_groups, shri
 from graph_passes.attention.gate_initializers import set_gates
 from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import DropIdleCaches
+from graph_passes.passes.insert_gates import FINGERPRINT
 from graph_passes.shrink import find_groups, shrink_parts
+from graph_passes.weights.records import WeightRecord
 from tests.graph_passes.graphs import SIZES, Feeds, draw, error, gated, graph, plan, run, site
 
 PAIRS = (("past_k", "present_k"), ("past_v", "present_v"))
@@ -248,6 +250,17 @@ def test_an_encoder_returns_the_heads_that_its_decoder_reads(kept: tuple[int, ..
     assert error(outputs[1], outputs[0]) <= 1e-4
 
 
+def test_an_encoder_that_nothing_reads_returns_nothing() -> None:
+    """Whatever weights the run of the plan has changed."""
+    changed = plan(()).model_copy(update={"weights": {"w": WeightRecord("3:" + "0" * 32, "3:" + "1" * 32)}})
+    models = {"encoder": encoder(), "decoder": reader()}
+    for model in models.values():
+        model.metadata_props[FINGERPRINT] = "sha256:1"
+    parts = shrink_parts(models, changed.model_copy(update={"model": "sha256:1"}))
+    assert not parts["encoder"].model.graph.outputs
+    assert [value.name for value in parts["decoder"].model.graph.inputs] == ["x"]
+
+
 def test_an_encoder_that_mixes_its_heads_is_refused() -> None:
     model = encoder("axis = Constant<value_int = 1>() present_k = CumSum(k3, axis)")
     with pytest.raises(PlanError):
@@ -328,6 +341,21 @@ def test_a_length_is_read_off_a_cache_that_stays() -> None:
     feeds = draw(reference, SIZES[0])
     y, *_ = run(reference, feeds)
     assert error(run(model, {name: feeds[name] for name in ("new", "past_v")})[:1], [y]) == 0
+
+
+def test_one_of_several_caches_whose_lengths_are_read_stays() -> None:
+    model = graph(
+        "one = Constant<value_float = 1.0>() length = Shape<start = 2, end = 3>(past_k) y = Expand(one, length)"
+        " other = Shape<start = 2, end = 3>(past_v) z = Expand(one, other)"
+        " present_k = Concat<axis = 2>(past_k, new) present_v = Concat<axis = 2>(past_v, new)",
+        inputs="float[B, 4, 1, 3] new, float[B, 4, P, 3] past_k, float[B, 4, P, 3] past_v",
+        outputs="float[P] y, float[P] z, float[B, 4, T, 3] present_k, float[B, 4, T, 3] present_v",
+    )
+    record_caches(model, PAIRS)
+    reference, feeds = model.clone(), draw(model, SIZES[0])
+    assert len(DropIdleCaches()(model).report) == 1
+    outputs = run(model, {name: feeds[name] for name in (value.name or "" for value in model.graph.inputs)})
+    assert error(outputs[:2], run(reference, feeds)[:2]) == 0
 
 
 def test_a_cache_whose_length_is_read_stays_without_another() -> None:

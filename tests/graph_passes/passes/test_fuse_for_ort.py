@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, call
+from graph_passes.block_sparse.spec import AttentionSpec
 from graph_passes.passes import FuseForOrt
 from tests.graph_passes.graphs import SIZES, assert_same, draw, error, graph, operators, run
 
@@ -42,7 +43,7 @@ def test_a_graph_without_patterns_computes_the_same() -> None:
 
 def test_block_sparse_attention_keeps_its_body() -> None:
     mask = BlockMask(np.ones((2, 1, 1), np.bool_), 8)
-    function = block_sparse_attention(mask, 4, 4, scale=0.5)
+    function = block_sparse_attention(AttentionSpec(mask, 4, 4, 0.5))
     model = graph(
         "heads = Reshape(x, split)  a = Relu(heads)  y = Identity(a)",
         "int64[4] split = {0, 0, 2, 4}",

@@ -9,6 +9,7 @@ import pytest
 
 from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
+from graph_passes.block_sparse.spec import AttentionSpec
 from graph_passes.passes import Normalize
 from tests.graph_passes.graphs import graph, operators, run
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
@@ -29,7 +30,7 @@ def test_local_functions_are_inlined() -> None:
 
 def test_calls_of_block_sparse_attention_stay() -> None:
     mask = BlockMask(np.array([[[True, False], [True, True]]]), 8)
-    model = standalone_model(block_sparse_attention(mask, 4, 6, scale=0.5))
+    model = standalone_model(block_sparse_attention(AttentionSpec(mask, 4, 6, 0.5)))
     rng = np.random.default_rng(0)
     operands = [rng.normal(size=(1, 11, 1, dim)).astype(np.float32) for dim in (4, 4, 6)]
     feeds = dict(zip(("query", "key", "value"), operands, strict=True)) | {"block_mask": mask.kept}

@@ -10,6 +10,7 @@ import pytest
 
 from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
+from graph_passes.block_sparse.spec import AttentionSpec
 from graph_passes.passes import LowerOpset, NarrowIntegers, Normalize, ReducePrecision
 from tests.graph_passes.graphs import draw, error, graph, operators, run
 from tests.graph_passes.layers import LAYERS, SOME_LAYERS
@@ -78,7 +79,7 @@ def test_numbers_beyond_fp16_are_clipped() -> None:
 
 def test_bodies_of_block_sparse_attention_are_in_fp16() -> None:
     mask = BlockMask(np.random.default_rng(0).random((2, 3, 3)) < 0.6, 8)
-    model = standalone_model(block_sparse_attention(mask, 4, 6, scale=0.5, row=True, full=2))
+    model = standalone_model(block_sparse_attention(AttentionSpec(mask, 4, 6, 0.5, full_heads=2), row=True))
     shapes = {"query": (1, 20, 2, 4), "key": (1, 20, 2, 4), "value": (1, 20, 2, 6), "row": (1, 1, 1, 20)}
     shapes["full"] = (1, 2, 20, 20)
     for value in model.graph.inputs:
@@ -101,7 +102,9 @@ def test_bodies_of_block_sparse_attention_are_in_fp16() -> None:
 
 
 def test_bf16_needs_inlined_functions() -> None:
-    model = standalone_model(block_sparse_attention(BlockMask(np.ones((1, 2, 2), np.bool_), 8), 4, 6, scale=0.5))
+    model = standalone_model(
+        block_sparse_attention(AttentionSpec(BlockMask(np.ones((1, 2, 2), np.bool_), 8), 4, 6, 0.5))
+    )
     with pytest.raises(ir.passes.PreconditionError, match="local functions"):
         ReducePrecision(BF16)(model)
 

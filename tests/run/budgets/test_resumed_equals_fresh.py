@@ -68,7 +68,6 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "teacher": (None, Path("model")),
     "minutes": (None, 9.0),
     "teacher_outputs": (None, Path("outputs")),
-    "augment": (0.0, 0.5),
     "quantized_share": (0.0, 0.5),
     "temperature": (2.0, 3.0),
     "hidden_weight": (1.0, 0.0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,6 @@ from compressor.units.layers import is_linear
 from graph_passes import Plan
 from tests import folders
 from tests.command import compress
-from tests.faults import fails_with
 from tests.graph_passes.exporters import trace
 from tests.graph_passes.graphs import error
 from tests.graph_passes.graphs import run as run_graph
@@ -237,7 +235,6 @@ def test_a_teacher_with_other_tokens_is_refused(inputs: Path, tmp_path: Path) ->
         ({"data": None}, "distill"),
         ({"macs": None, "precision": "auto"}, "distill"),
         ({"distill": False}, "distill_steps"),
-        ({"augment": 1.5}, "augment"),
         ({"quantized_share": 0.2}, "quantized_share"),
     ],
 )
@@ -250,8 +247,9 @@ def test_distillation_needs_rows_a_plan_and_its_flag(
 
 
 @pytest.mark.zoo
-def test_rows_are_cut_and_joined_as_they_are_after_an_interruption(inputs: Path, tmp_path: Path) -> None:
-    fields = {"augment": 0.5, "teacher_outputs": tmp_path / "teacher"}
+@pytest.mark.parametrize("keeps", [False, True])
+def test_further_rows_are_those_of_a_run_without_an_interruption(inputs: Path, tmp_path: Path, keeps: bool) -> None:
+    fields = {"teacher_outputs": tmp_path / "teacher"} if keeps else {}
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(
             distilled_recipe(inputs, tmp_path / "out", **fields),
@@ -259,32 +257,25 @@ def test_rows_are_cut_and_joined_as_they_are_after_an_interruption(inputs: Path,
         )
     run(inputs, tmp_path / "out", **fields)
     run(inputs, tmp_path / "whole", **fields)
-    run(inputs, tmp_path / "plain", **{**fields, "augment": 0.0})
-    resumed, whole, plain = (weights(tmp_path / name) for name in ("out", "whole", "plain"))
+    resumed, whole = (weights(tmp_path / name) for name in ("out", "whole"))
     assert have_same_weights(resumed, whole)
-    assert any(not torch.equal(resumed[name], plain[name]) for name in plain)
 
 
-def save_masked(path: Path) -> Path:
-    return folders.save(transformers.BertForMaskedLM(transformers.BertConfig(**folders.SIZES)), path)
-
-
-@pytest.mark.parametrize(
-    ("task", "save"),
-    [
-        ("causal-lm", lambda path: folders.save(folders.gpt2(), path)),
-        ("sentence-similarity", folders.save_sentence_encoder),
-        ("fill-mask", save_masked),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_other_tasks_refuse_to_cut_and_join_rows(task: str, save: Callable[[Path], Path], tmp_path: Path) -> None:
-    save(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("the good film\n" * 200)
-    tasks = ("text-classification", "multi-label-classification", "regression")
-    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="augment", task=task, tasks=tasks):
-        run(tmp_path, tmp_path / "out", data=str(tmp_path / "text.txt"), augment=0.5)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("differs", [False, True])
+def test_tables_of_the_teacher_are_not_trained(
+    differs: bool, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]
+) -> None:
+    shutil.copytree(inputs / "model", tmp_path / "teacher")
+    teacher = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "teacher")
+    table = teacher.get_input_embeddings().weight
+    if differs:
+        table.data[-1] += 1
+        teacher.save_pretrained(tmp_path / "teacher")
+    fields: dict[str, Any] = {"model": distilled[0], "teacher": tmp_path / "teacher", "macs": None}
+    learned = learn(distilled_recipe(inputs, tmp_path / "out", **fields))
+    before, (name,) = weights(distilled[0]), [name for name in learned.weights if "word_embeddings" in name]
+    assert NoteCode.DISTILLED in learned.codes
+    assert torch.equal(before[name], learned.weights[name]) != differs
 
 
 @needs_vnni

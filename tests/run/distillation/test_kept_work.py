@@ -19,6 +19,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.steps import distill
+from compressor.tasks.encoding import LabelledTexts
 from compressor.training import teacher_outputs
 from compressor.units import find_sites
 from tests.faults import fails_with
@@ -67,8 +68,11 @@ class StoppedTraining(RecordingListener):
 @pytest.mark.zoo
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_interruption_in_the_middle_of_the_steps_changes_nothing(
-    shared: bool, inputs: Path, tmp_path: Path, plan: Path
+    shared: bool, inputs: Path, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not shared:
+        monkeypatch.setattr(LabelledTexts, "vocabulary", None)  # so that rows are read again
+
     def recipe(name: str) -> Recipe:
         folder = {"teacher_outputs": tmp_path / f"outputs of {name}"} if shared else {}
         return following(inputs, tmp_path / name, plan, **folder)
@@ -113,6 +117,7 @@ def test_several_processes_keep_no_outputs_and_say_so(
 ) -> None:
     for module in (distill, teacher_outputs):
         monkeypatch.setattr(module, "process_count", lambda: 2)
+    monkeypatch.setattr(LabelledTexts, "vocabulary", None)  # so that rows are read again
     folder = {"teacher_outputs": tmp_path / "outputs"} if shared else {}
     learned = learn(following(inputs, tmp_path / "out", plan, distill_steps=steps, **folder))
     codes = {note.code for note in learned.selected.notes}

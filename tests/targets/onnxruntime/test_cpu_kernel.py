@@ -14,6 +14,7 @@ from compressor.targets.onnxruntime.cpu_kernel import SOURCE, compile_kernel
 from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import BlockMask, save
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
+from graph_passes.block_sparse.spec import AttentionSpec
 from tests.targets.graphs import masked, parsed
 from tests.targets.kernels import HEADERS, compiled
 from tests.zoo import text
@@ -41,7 +42,7 @@ def test_an_engine_runs_the_kernel_in_place_of_the_function(tmp_path: Path) -> N
 
 def test_nan_stays_nan() -> None:
     mask = BlockMask(np.ones((1, 2, 2), np.bool_), 8)
-    model = standalone_model(block_sparse_attention(mask, 4, 4, scale=0.5))
+    model = standalone_model(block_sparse_attention(AttentionSpec(mask, 4, 4, 0.5)))
     rng = np.random.default_rng(0)
     feeds = {name: rng.normal(size=(2, 13, 1, 4)).astype(np.float32) for name in ("query", "key", "value")}
     feeds["key"][0, 3] = np.nan

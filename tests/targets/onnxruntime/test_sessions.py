@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.generation.weights import Rounding
 from compressor.targets.base import Provider, WeightPrecision
 from compressor.targets.caches import DECODER, ENCODER, PLAN, plan_digest
@@ -169,7 +169,7 @@ def test_rounded_weights_stay_on_every_device(
     monkeypatch.setattr(ort_session, "has_cuda", lambda: True)
     monkeypatch.setattr(module, "open_session", open_on_cpu)
     refuses = precision is not None and provider == "cuda"
-    fails = fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, field="provider", value="cuda")
+    fails = fails_with(ErrorCode.CONTRADICTION, UsageError, field="provider", value="cuda")
     with fails if refuses else nullcontext():
         sessions = OrtSessions(tmp_path, provider=provider)
         assert sessions.precision == (precision or "fp32")

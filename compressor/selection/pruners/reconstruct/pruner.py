@@ -72,7 +72,10 @@ def network_of(inputs: PruningInputs, weights: str | None = None) -> Network:
 
 
 class ReconstructPruner(Pruner[ReconstructOptions]):
-    """Removes units by second order, and repairs the linears that read and compute them; see `Pruner`.
+    """Removes units by second order, and refits the linears that read and compute them.
+
+    Call `rank()`, then `losses()` (name of a group -> number of units -> loss), `kept(group, count)` (ids of the units)
+    and `finish(counts)`, which gives the model its new weights.
 
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
     errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
