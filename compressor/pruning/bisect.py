@@ -170,12 +170,10 @@ def estimate_losses(
 def upper_losses(whole: ResampledScore, scores: Sequence[ResampledScore], *, higher_is_better: bool) -> list[float]:
     """The loss up to which each of several plans is taken to go, in the unit of the metric.
 
-    It is the estimate from all plans with a margin, or what the plan itself certainly shows, whichever is more. A gain
-    counts as no loss: on a few hundred rows it is chance, and the plan loses on others.
+    It is the estimate from all plans with a margin, or what the plan itself certainly shows, whichever is more.
     """
     upper = []
     for score, estimate in zip(scores, estimate_losses(whole, scores, higher_is_better=higher_is_better), strict=True):
         (alone,) = estimate_losses(whole, [score], higher_is_better=higher_is_better)
-        expected = max(0.0, estimate.loss) + MARGIN * estimate.error
-        upper.append(max(expected, alone.loss - _ERRORS_ALONE * alone.error))
+        upper.append(max(estimate.loss + MARGIN * estimate.error, alone.loss - _ERRORS_ALONE * alone.error))
     return upper

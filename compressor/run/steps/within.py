@@ -132,7 +132,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(8)
+@versioned(7)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -619,8 +619,8 @@ class _Search(_Attempts):
             closest = min(losses, key=lambda number: losses[number].loss)
             loss, error = losses[closest]
             text += f"; the closest is {speed(closest)}: {expected(closest)}"
-            if max(0.0, loss) < self._allowed and math.isfinite(error):
-                rows = self.searched * (MARGIN * error / (self._allowed - max(0.0, loss))) ** 2
+            if loss < self._allowed and math.isfinite(error):
+                rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2
                 advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
         code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         return Note(code=code, text=f"{text}; {advice}")
