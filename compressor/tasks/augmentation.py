@@ -28,7 +28,8 @@ def extended(rows: Dataset, pattern: Dataset, count: int, seed: int, vocabulary:
     The texts of a further example are as long as those of an example of `pattern`, which is drawn. In some, a few
     tokens are replaced by others, drawn from the vocabulary. The special tokens, which separate texts, are those of an
     example of `rows`, each of which serves equally often. A further example depends only on the examples, the seed and
-    its position. Examples without tokens between special ones are repeated as they are.
+    its position. Examples without tokens between special ones are repeated as they are, and so are those that would
+    become longer than all others.
 
     Args:
         rows: examples with columns `input_ids`, `attention_mask`, `labels`, `length` and, possibly, `token_type_ids`.
@@ -39,13 +40,17 @@ def extended(rows: Dataset, pattern: Dataset, count: int, seed: int, vocabulary:
         The examples of `rows` and further ones, all with the label zero.
     """
     texts, patterns = (_texts_by_number(examples, vocabulary.special_ids) for examples in (rows, pattern))
+    longest = max(int(np.max(examples["length"][:])) for examples in (rows, pattern))
+
+    def example(position: int, row: dict[str, Any]) -> Mapping[str, Any]:
+        if position < len(rows):
+            return row
+        further = _further(row, texts, patterns, (seed, position), vocabulary)
+        return further if further["length"] <= longest else row  # it has more special tokens than the pattern
 
     def extend(chunk: Dataset, start: int) -> tuple[dict[str, Any], int]:
-        examples = [
-            row if position < len(rows) else _further(row, texts, patterns, (seed, position), vocabulary)
-            for position, row in enumerate(chunk, start)
-        ]
-        columns = {name: [example[name] for example in examples] for name in chunk.column_names}
+        examples = [example(position, row) for position, row in enumerate(chunk, start)]
+        columns = {name: [each[name] for each in examples] for name in chunk.column_names}
         return {**columns, "labels": [0] * len(examples)}, 0
 
     return encode_chunks(rows.select(np.resize(np.arange(len(rows)), count)), extend)[0]

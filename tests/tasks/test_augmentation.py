@@ -112,6 +112,17 @@ def test_a_row_with_an_empty_text_is_extended_by_rows_with_as_many_texts() -> No
     assert empty == [CLS, SEP, SEP]
 
 
+def test_no_row_becomes_longer_than_all_others() -> None:
+    """The text of the first row ends with special tokens, as one with their words in it does."""
+    first = framed([[11]])
+    ids = [CLS, 11, SEP, SEP, SEP]
+    rows = Dataset.from_list(
+        [first | {"input_ids": ids, "attention_mask": [1] * 5, "token_type_ids": [0] * 5, "length": 5}]
+    )
+    result = extended(rows, rows_of([4], 1), 4, 0, VOCABULARY)
+    assert result["input_ids"][:] == [ids] * 4
+
+
 def test_tokens_of_unknown_words_are_text(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(4))
     task = open_data(rows_config(path, path, path), classifier).task
