@@ -48,7 +48,7 @@ from compressor.training.fit import fit
 from compressor.training.precision import native_precision
 from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
-from compressor.units.layers import embedding_tables, gradients_of
+from compressor.units.layers import embedding_tables, gradients_of, is_linear
 
 _COMPARED_ROWS = 512
 """Number of evaluation rows on which student and teacher are compared, where there are more. Evaluations on all of many
@@ -185,12 +185,17 @@ def _train(
 
 
 def _shared_tables(student: nn.Module, teacher: nn.Module) -> list[nn.Parameter]:
-    """The embedding tables of a student that equal those of its teacher, and so need no training.
+    """The embedding tables of a student that equal those of its teacher and are no weights of a head too.
 
-    They have most of the weights of a small model, which an optimizer would update in every step.
+    They need no training, have most of the weights of a small model, and an optimizer would update them in every step.
     """
     pairs = zip(embedding_tables(student), embedding_tables(teacher), strict=False)
-    return [table for table, taught in pairs if table.shape == taught.shape and torch.equal(table, taught)]
+    heads = {id(module.weight) for module in student.modules() if is_linear(module)}
+    return [
+        table
+        for table, taught in pairs
+        if id(table) not in heads and table.shape == taught.shape and torch.equal(table, taught)
+    ]
 
 
 def _notes(

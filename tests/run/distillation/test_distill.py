@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 from pathlib import Path
@@ -272,6 +273,15 @@ def test_tables_of_the_teacher_are_not_trained(differs: bool, inputs: Path, tmp_
     before, (name,) = weights(inputs / "model"), [name for name in learned.weights if "word_embeddings" in name]
     assert NoteCode.DISTILLED in learned.codes
     assert torch.equal(before[name], learned.weights[name]) != differs
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_that_a_head_shares_is_trained(tied: bool) -> None:
+    config = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=20, tie_word_embeddings=tied)
+    model = transformers.GPT2LMHeadModel(config)
+    table = model.get_input_embeddings().weight
+    assert (model.lm_head.weight is table) == tied
+    assert [each is table for each in distill._shared_tables(model, copy.deepcopy(model))] == [True] * (not tied)
 
 
 @needs_vnni
