@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import compressor
@@ -85,6 +86,19 @@ def test_an_interruption_in_the_middle_of_the_steps_changes_nothing(
     assert NoteCode.DISTILLED in resumed.codes
     assert NoteCode.OUTPUTS_NOT_KEPT not in resumed.codes
     assert have_same_weights(resumed.weights, whole.weights)
+
+
+def test_outputs_of_a_shorter_training_serve_a_longer_one(inputs: Path, tmp_path: Path, plan: Path) -> None:
+    folder, kept = tmp_path / "outputs", list[int]()
+    for steps in (40, 120):
+        learned = learn(following(inputs, tmp_path / str(steps), plan, teacher_outputs=folder, distill_steps=steps))
+        assert NoteCode.OUTPUTS_NOT_KEPT not in learned.codes
+        (index,) = folder.rglob("outputs.npz")
+        kept.append(len(np.load(index)["keys"]))
+    alone = learn(following(inputs, tmp_path / "alone", plan, teacher_outputs=tmp_path / "other", distill_steps=120))
+    (index,) = (tmp_path / "other").rglob("outputs.npz")
+    assert kept[0] < kept[1] == len(np.load(index)["keys"])
+    assert have_same_weights(learned.weights, alone.weights)
 
 
 def test_outputs_that_do_not_fit_on_the_disk_are_noted(
