@@ -43,7 +43,8 @@ _SMALL_SHARE = 0.05
 _NEGLIGIBLE_SHARE = 0.01
 """Share of the multiply-accumulates below which no engine is timed: costs are in proportion to multiply-accumulates."""
 _SHARES_OF_MIXED = tuple(np.geomspace(1 / 16, 7 / 8, 8)[[0, 2, 4, 6, 1, 3, 5, 7]].tolist())
-"""Mean shares of the units in plans in which every group keeps another number; the first four suffice for a curve."""
+"""Mean shares of the units in plans in which every group keeps another number. The first four, which are timed together
+with the plan that keeps nothing, suffice for a curve."""
 _SPREAD = 0.7
 """Standard deviation of the logarithm of the shares of groups in such a plan."""
 _MEASURED_SHARES = (_TIMED_SHARES, _SHARES_OF_FEW, _SHARES_OF_MIXED, (_NEGLIGIBLE_SHARE, _SPREAD))

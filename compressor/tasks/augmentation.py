@@ -1,4 +1,4 @@
-"""Further examples, made of the texts of others, so that a training need not read an example twice."""
+"""Further examples, made of the texts of others, for a training that would read few examples many times."""
 
 from __future__ import annotations
 
