@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -25,9 +26,11 @@ _MARGIN_ABOVE_LEAST = 1.02
 _COMPARABLE = 5.0
 """A plan is compared with those that diverge at most this many times as far. Beyond that losses are not in proportion:
 a model that answers by chance loses no more, however far it diverges."""
-MARGIN = 1.645
-"""Standard errors that are added to an estimated loss: an upper bound with a confidence of 95%, one-sided. The fastest
-of several attempts is chosen, so that less of a margin delivers what loses too much."""
+_CONFIDENCE = 0.95
+"""Probability that a plan loses at most its upper loss. The fastest of several attempts is chosen, so that less of a
+margin delivers what loses too much."""
+_SMALLEST_TAIL = 1e-12
+"""Probability beyond which a quantile of the normal distribution is one of the limits in any case."""
 _ERRORS_ALONE = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
 
@@ -39,6 +42,8 @@ class ResampledScore:
     Attributes:
         draws: the metric on bootstrap draws of the rows, the same draws for every model.
         divergence: mean KL of the outputs of the model from those of the whole model.
+        ceiling: the loss if an answer that changed is no more often right than the probabilities of the whole model
+            say; None: the whole model has none.
         constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
         order: of the whole model, why the labels seem to have another order than its classes; None: they do not.
     """
@@ -46,6 +51,7 @@ class ResampledScore:
     metric: float
     draws: Annotated[np.ndarray, PlainValidator(np.asarray), PlainSerializer(np.ndarray.tolist, list[float])]
     divergence: float
+    ceiling: float | None = None
     constant: float | None = None
     order: str | None = None
 
@@ -170,10 +176,26 @@ def estimate_losses(
 def upper_losses(whole: ResampledScore, scores: Sequence[ResampledScore], *, higher_is_better: bool) -> list[float]:
     """The loss up to which each of several plans is taken to go, in the unit of the metric.
 
-    It is the estimate from all plans with a margin, or what the plan itself certainly shows, whichever is more.
+    Labels of few rows tell a loss only to about a point, and in a plan that seems to gain they happen to agree with its
+    errors. What is known without them narrows that: a plan whose weights approximate those of the whole model does not
+    gain, and it does not lose more than its `ceiling`. The bound is the quantile of the estimate from all plans between
+    these two, or what the plan itself certainly shows, whichever is more.
     """
     upper = []
     for score, estimate in zip(scores, estimate_losses(whole, scores, higher_is_better=higher_is_better), strict=True):
         (alone,) = estimate_losses(whole, [score], higher_is_better=higher_is_better)
-        upper.append(max(estimate.loss + MARGIN * estimate.error, alone.loss - _ERRORS_ALONE * alone.error))
+        highest = math.inf if score.ceiling is None else score.ceiling
+        upper.append(max(_quantile_between(estimate, highest), alone.loss - _ERRORS_ALONE * alone.error))
     return upper
+
+
+def _quantile_between(estimate: LossEstimate, highest: float) -> float:
+    """The quantile `_CONFIDENCE` of a loss that is known by an estimate and lies between zero and a highest loss."""
+    if not 0 < estimate.error < math.inf:
+        return min(max(estimate.loss, 0.0), highest)
+    normal = NormalDist(estimate.loss, estimate.error)
+    # Of the upper tail, which keeps its digits where the estimate is far below zero.
+    above_none, above_highest = normal.cdf(2 * estimate.loss), normal.cdf(2 * estimate.loss - highest)
+    tail = above_none - _CONFIDENCE * (above_none - above_highest)
+    tail = min(max(tail, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL)
+    return min(max(2 * estimate.loss - normal.inv_cdf(tail), 0.0), highest)

@@ -147,6 +147,11 @@ class Task(ABC):
         return None
 
     @property
+    def labels_are_classes(self) -> bool:
+        """Whether the label of an example is a class, and the output has a logit for each class `[batch, classes]`."""
+        return False
+
+    @property
     def retrieves(self) -> bool:
         """Whether the metric is one of retrieval, which compares all examples with each other."""
         return False

@@ -79,6 +79,39 @@ def test_a_plan_loses_more_than_its_upper_loss_about_once_in_twenty_times() -> N
     assert 0.02 < exceeded / 400 < 0.09
 
 
+def with_loss(loss: float, noise: float, ceiling: float | None = None) -> tuple[ResampledScore, ResampledScore]:
+    """The whole model, and a plan that has some loss on the evaluation rows."""
+    draws = 0.9 - loss + noise * np.random.default_rng(0).standard_normal(DRAWS)
+    whole = ResampledScore(0.9, np.full(DRAWS, 0.9), 0.0)
+    return whole, ResampledScore(0.9 - loss, draws, 0.05, ceiling)
+
+
+@given(st.floats(-0.1, 0.1), st.floats(1e-4, 0.05), st.floats(0, 0.2))
+def test_an_upper_loss_lies_between_none_and_the_ceiling(loss: float, noise: float, ceiling: float) -> None:
+    """Unless the plan itself certainly loses more; a ceiling only lowers the bound."""
+    whole, plan = with_loss(loss, noise, ceiling)
+    (bound,) = upper_losses(whole, [plan], higher_is_better=True)
+    (free,) = upper_losses(whole, [with_loss(loss, noise)[1]], higher_is_better=True)
+    certain = loss - 1.7 * noise
+    assert 0 <= bound <= max(ceiling, certain) + 1e-6
+    assert bound <= free + 1e-6
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.005, 0.02])
+def test_a_gain_on_few_rows_says_less_than_a_margin_around_it(gain: float) -> None:
+    """A plan does not gain, so that the rows happen to agree with its errors, and the error of the estimate remains."""
+    whole, plan = with_loss(-gain, 0.008)
+    (estimate,) = estimate_losses(whole, [plan], higher_is_better=True)
+    (bound,) = upper_losses(whole, [plan], higher_is_better=True)
+    assert max(0.0, estimate.loss + 1.645 * estimate.error) < bound < 2.1 * estimate.error
+
+
+def test_a_clear_loss_keeps_its_margin() -> None:
+    whole, plan = with_loss(0.05, 0.004)
+    (bound,) = upper_losses(whole, [plan], higher_is_better=True)
+    assert bound == pytest.approx(0.05 + 1.645 * 0.004, rel=0.05)
+
+
 @pytest.mark.parametrize(("metric", "divergence"), [(0.5, NAN), (0.5, float("inf")), (NAN, 0.03)])
 def test_a_plan_without_finite_answers_loses_everything_and_says_nothing_about_others(
     metric: float, divergence: float

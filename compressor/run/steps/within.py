@@ -21,7 +21,6 @@ from compressor.graph.signature import GeneratingForward
 from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
-    MARGIN,
     ResampledScore,
     estimate_losses,
     mean_table,
@@ -132,7 +131,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(7)
+@versioned(8)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -597,7 +596,8 @@ class _Search(_Attempts):
 
     def _note(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Note:
         """How fast the fastest attempt is that holds and what it is expected to lose, or which came closest."""
-        losses, task = self._estimated(attempts, estimate_losses), self.task
+        losses, bounds = self._estimated(attempts, estimate_losses), self._estimated(attempts, upper_losses)
+        task = self.task
         count = sum(not attempt.failure for attempt in attempts)
         points = " points" if task.metric_unit is MetricUnit.POINTS else ""
 
@@ -605,22 +605,26 @@ class _Search(_Attempts):
             return f"{speed_of(self.costs.deciding, attempts[number].counts):.3g} times as fast as the whole model"
 
         def expected(number: int) -> str:
-            loss, error = (f"{task.metric_unit.scale * value:.2g}" for value in losses[number])
-            return f"expected loss of {task.metric}: {loss}{points}, standard error {error}"
+            values = (losses[number].loss, losses[number].error, bounds[number])
+            loss, error, bound = (f"{task.metric_unit.scale * value:.2g}" for value in values)
+            return (
+                f"expected loss of {task.metric}: {loss}{points}, standard error {error}, at most {bound} with a"
+                " confidence of 95%"
+            )
 
-        bound = f"the {task.metric} within {self.step.max_drop:g} of the whole model's"
+        kept = f"the {task.metric} within {self.step.max_drop:g} of the whole model's"
         if holding:
-            text = f"the fastest of {count} attempts that keeps {bound} is {speed(holding[-1])} by the cost table"
+            text = f"the fastest of {count} attempts that keeps {kept} is {speed(holding[-1])} by the cost table"
             if attempts[holding[-1]].untrained:
                 text += ", without training"
             return Note(code=NoteCode.BUDGET_MET, text=f"{text}; {expected(holding[-1])}")
-        text, advice = f"no unit is removed: none of {count} attempts keeps {bound}", "allow more loss (--max-drop)"
+        text, advice = f"no unit is removed: none of {count} attempts keeps {kept}", "allow more loss (--max-drop)"
         if losses:
-            closest = min(losses, key=lambda number: losses[number].loss)
-            loss, error = losses[closest]
+            closest = min(bounds, key=bounds.__getitem__)
+            loss, most = max(0.0, losses[closest].loss), bounds[closest]
             text += f"; the closest is {speed(closest)}: {expected(closest)}"
-            if loss < self._allowed and math.isfinite(error):
-                rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2
+            if loss < self._allowed and math.isfinite(most):
+                rows = self.searched * ((most - loss) / (self._allowed - loss)) ** 2
                 advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
         code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         return Note(code=code, text=f"{text}; {advice}")
