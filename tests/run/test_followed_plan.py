@@ -30,7 +30,7 @@ from tests.run.runs import learn, learning_recipe, write_inputs
 
 ALONE: dict[str, Any] = {"keep": None, "training_steps": None, "macs": "60%"}
 AFTER_TRAINING: dict[str, Any] = {"macs": "85%"}
-DISTILLED: dict[str, Any] = {"distill": True, "distill_steps": 60, "distill_learning_rate": 1e-3}
+DISTILLED: dict[str, Any] = {"distill": True, "distill_steps": 60, "distill_learning_rate": 1e-4}
 
 
 @pytest.fixture(scope="module")
