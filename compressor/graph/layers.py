@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from compressor.environment import release_memory
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.machine import usable_cores
 from compressor.targets.onnxruntime.ort_session import error_line, run_session
@@ -397,7 +396,6 @@ def _in_memory(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
 
 def _session(part: ir.Model) -> ort.InferenceSession:
     """Load a part, which shares the machine with many others: no memory is kept and no thread waits between runs."""
-    release_memory()  # of the session before
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = usable_cores(), 4
     options.enable_cpu_mem_arena = False
