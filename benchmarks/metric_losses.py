@@ -32,7 +32,7 @@ from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
 from compressor.models.forwards import tensors_of
 from compressor.progress import RunLog
-from compressor.pruning.bisect import ResampledScore, estimate_losses
+from compressor.pruning.bisect import ResampledScore, estimate_losses, upper_losses
 from compressor.run.load import load_model, read_rows
 from compressor.run.run_context import LoadedModel
 from compressor.run.scorer import Scorer
@@ -112,9 +112,11 @@ def row_of(
     for split, (whole, *plans) in scores.items():
         alone = estimate_losses(whole, plans[number : number + 1], higher_is_better=higher_is_better)[0]
         together = estimate_losses(whole, plans, higher_is_better=higher_is_better)[number]
+        most = upper_losses(whole, plans, higher_is_better=higher_is_better)[number]
         row[f"{split}: divergence"] = f"{plans[number].divergence:.4f}"
         row[f"{split}: loss"] = f"{100 * alone.loss:.2f} ± {100 * alone.error:.2f}"
         row[f"{split}: expected from all"] = f"{100 * together.loss:.2f} ± {100 * together.error:.2f}"
+        row[f"{split}: at most"] = f"{100 * most:.2f}"
     return row
 
 
