@@ -161,7 +161,7 @@ class NoteCode(Code):
     ENGINES_COMPARED_WHOLE = auto(), "No engine could be built with a share of the units: whole models were compared."
 
     # Measurements.
-    SPEED_UNCERTAIN = auto(), "The interval of a speed is so wide that the speed cannot be quoted."
+    SPEED_UNCERTAIN = auto(), "A speed cannot be quoted: its interval is wide, or an engine took different times."
     SETTINGS_DIFFER = auto(), "Two engines run with different settings, so their times are not comparable."
     FUSION_DIFFERS = auto(), "Attention is fused in one of two engines only, so their times are not comparable."
 

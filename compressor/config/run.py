@@ -182,8 +182,9 @@ def _settings_within(minutes: Any) -> dict[str, Any]:
         share = float(minutes) / PLAIN_MINUTES
     except (TypeError, ValueError):  # which is refused later
         return {}
-    scaled = {name: max(least, type(least)(share * FIELDS[name].default)) for name, least in _LEAST_SETTINGS.items()}
-    return scaled if 0 < share < 1 else {}
+    if not 0 < share < 1:
+        return {}
+    return {name: max(least, type(least)(share * FIELDS[name].default)) for name, least in _LEAST_SETTINGS.items()}
 
 
 _NO_REQUEST = {"seed", "batch_size", "match_dense", "minutes"}

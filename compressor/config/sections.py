@@ -364,7 +364,9 @@ class DistillationConfig(DistillOptions):
         is_basic=True,
     )
     distill_steps: Count = distillation_field("training steps of the distillation; in a ladder, of each rung", 2000)
-    distill_learning_rate: Positive = distillation_field("peak learning rate of the distillation", 2e-4)
+    distill_learning_rate: Positive | None = distillation_field(
+        "peak learning rate of the distillation; by default 2e-4, and 1e-4 with --max-drop", None
+    )
 
 
 class EngineConfig(Config):

@@ -286,9 +286,10 @@ def units_of(recipe: RecipeSections) -> Units:
 def distill_of(recipe: RecipeSections) -> Distill:
     """The step that distills by the flags of a recipe."""
     settings = recipe.distillation
+    rate = settings.distill_learning_rate
     return Distill(
         training_steps=settings.distill_steps,
-        learning_rate=settings.distill_learning_rate,
+        **({} if rate is None else {"learning_rate": rate}),
         **_values(settings, DistillOptions),
         **{name: getattr(recipe.selection, name) for name in _LEARNING},
     )

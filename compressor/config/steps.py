@@ -44,6 +44,8 @@ _OF_ENGINES = (
     *_OF_REQUESTS,
 )
 """Settings of the run that decide graphs, and the times of their engines."""
+_RATE_OF_ATTEMPTS = 1e-4
+"""Peak learning rate of the distillation of a plan that may lose little; at 2e-4 few steps hardly improve one."""
 _MOST_LOSS_ROWS = 768
 """Most rows that losses are measured on. A few rows whose answer flips have most of the divergence, so that curves from
 192 rows allocated worse than curves from 768 (MiniLM on SST-2)."""
@@ -542,6 +544,7 @@ class Within(Step):
     Attributes:
         max_drop: the loss of the metric that is allowed, in the metric's unit.
         steps: units, without a budget of their own, and distill or nothing else; by default both with their defaults.
+            The default of the learning rate of distill is 1e-4 here: a plan that may lose little needs small changes.
         minutes: time that the whole run may take; the trainings share what its other parts leave.
         attempts: maximum number of attempts.
     """
@@ -579,7 +582,10 @@ class Within(Step):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _bounds_the_units(cls, values: Any) -> Any:
-        """Tables become steps; the loss that is allowed is that of the units too, which need no budget."""
+        """Tables become steps; the loss that is allowed is that of the units too, which need no budget.
+
+        Where distill sets no learning rate, it is lower than for plans that lose more.
+        """
         if not isinstance(values, dict):
             return values
         values = {"steps": [{Units.name: {}}, {Distill.name: {}}], **values}
@@ -591,6 +597,10 @@ class Within(Step):
                 step = {Units.name: {"max_drop": bound, **options}}
             elif isinstance(step, Units) and step.is_unbounded:
                 step = step.model_copy(update={"max_drop": bound})
+            elif isinstance(step, dict) and isinstance(options := step.get(Distill.name), dict):
+                step = {Distill.name: {"learning_rate": _RATE_OF_ATTEMPTS, **options}}
+            elif isinstance(step, Distill) and "learning_rate" not in step.model_fields_set:
+                step = step.model_copy(update={"learning_rate": _RATE_OF_ATTEMPTS})
             steps.append(step_of(step))
         return {**values, "steps": tuple(steps)}
 

@@ -34,6 +34,8 @@ _QUANTIZED = frozenset(
     " MatMulIntegerToFloat MatMulNBits QAttention QGemm QLinearAdd QLinearConv QLinearMatMul QuantizeLinear".split()
 )
 """Operators of quantized graphs, whose weights no rule cuts."""
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+"""Domains of the operators that ONNX Runtime has."""
 _LEAST_OPSET = 11
 """First version of ONNX's operators that is read."""
 _CACHE = re.compile(r"past_key|past_value\b|key_value|past[._]?\d|cache", re.IGNORECASE)
@@ -89,6 +91,7 @@ class Program:
         model.metadata_props.pop(FINGERPRINT, None)  # of the whole model, where a run wrote the file
         _take_cached_branch(model.graph)
         Normalize()(model)
+        _require_operators(model, file)
         unshare_biases(model.graph)
         graph_passes.record_example_sizes(model, sizes or {})
         search, precision = graph_passes.find_groups(model), stored_precision(model)
@@ -250,6 +253,15 @@ def _require_readable(model: ir.Model, file: Path) -> None:
             " numbers or vectors",
             outputs=names,
         )
+
+
+def _require_operators(model: ir.Model, file: Path) -> None:
+    """Raise InputError for an operator that ONNX Runtime does not have, and that is no function of the graph."""
+    for node in model.graph.all_nodes():
+        if node.domain not in _DOMAINS and node.op_identifier() not in model.functions:
+            name = f"{node.domain}.{node.op_type}"
+            text = f"ONNX Runtime has no operator {name} (node {node.name}); replace it by operators of ONNX"
+            raise _other_kind(file, text, op_type=name, node=node.name)
 
 
 def _take_cached_branch(graph: ir.Graph) -> None:

@@ -116,9 +116,11 @@ def measure_variants(
                 settings: dict[str, Any] = {"seconds": seconds, "seed": seed, "on_progress": on_progress}
                 speed = interleave(variant.engine, compressed.engine, feeds, batch=batch, seq=seq, **settings)
                 speeds[variant.name].append(speed)
-    log.add_notes(
-        run_notes.speed_notes(speeds.get("dense", ())) if references else _times_alone(compressed, inputs, allowed, log)
-    )
+    dense, over_rewritten = (tuple(speeds.get(name, ())) for name in ("dense", "rewritten"))
+    if references:
+        log.add_notes(run_notes.speed_notes(dense, over_rewritten))
+    else:
+        log.add_notes(_times_alone(compressed, inputs, allowed, log))
     with log.stage("measuring memory"):
         batch, lengths = next(iter(inputs))[0], list(dict.fromkeys(size.seq or 1 for size in inputs))
         facts: dict[VariantName, EngineFacts] = {}
@@ -132,8 +134,6 @@ def measure_variants(
     if "dense" in variants:
         with log.stage("measuring throughput"):
             throughputs = _throughputs((variants["dense"], compressed), facts, inputs, allowed)
-    over_rewritten = tuple(speeds.get("rewritten", ()))
-    dense = tuple(speeds.get("dense", ()))
     return replace(results, speeds=dense, speeds_over_rewritten=over_rewritten, throughputs=throughputs, facts=facts)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from compressor.engines.build import ShrunkGraph
+from compressor.report.formatting import ms
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, Speed, VariantName
 from graph_passes import Plan
 from graph_passes.errors import listed
 
 WIDE = 1.5
-"""Ratio of the ends of a speed's interval from which on a note says that the speed is uncertain."""
+"""Ratio of the ends of a speed's interval, or of two times of an engine, from which on a speed is uncertain."""
 
 
 def missing_target_note(missing: MissingTarget) -> Note:
@@ -61,15 +62,26 @@ def emptied_head_notes(requested: Plan, carried_out: Plan) -> Iterator[Note]:
         yield Note(code=NoteCode.HEADS_EMPTIED, text=text)
 
 
-def speed_notes(speeds: Iterable[Speed]) -> Iterator[Note]:
-    """Speeds whose interval is too wide for the value to be quoted."""
+def speed_notes(speeds: Iterable[Speed], again: Iterable[Speed] = ()) -> Iterator[Note]:
+    """Speeds that are too uncertain to be quoted.
+
+    Args:
+        speeds: times of the compressed engine beside dense.
+        again: times of the compressed engine beside another engine, at the same sizes.
+    """
+    times = {speed.size_label: speed.compressed.p50 for speed in again}
     for speed in speeds:
+        label, now = speed.size_label, speed.compressed.p50
+        problem, later = None, times.get(speed.size_label, now)
         if speed.void is None and speed.high > WIDE * speed.low:
+            problem = f"between {speed.low:.2f} and {speed.high:.2f} times dense ({speed.confidence:.0%} interval)"
+        elif max(now, later) > WIDE * min(now, later):
+            problem = f"since the compressed engine took {ms(now)} beside dense, and then {ms(later)}"
+        if problem is not None:
             yield Note(
                 code=NoteCode.SPEED_UNCERTAIN,
-                text=f"{speed.size_label}: the speed is uncertain, between {speed.low:.2f} and"
-                f" {speed.high:.2f} times dense ({speed.confidence:.0%} interval); repeat the command on an idle"
-                " machine, or time for longer (--seconds)",
+                text=f"{label}: the speed is uncertain, {problem}; repeat the command on an idle machine, or time for"
+                " longer (--seconds)",
             )
 
 

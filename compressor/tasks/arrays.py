@@ -74,8 +74,19 @@ def read_arrays(source: str) -> dict[str, list[RowArrays]]:
     `train-0.npz` and `dev.npz`.
 
     Raises:
-        InputError: there is no such file, it is damaged, has objects that would be unpickled, or is something else.
+        InputError: there is no such file, it is damaged, has objects that would be unpickled, has no rows, or is
+            something else.
     """
+    splits = _read_splits(source)
+    for part in (part for parts in splits.values() for part in parts):
+        if any(array.shape[:1] == (0,) for array in part.arrays.values()):
+            text = f"{part.path}: has no rows; give at least one"
+            raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=part.path, rows=0)
+    return splits
+
+
+def _read_splits(source: str) -> dict[str, list[RowArrays]]:
+    """See `read_arrays`; arrays may have no rows."""
     path = Path(source)
     if not path.is_dir():
         if path.exists() and path.suffix.lower() != ARRAYS:
@@ -121,9 +132,6 @@ def check_arrays(part: RowArrays, inputs: Mapping[str, InputSpec], labels: Colle
             text = f"{path}: {name!r} has {len(array)} rows, {first!r} has {part.rows}; give each array the same rows"
             details = {"path": path, "array": name, "rows": len(array), "expected": part.rows}
             raise InputError(text, code=ErrorCode.INVALID_ROWS, **details)
-    if not part.rows:
-        text = f"{path}: has no rows; give at least one"
-        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0)
     integers = [name for name, spec in inputs.items() if spec.dtype.kind in "iu"]
     for name, spec in inputs.items():
         array = arrays[name]
@@ -337,6 +345,10 @@ class Arrays(Task):
             text = f"{source}: the metric {requested} reads no labels; omit them, or choose another metric"
             raise InputError(text, code=ErrorCode.COLUMN_MISSING, field="metric", value=requested)
         labels = self._part(rows).arrays[name]
+        if labels.dtype.kind == "f" and not (finite := np.isfinite(labels)).all():
+            row = int((~finite).reshape(len(labels), -1).any(1).argmax())
+            text = f"a number in {name!r} is NaN or infinite; correct it or remove the row"
+            raise RowError.of(source, row + 1, text, code=ErrorCode.NOT_FINITE, array=name)
         choice = self._choice(requested, labels)
         if choice is None:
             problem = (
@@ -344,6 +356,11 @@ class Arrays(Task):
                 " give integers [row] or [row, position] for classes, or numbers [row] for an output [row] or [row, 1]"
             )
             raise _wrong_kind(name, labels, source, problem)
+        if isinstance(choice[1], Classes) and len(np.unique(labels)) == 1:
+            text = (
+                f"{source}: {name!r} is {labels[0]} in every row; give rows of two classes or more, or omit the array"
+            )
+            raise InputError(text, code=ErrorCode.INVALID_ROWS, array=name, value=labels[0].item())
         self._score_by(*choice)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:

@@ -15,7 +15,7 @@ from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.signature import HasSignature
-from compressor.model_folder.processor import require_processor
+from compressor.model_folder.processor import require_processor, require_types
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import one_line
 from compressor.tasks.metrics import Metric
@@ -170,6 +170,8 @@ class Task(ABC):
     def check_processor(cls, folder: ModelFolder) -> None:
         """Raise an error unless a folder has a tokenizer, or what else converts rows to inputs of the model."""
         require_processor(folder.processor, folder.path)
+        if folder.access.file is not None:  # a graph has no defaults for its inputs
+            require_types(folder.processor, folder.access.inputs, folder.tokenizer or folder.path)
 
     def read(self, source: str) -> SplitRows:
         """The rows of the value of `--data`, `--eval-data` or `--test-data` by split; see `splits.named_splits`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
 from graph_passes import GraphErrorCode
+from tests import folders
 from tests.command import compress
 from tests.graph.files import TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
 from tests.tasks import pictures
@@ -175,6 +177,25 @@ def images_alone(inputs: Path) -> list[str | Path]:
     return [*run(inputs)[:2], pictures.write_folder(inputs / "images", 12), *run(inputs)[3:]]
 
 
+def without_types(inputs: Path) -> list[str | Path]:
+    """Rows of text, and a tokenizer that does not return the types of tokens that the graph reads."""
+    folders.tokenizer().save_pretrained(inputs)
+    file = inputs / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_input_names": ["input_ids", "attention_mask"]}))
+    nodes = [
+        helper.make_node("Cast", ["token_type_ids"], ["types"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["types"], ["mean"], "mean", axes=[1]),
+        helper.make_node("Add", ["before", "mean"], ["logits"], "add"),
+    ]
+
+    def edit(graph: onnx.GraphProto) -> None:
+        graph.input.append(helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch", "seq"]))
+        with_last(*nodes)(graph)
+
+    edited(inputs, edit)
+    return run(inputs, rows="rows.tsv")
+
+
 UNSUPPORTED = ErrorCode.UNSUPPORTED_MODEL
 BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "no graph": (no_graph, 3, GraphErrorCode.FILE_UNREADABLE, {}),
@@ -182,7 +203,7 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "weights elsewhere": (lambda i: stored_outside(i, "../weights", True), 3, GraphErrorCode.UNSAFE_PATH, {}),
     "own operator": (
         lambda i: edited(i, with_last(helper.make_node("Own", ["before"], ["logits"], "own", domain="com.example"))),
-        *(3, ErrorCode.RUNTIME_FAILED, {}),
+        *(3, UNSUPPORTED, {"node": "own", "op_type": "com.example.Own"}),
     ),
     "operator that does not run": (
         lambda i: edited(i, with_last(helper.make_node("Det", ["before"], ["logits"], "det"))),
@@ -227,6 +248,7 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         *(3, ErrorCode.TENSOR_MISMATCH, {}),
     ),
     "no tokenizer": (lambda i: run(i, rows="rows.tsv"), 3, ErrorCode.FILE_MISSING, {"field": "tokenizer"}),
+    "no types": (without_types, 3, ErrorCode.FILE_MISMATCH, {"input": "token_type_ids"}),
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),
     "no image processor": (images_alone, 3, ErrorCode.FILE_MISSING, {"inputs": ("pixel_values",)}),
     "task of arrays": (lambda i: run(i, "--task", "fill-mask"), 2, ErrorCode.CONTRADICTION, {"field": "task"}),

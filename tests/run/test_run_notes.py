@@ -110,6 +110,16 @@ def test_speeds_with_a_wide_interval_are_noted(low: float, high: float, void: st
     assert [note.code for note in run_notes.speed_notes([speed])] == [NoteCode.SPEED_UNCERTAIN] * uncertain
 
 
+@pytest.mark.parametrize("later", [1.0, 3.0, 4.0, 5.0, 12.0])
+def test_a_speed_is_uncertain_where_its_engine_takes_another_time_beside_another_one(later: float) -> None:
+    def speed(milliseconds: float) -> Speed:
+        times = Latency(p50=milliseconds, p90=4.0, p99=4.0, throughput=1.0, samples=(4.0,))
+        return Speed(batch=8, seq=128, dense=times, compressed=times, ratio=2.5, low=2.4, high=2.6)
+
+    notes = list(run_notes.speed_notes([speed(4.0)], [speed(later)]))
+    assert [note.code for note in notes] == [NoteCode.SPEED_UNCERTAIN] * (later in (1.0, 12.0))
+
+
 @pytest.mark.parametrize(
     ("dense", "constant", "changed", "expected"),
     [

@@ -476,6 +476,16 @@ BAD: dict[str, tuple[Callable[[Arrays], Arrays], ErrorCode, dict[str, Any]]] = {
         ErrorCode.LABEL_MISMATCH,
         {"array": "labels", "row": 31, "value": 3},
     ),
+    "labels that are no numbers": (
+        lambda rows: {**rows, "labels": np.where(np.arange(40) == 6, np.nan, 1.0)},
+        ErrorCode.NOT_FINITE,
+        {"array": "labels", "row": 7},
+    ),
+    "labels of one class": (
+        lambda rows: {**rows, "labels": np.ones(40, np.int64)},
+        ErrorCode.INVALID_ROWS,
+        {"array": "labels", "value": 1},
+    ),
     "labels of another kind": (
         lambda rows: {**rows, "labels": np.linspace(0, 1, 40)},
         ErrorCode.LABEL_MISMATCH,

@@ -53,8 +53,8 @@ def quantize_dynamically(
         # The quantizer skips attentions that state the sizes of queries, keys and values.
         if node.op_type == "Attention" and not has_score_bias(node):
             _omit_equal_sizes(node)
-        elif node.op_type == "FusedMatMul":
-            _transpose_weights(node)
+        elif node.op_type in ("FusedMatMul", "Gemm"):
+            _as_matmul(node)
     FoldWeights()(model)
     in_float = frozenset(names_of_widths(model, float_widths))
     matmuls = tuple(name for name in names_of(weight_matmuls(model)) if name not in in_float)
@@ -101,18 +101,30 @@ def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool, 
         ) from error
 
 
-def _transpose_weights(node: ir.Node) -> None:
-    """Replace a `FusedMatMul` with transposed weights by a `MatMul`, which the quantizer knows."""
+def _as_matmul(node: ir.Node) -> None:
+    """Replace a `FusedMatMul` or `Gemm` with constant weights by a `MatMul` of the same name, and an `Add`.
+
+    The quantizer does not know `FusedMatMul`. It splits a `Gemm` itself and names the product otherwise, so that one
+    that is to stay in floats would be quantized.
+    """
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    is_plain = attributes.pop("transB", 0) == 1 and attributes.pop("alpha", 1.0) == 1.0 and not any(attributes.values())
-    weights, graph = node.inputs[1], node.graph
+    is_transposed = bool(attributes.pop("transB", 0))
+    is_plain = all(attributes.pop(name, 1.0) == 1.0 for name in ("alpha", "beta")) and not any(attributes.values())
+    (activation, weights), addends, graph = node.inputs[:2], node.inputs[2:], node.graph
     if not is_plain or weights is None or not weights.is_initializer() or graph is None:
         return
-    transposed = ir.node("Transpose", [weights], {"perm": (1, 0)}, name=f"{node.name}.weights")
-    matmul = ir.node("MatMul", [node.inputs[0], transposed.outputs[0]], name=node.name)
-    graph.insert_before(node, [transposed, matmul])
-    output, value = node.outputs[0], matmul.outputs[0]
-    transposed.outputs[0].name = f"{weights.name}.transposed"
+    added = []
+    if is_transposed:
+        added.append(ir.node("Transpose", [weights], {"perm": (1, 0)}, name=f"{node.name}.weights"))
+        added[0].outputs[0].name = f"{weights.name}.transposed"
+        weights = added[0].outputs[0]
+    added.append(ir.node("MatMul", [activation, weights], name=node.name))
+    output = node.outputs[0]
+    if addends and addends[0] is not None:
+        added[-1].outputs[0].name = f"{output.name}.product"
+        added.append(ir.node("Add", [added[-1].outputs[0], addends[0]], name=f"{node.name}.bias"))
+    graph.insert_before(node, added)
+    value = added[-1].outputs[0]
     value.type, value.shape = output.type, output.shape
     name, output.name = output.name, None
     value.name = name

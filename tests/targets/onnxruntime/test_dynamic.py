@@ -12,7 +12,7 @@ import onnxruntime.quantization
 import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
-from compressor.targets import target
+from compressor.targets import BuildOptions, target
 from compressor.targets.graph_facts import quantized_matmuls, weight_matmuls
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, lost_dependencies, quantize_dynamically
@@ -167,6 +167,39 @@ def test_weights_behind_layout_operators_are_quantized(tmp_path: Path) -> None:
     model = load(tmp_path / "int8.onnx")
     assert sum(node.op_type == "MatMulInteger" for node in model.graph) == 2
     assert weight_matmuls(model) == []
+
+
+@pytest.mark.parametrize("kept_in_float", [True, False])
+@pytest.mark.parametrize(
+    "product",
+    [
+        "y = MatMul(x, w)",
+        "y = Gemm(x, w)",
+        "y = Gemm(x, w, b)",
+        "y = Gemm <transB = 1> (x, v, b)",
+        "y = com.microsoft.FusedMatMul <transB = 1> (x, v)",
+    ],
+)
+def test_matmuls_of_some_widths_stay_in_floats_whatever_operator_computes_them(
+    product: str, kept_in_float: bool, tmp_path: Path
+) -> None:
+    weights = "float[8, 32] w, float[32, 8] v, float[32] b, float[32, 4] u"
+    graph = tmp_path / "graph.onnx"
+    save(parsed(f"{product}  r = Relu(y)  z = MatMul(r, u)", "float[B, 8] x", "float[B, 4] z", weights), graph)
+    widths = frozenset([(8, 32)] if kept_in_float else [])
+    engine = build_engine(
+        graph,
+        tmp_path / "engine.onnx",
+        precision="int8",
+        provider="cpu",
+        threads=1,
+        options=BuildOptions(float_widths=widths),
+    )
+    assert engine.quantized is not None
+    assert engine.quantized.executed == engine.quantized.requested == 2 - kept_in_float
+    assert engine.products == {"int8": 2 - kept_in_float, "fp32": int(kept_in_float)}
+    feeds = {"x": np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)}
+    assert error_of(engine, graph, feeds) < SANITY
 
 
 @pytest.mark.zoo
