@@ -208,7 +208,7 @@ def random_feeds(
     }
 
 
-def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1, *, seed: int = 0) -> dict[str, np.ndarray]:
+def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1) -> dict[str, np.ndarray]:
     """The inputs of a call of a decoder after earlier tokens: `trial_feeds` of new tokens, and caches of noise.
 
     Args:
@@ -216,13 +216,12 @@ def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1, *, seed
         batch: size of free first axes.
         past: number of earlier tokens; caches of another graph hold as many positions, at least one.
         new: number of new tokens.
-        seed: see `trial_feeds`.
 
     Raises:
         InputError: the graph fixes another batch size, or its metadata are damaged.
     """
-    rng = np.random.default_rng(seed)
-    feeds = trial_feeds(model, batch, new, seed=seed)
+    rng = np.random.default_rng(0)
+    feeds = trial_feeds(model, batch, new)
     lengths: dict[str, int] = {}
     for cache, present in read_caches(model).items():
         lengths[_positions(cache)] = past if present is not None else max(past, 1)
