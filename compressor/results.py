@@ -373,8 +373,6 @@ class ProofStage(StrEnum):
 
 CACHED_STAGES = (ProofStage.CACHED_EXPORT, ProofStage.CACHED_SHRINK, ProofStage.CACHED_BUILD, ProofStage.CACHED_WEIGHTS)
 """The proofs of graphs with caches, in order; the last where weights have fewer bits."""
-FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
-"""The proofs of an engine in floats, in order."""
 
 
 VariantName = Literal["dense", "rewritten", "compressed"]
@@ -670,7 +668,6 @@ class CertificateScope(Row):
     seed: int
     engine: Literal["pytorch"] = "pytorch"
     precision: Literal["fp32", "bf16"] = "fp32"
-    tuned_on_rows: Literal["unknown"] = "unknown"
     earlier: int = 0
 
     def __str__(self) -> str:

@@ -236,19 +236,18 @@ class Store:
         return None
 
     @contextmanager
-    def growing(self, name: str, inputs: Mapping[str, Any], compute: Callable[..., Any]) -> Iterator[Path]:
+    def growing(self, name: str, compute: Callable[..., Any]) -> Iterator[Path]:
         """The folder of a result that is never whole: every run adds what it computes. It is locked meanwhile.
 
         Args:
             name: name of the result.
-            inputs: as of `memo`; what was computed from others is removed.
-            compute: computes what is added.
+            compute: computes what is added; what another version of it computed is removed.
 
         Raises:
             BlockingIOError: another run holds the lock.
             OSError: the folder cannot be written, or cannot be locked.
         """
-        with self._claimed(name, self._key(inputs, compute), is_locked=True) as folder:
+        with self._claimed(name, self._key({}, compute), is_locked=True) as folder:
             yield folder
 
     @contextmanager

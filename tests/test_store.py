@@ -184,13 +184,13 @@ def test_two_runs_may_compute_the_same_at_the_same_time(tmp_path: Path) -> None:
 
 def test_a_result_that_grows_is_locked_and_stays(tmp_path: Path) -> None:
     store, (compute, _) = Store(tmp_path, is_shared=True), counter()
-    with store.growing("a", {}, compute) as folder:
+    with store.growing("a", compute) as folder:
         (folder / "rows").touch()
-        with pytest.raises(BlockingIOError), store.growing("a", {}, compute):
+        with pytest.raises(BlockingIOError), store.growing("a", compute):
             pass
-    with store.growing("a", {}, compute) as folder:
+    with store.growing("a", compute) as folder:
         assert (folder / "rows").exists()
-    with store.growing("a", {"teacher": 2}, compute) as folder:
+    with Store(tmp_path, {"teacher": 2}).growing("a", compute) as folder:
         assert not (folder / "rows").exists()
 
 

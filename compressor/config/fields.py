@@ -182,11 +182,6 @@ def heading_of(field: FieldInfo) -> str:
     return str(extra_of(field, "heading"))
 
 
-def fields_with(fields: Mapping[str, FieldInfo], name: str) -> tuple[str, ...]:
-    """Names of the fields for which a property of `config_field` is set."""
-    return tuple(field for field, info in fields.items() if extra_of(info, name))
-
-
 def flag_of(name: str) -> str:
     """The flag of a field: `eval_data` is `--eval-data`."""
     return f"--{name.replace('_', '-')}"

@@ -59,7 +59,6 @@ def bench(
     threads: int | None = None,
     kernel: Path | None = None,
     seconds: float = 10.0,
-    seed: int = 0,
     listener: Listener | None = None,
 ) -> BenchResult:
     """Build two graphs for a runtime and time them in turn, on the example rows of the first graph or random inputs.
@@ -75,7 +74,6 @@ def bench(
         threads: threads per call; None: one per core.
         kernel: library of `compress kernel`.
         seconds: approximate duration of each row.
-        seed: of the inputs and of the bootstrap.
         listener: receives the progress.
 
     Raises:
@@ -88,7 +86,7 @@ def bench(
     chosen.check(precision=precision, provider=provider, kernel=kernel)
     # Faults of both files and of the sizes are reported before anything is built.
     model, _ = map(load, paths)
-    inputs = _inputs(model, dense, batches, seqs, seed, listener)
+    inputs = _inputs(model, dense, batches, seqs, listener)
     lengths = list(dict.fromkeys(seq or 1 for _, seq in inputs))
     options = BuildOptions(batch=span(batch for batch, _ in inputs), seq=span(lengths), kernel=kernel)
     build = functools.partial(chosen.build, precision=precision, provider=provider, threads=threads, options=options)
@@ -101,7 +99,7 @@ def bench(
         for engine, path in zip(engines, paths, strict=True):
             for (batch, seq), feeds in inputs.items():
                 require_run(engine, path, feeds, batch, seq or 1)
-        speeds, time = [], functools.partial(interleave, engines[0], engines[1], seconds=seconds, seed=seed)
+        speeds, time = [], functools.partial(interleave, engines[0], engines[1], seconds=seconds)
         for (batch, seq), feeds in inputs.items():
             with listener.stage(f"time {size_label(batch, seq)}") as on_progress:
                 speeds.append(time(feeds, batch=batch, seq=seq, on_progress=on_progress))
@@ -114,14 +112,14 @@ def bench(
 
 
 def _inputs(
-    model: ir.Model, path: Path, batches: Iterable[int], seqs: Iterable[int], seed: int, listener: Listener
+    model: ir.Model, path: Path, batches: Iterable[int], seqs: Iterable[int], listener: Listener
 ) -> dict[tuple[int, int | None], Feeds]:
     """The inputs of each batch size and length, None where a graph has no lengths, with a note if they are random."""
     for note in random_inputs_notes(model, path):
         listener.note(note)
     lengths: tuple[int | None, ...] = tuple(dict.fromkeys(seqs)) if has_lengths(model) else (None,)
     sizes = itertools.product(batches, lengths)
-    return {(batch, seq): sized_feeds(model, path, batch, seq or 1, seed) for batch, seq in sizes}
+    return {(batch, seq): sized_feeds(model, path, batch, seq or 1) for batch, seq in sizes}
 
 
 def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -> None:
@@ -137,7 +135,7 @@ def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -
         )
 
 
-def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int) -> dict[str, np.ndarray]:
     """Inputs of a requested size, from the example rows of the graph where it has any, else random.
 
     Raises:
@@ -154,7 +152,7 @@ def sized_feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) ->
                 path, text, ErrorCode.TENSOR_MISMATCH, field="seq", tensor=str(value.name), value=seq, expected=length
             )
     try:
-        return trial_feeds(model, batch, seq, seed=seed)
+        return trial_feeds(model, batch, seq)
     except InputError as error:
         raise InputError.of_file(path, f"{error} (--batch)", error.code, **error.details) from error
 
@@ -227,7 +225,6 @@ def bench_folder(
     callers: int = 1,
     threads: int | None = None,
     seconds: float = 10.0,
-    seed: int = 0,
     report: Report | None = None,
     listener: Listener | None = None,
 ) -> list[FolderRow]:
@@ -241,7 +238,6 @@ def bench_folder(
         callers: callers at once whose throughput is measured too, with one thread each.
         threads: threads per call of the single caller; None: one per core.
         seconds: approximate duration for each engine and size.
-        seed: of the inputs.
         report: the report of the run, whose engine is loaded rather than built; None: all are built.
         listener: receives the progress.
 
@@ -257,7 +253,7 @@ def bench_folder(
         text = f"no {graph.name} here; give the output folder of a run, or two ONNX files"
         raise InputError.of_file(out, text, ErrorCode.FILE_MISSING)
     model = load(graph)
-    inputs = _inputs(model, graph, batches, seqs, seed, listener)
+    inputs = _inputs(model, graph, batches, seqs, listener)
     options = BuildOptions(batch=span(batches), seq=span(seqs))
 
     def open_engine(source: Path, name: str, precision: Precision, path: Path) -> _Engines:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compressor.measure.divergence import log_softmax
+
 _TEMPERATURES = np.geomspace(0.05, 20, 121)
 _DRAWN_LABELS, _LEAST_DRAWS = 50_000, 4
 """Labels that are drawn together, and least number of draws for each row: with more rows fewer suffice."""
@@ -50,7 +52,7 @@ class LossCeiling:
         seed: int,
     ) -> LossCeiling:
         """The ceiling for a model with some logits `[rows, classes]` on rows with labels `[rows]`."""
-        chances = np.exp(_log_softmax(whole / _temperature(whole, labels)))
+        chances = np.exp(log_softmax(whole / _temperature(whole, labels)))
         sums, last = chances.cumsum(-1), whole.shape[-1] - 1
         rng, draws = np.random.default_rng(seed), max(_LEAST_DRAWS, math.ceil(_DRAWN_LABELS / len(whole)))
         drawn = [np.minimum((sums < rng.random((len(whole), 1))).sum(-1), last) for _ in range(draws)]
@@ -83,7 +85,7 @@ class LossCeiling:
 def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """The temperature at which the labels are most likely."""
     rows = np.arange(len(labels))
-    losses = [-_log_softmax(logits / temperature)[rows, labels].mean() for temperature in _TEMPERATURES]
+    losses = [-log_softmax(logits / temperature)[rows, labels].mean() for temperature in _TEMPERATURES]
     return float(_TEMPERATURES[int(np.argmin(losses))])
 
 
@@ -94,8 +96,3 @@ def _upper_count(count: float) -> float:
     """
     part = 1 / (9 * (count + 1))
     return float((count + 1) * (1 - part + _QUANTILE * part**0.5) ** 3)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))

@@ -106,10 +106,11 @@ def _vectors(values: np.ndarray, batch: Arrays) -> np.ndarray:
 
 def _kl(dense: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """KL over the last axis of logits; rounding never makes it negative."""
-    p, q = _log_softmax(dense), _log_softmax(logits)
+    p, q = log_softmax(dense), log_softmax(logits)
     return np.asarray(np.maximum((np.exp(p) * (p - q)).sum(-1), 0))
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """The logarithm of the softmax over the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))

@@ -20,7 +20,6 @@ from compressor.model_folder.sentence_texts import module_folders
 from compressor.results import Note, NoteCode
 from graph_passes.errors import listed
 
-"""Files with the probabilities from which a classifier assigns its classes."""
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.spm", "*.tiktoken", "chat_template.*", "additional_chat_templates/*"),

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.config.fields import fields_with, flag_of
+from compressor.config.fields import extra_of, flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
@@ -146,7 +146,8 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     out = recipe.output.out.resolve()
     if not (recipe.output.force and out.exists()):
         return
-    named = [(name, recipe.value(name)) for name in (*fields_with(FIELDS, "is_path"), *ROW_SOURCES) if name != "out"]
+    paths = [name for name, field in FIELDS.items() if extra_of(field, "is_path") and name != "out"]
+    named = [(name, recipe.value(name)) for name in (*paths, *ROW_SOURCES)]
     named += [(name, value) for step in parts_of(steps_of(recipe)) for name, value in step if isinstance(value, Path)]
     for name, value in named:
         if value is not None and Path(value).exists() and Path(value).resolve().is_relative_to(out):

@@ -91,7 +91,7 @@ class Scorer:
                 on_progress(min(_BATCH_SIZE * (number + 1), len(self._rows)), len(self._rows))
         mean = float(np.concatenate(divergences).mean())
         if has_own_forwards:
-            return _Measured(_sums(run or self._whole, task, self._rows, label, self._log), mean)
+            return _Measured(metric_sums(run or self._whole, task, self._rows, label, self._log), mean)
         values = task.summarize(np.stack([measured[row] for row in sorted(measured)]))
         if not answers:
             return _Measured(values, mean)
@@ -126,12 +126,9 @@ class Scorer:
         return ResampledScore(self._task.score(values), np.array(draws), measured.divergence, ceiling)
 
 
-def metric_sums(model: ModelAccess, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
+def metric_sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
     """The metric sums of a model on encoded rows, `[rows, k]`; see `Task.measure`."""
-    return _sums(model.forward(), task, rows, label, log)
 
-
-def _sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:
     def forward(batch: dict[str, np.ndarray]) -> np.ndarray:
         return task.logits(task.scored_outputs(run(batch), batch))
 

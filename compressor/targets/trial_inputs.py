@@ -32,9 +32,7 @@ _BOUNDING = frozenset(("Clip", "Where"))
 """Operators that may replace ids outside of a table."""
 
 
-def trial_feeds(
-    model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
-) -> dict[str, np.ndarray]:
+def trial_feeds(model: ir.Model, batch: int, seq: int, *, seed: int = 0, padded: bool = False) -> dict[str, np.ndarray]:
     """One batch of inputs for a graph, from its example rows where it carries any.
 
     Inputs without example rows are random; see `random_feeds`.
@@ -43,7 +41,6 @@ def trial_feeds(
         model: the graph.
         batch: size of free first axes.
         seq: size of every other free axis, except those of caches, memories, images and sounds.
-        memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
         seed: seed of the random numbers, and number of the first example row that is used.
         padded: whether to mask the last quarter of every second row, at least one token, where there is a mask.
 
@@ -53,7 +50,7 @@ def trial_feeds(
     Raises:
         InputError: the graph fixes another batch size, or its metadata are damaged.
     """
-    feeds = random_feeds(model, batch, seq, memory=memory, seed=seed, padded=padded)
+    feeds = random_feeds(model, batch, seq, seed=seed, padded=padded)
     example = read_example_rows(model)
     if example is None:
         return feeds
@@ -114,17 +111,17 @@ def memory_length(model: ir.Model, seq: int) -> int | None:
     return max(0, min(longest, positions - seq))
 
 
-def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None) -> dict[Axis, int]:
+def free_sizes(model: ir.Model, batch: int, seq: int) -> dict[Axis, int]:
     """Sizes of the free axes of a graph's inputs.
+
+    Memories have the maximum length that the model takes, or `seq` where that is unknown.
 
     Args:
         model: the graph.
         batch: number of rows.
         seq: number of tokens.
-        memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
     """
-    if memory is None:
-        memory = memory_length(model, seq)
+    memory = memory_length(model, seq)
     return {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
 
 
@@ -192,7 +189,7 @@ def _is_integer(value: ir.Value) -> bool:
 
 
 def random_feeds(
-    model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
+    model: ir.Model, batch: int, seq: int, *, seed: int = 0, padded: bool = False
 ) -> dict[str, np.ndarray]:
     """One batch of inputs for a graph, from the names, types and uses of its inputs; see `trial_feeds` for the sizes.
 
@@ -203,7 +200,7 @@ def random_feeds(
         InputError: the graph fixes another batch size.
     """
     rng = np.random.default_rng(seed)
-    sizes, held = free_sizes(model, batch, seq, memory), held_sizes(model)
+    sizes, held = free_sizes(model, batch, seq), held_sizes(model)
     return {
         value.name or "": _content(value, _shape(value, sizes, held), rng, padded)
         for value in model.graph.inputs
@@ -211,7 +208,7 @@ def random_feeds(
     }
 
 
-def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1, *, seed: int = 0) -> dict[str, np.ndarray]:
+def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1) -> dict[str, np.ndarray]:
     """The inputs of a call of a decoder after earlier tokens: `trial_feeds` of new tokens, and caches of noise.
 
     Args:
@@ -219,13 +216,12 @@ def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1, *, seed
         batch: size of free first axes.
         past: number of earlier tokens; caches of another graph hold as many positions, at least one.
         new: number of new tokens.
-        seed: see `trial_feeds`.
 
     Raises:
         InputError: the graph fixes another batch size, or its metadata are damaged.
     """
-    rng = np.random.default_rng(seed)
-    feeds = trial_feeds(model, batch, new, seed=seed)
+    rng = np.random.default_rng(0)
+    feeds = trial_feeds(model, batch, new)
     lengths: dict[str, int] = {}
     for cache, present in read_caches(model).items():
         lengths[_positions(cache)] = past if present is not None else max(past, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -36,7 +36,6 @@ _HIDDEN_STATES = ("hidden_states", "encoder_hidden_states", _DECODER_STATES)
 """Outputs with one tensor for each layer, the embeddings first."""
 _DOCUMENTS = 1024
 """Maximum number of documents that texts are ranked against."""
-OutputsObserver = Callable[[list[int], Mapping[str, np.ndarray], Mapping[str, Any]], None]
 """Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
 
@@ -213,7 +212,6 @@ class Distillation:
         task: Task,
         rows: Dataset,
         batch_size: int = BATCH_SIZE,
-        observe: OutputsObserver | None = None,
     ) -> float:
         """The mean of `divergences` of a model over the examples of encoded rows.
 
@@ -223,15 +221,13 @@ class Distillation:
         """
         examples = []
         model.eval()
-        for indices, batch in batches(task, rows, batch_size):
+        for _, batch in batches(task, rows, batch_size):
             inputs = tensors_of(task.model_inputs(batch))
             with torch.no_grad():
                 outputs = model(**forward_arguments(model, inputs))
             if model is self.teacher:
                 self._keep_evaluated(_input_keys(forward_arguments(model, inputs)), outputs)
             examples.append(task.example_means(self.divergences(outputs, inputs).cpu().numpy(), batch))
-            if observe is not None:
-                observe(indices, batch, outputs)
         return float(torch.from_numpy(np.concatenate(examples)).mean())
 
     def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:

@@ -191,7 +191,7 @@ class KeptOutputs:
             _NotKeptError: the folder cannot be written, or another run uses it.
         """
         try:
-            self._folder = self._lock.enter_context(self._store.growing(_NAME, {}, self._compute))
+            self._folder = self._lock.enter_context(self._store.growing(_NAME, self._compute))
         except BlockingIOError as error:
             raise _NotKeptError(f"another run writes into {self._folder}") from error
         except OSError as error:  # a share without locks

@@ -81,7 +81,7 @@ def _settle_conditions(model: ir.Model) -> bool:
 
     The folding pass itself knows no condition that compares free sizes.
     """
-    computed = [node for node in _conditions(model) if node.inputs[0] is not None and not _is_constant(node.inputs[0])]
+    computed = [node for node in _conditions(model) if node.inputs[0] is not None and not is_constant(node.inputs[0])]
     probe = Probe(model) if computed else None
     count = 0
     for node in computed:
@@ -136,7 +136,8 @@ def _release_branches(graph: ir.Graph) -> None:
                 reader.replace_input_with(position, None)
 
 
-def _is_constant(value: ir.Value) -> bool:
+def is_constant(value: ir.Value) -> bool:
+    """Whether a tensor is an initializer, or the output of a `Constant` node."""
     producer = value.producer()
     return value.is_initializer() or (producer is not None and producer.op_type == "Constant")
 

@@ -14,11 +14,11 @@ import pytest
 from compressor.engines.prove import Case, make_cases, prove_engine, prove_shrunk, require
 from compressor.engines.prove_export import prove_export
 from compressor.errors import ErrorCode, MismatchError
-from compressor.results import FLOAT_STAGES, Proof, ProofStage
+from compressor.results import Proof, ProofStage
 from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import load, save
 from tests.faults import fails_with
-from tests.report.reports import dense
+from tests.report.reports import FLOAT_STAGES, dense
 from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import text
 

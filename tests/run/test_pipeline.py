@@ -19,7 +19,7 @@ from compressor.engines.build import drops_unread
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError, TargetMissingError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.report import load as load_report
-from compressor.results import FLOAT_STAGES, DropStatus, NoteCode, ProofStage
+from compressor.results import DropStatus, NoteCode, ProofStage
 from compressor.run.load import load_model
 from compressor.run.measure import drop_status
 from compressor.targets import target
@@ -27,6 +27,7 @@ from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
 from tests.faults import fails_with
 from tests.report import reports
+from tests.report.reports import FLOAT_STAGES
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learn, learning_recipe

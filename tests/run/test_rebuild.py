@@ -18,7 +18,7 @@ from compressor.config.sections import EngineConfig
 from compressor.engines.prove import prove_engine
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.results import FLOAT_STAGES, BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage, Report
+from compressor.results import BudgetRow, CostShare, DropStatus, Note, NoteCode, ProofStage, Report
 from compressor.run.rebuild import load_run, quantized_source, rebuild, replace_engine
 from compressor.serving import ServeRequest, export
 from compressor.targets import Precision, target
@@ -28,6 +28,7 @@ from graph_passes import BlockMask, save
 from graph_passes import load as load_graph
 from tests.command import compress
 from tests.report import reports as reports_of_tests
+from tests.report.reports import FLOAT_STAGES
 from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe
 from tests.targets.engines import FakeEngine

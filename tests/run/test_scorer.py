@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     np.testing.assert_array_equal(same.draws, whole.draws)
     model.load_state(changed_state(model))
     other = scorer.score("other weights")
-    values = metric_sums(model, data.task, data.eval, "other weights", log)
+    values = metric_sums(model.forward(), data.task, data.eval, "other weights", log)
     assert other.metric == data.task.score(values)
     assert 0 < other.divergence < np.inf
     assert all(np.array_equal(values, before[name]) for name, values in scorer.whole_state.items())

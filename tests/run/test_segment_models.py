@@ -18,7 +18,7 @@ from compressor.engines.prove_export import prove_export
 from compressor.model_folder import load
 from compressor.models import SegmentForCausalLM, pruned
 from compressor.models.forwards import reader
-from compressor.results import FLOAT_STAGES, NoteCode, ProofStage
+from compressor.results import NoteCode, ProofStage
 from compressor.targets import target
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import open_data
@@ -28,6 +28,7 @@ from graph_passes import Plan, save
 from graph_passes import load as load_graph
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from tests import folders
+from tests.report.reports import FLOAT_STAGES
 from tests.targets.segment_models import (
     FAMILIES,
     TOLERANCE,

@@ -13,10 +13,11 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs, load
 from compressor.models.forwards import tensors_of
-from compressor.results import FLOAT_STAGES, MetricUnit, NoteCode, Report
+from compressor.results import MetricUnit, NoteCode, Report
 from compressor.tasks import open_data, statistics
 from compressor.tasks.question_answering import Answer
 from tests.folders import rows_config
+from tests.report.reports import FLOAT_STAGES
 from tests.tasks.questions import WORDS, bert, forward_of, row, wordpieces
 from tests.tasks.rows import jsonl
 

@@ -139,8 +139,3 @@ def stored_state(store: Store, model: ModelAccess) -> State:
     selected = store.load(PLAN, PlanFiles(model))
     assert selected is not None
     return State(replace(selected, engine=store.load(DELIVERED, LABEL) or selected.engine))
-
-
-def with_plan(state: State, selected: SelectedPlan) -> State:
-    """The state with another plan, for the same engine."""
-    return replace(state, selected=selected)

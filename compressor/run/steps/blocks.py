@@ -16,7 +16,7 @@ from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder
 from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunInputs
-from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
+from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed
 from compressor.selection.checks import check_options
 from compressor.selection.plan_and_curves import SelectedPlan, joined_curves
 from compressor.store import Store, versioned
@@ -96,7 +96,7 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
 
     selected = store.memo(PLAN, {}, drop, PlanFiles(folder.access))
     selector.recall(store)
-    return with_plan(state, replace(selected, certificate=state.selected.certificate))
+    return replace(state, selected=replace(selected, certificate=state.selected.certificate))
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -33,7 +33,7 @@ from compressor.results import Note, NoteCode
 from compressor.run.load import load_folder, load_named_folder
 from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunContext, RunInputs
-from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, with_plan
+from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import SelectedPlan, joined_curves, training_curves
 from compressor.store import Json, Store, versioned
@@ -117,7 +117,7 @@ def _run(step: Distill, state: State, context: StepContext, store: Store) -> Sta
         with run.log.stage("training on the outputs of the whole model") as on_progress:
             return _train(step, run, state.selected, store.within(work), on_progress)
 
-    return with_plan(state, store.memo(PLAN, {}, train, PlanFiles(run.model.folder.access)))
+    return replace(state, selected=store.memo(PLAN, {}, train, PlanFiles(run.model.folder.access)))
 
 
 def _train(

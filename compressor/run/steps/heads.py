@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from compressor.config.steps import Heads, Step
@@ -10,7 +11,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.processes import process_count, refuse_processes
 from compressor.run.plan_source import PlanFiles
 from compressor.run.run_context import RunInputs
-from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed, with_plan
+from compressor.run.steps.base import PLAN, State, StepContext, StepFunctions, signed
 from compressor.selection.checks import (
     check_certificate,
     check_max_drop,
@@ -61,7 +62,7 @@ def _run(step: Heads, state: State, context: StepContext, store: Store) -> State
             learned = learn(folder.network, run.model.sites, run.rows, known, work / "checkpoints", on_progress)
         return signed(learned, folder)
 
-    return with_plan(state, store.memo(PLAN, {}, select, PlanFiles(folder.access)))
+    return replace(state, selected=store.memo(PLAN, {}, select, PlanFiles(folder.access)))
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -50,7 +50,6 @@ from compressor.run.steps.base import (
     StepContext,
     StepFunctions,
     signed,
-    with_plan,
 )
 from compressor.selection.checks import check_certificate, check_max_drop, check_options, check_pool, check_task_options
 from compressor.selection.options import heads_to_keep
@@ -223,13 +222,14 @@ def _learn(step: Units, state: State, context: StepContext, store: Store) -> Sta
 
     selected = store.memo(PLAN, {}, learn, PlanFiles(folder.access))
     if context.whole is None:
-        return with_plan(state, selected)
+        return replace(state, selected=selected)
     constraints, counts = budgets_of(step).constraints(tables), selected.plan.counts
     reached = tuple(constraint.table.cost(counts) for constraint in constraints)
     allocation = Allocation(counts, reached, reached)
     run.log.add_notes(budget_notes(constraints, allocation))
     costs = cost_shares([table for table in tables if table.unit == "macs"], selected.plan)
-    return with_plan(state, replace(selected, budget=budget_rows(constraints, allocation), costs=costs))
+    selected = replace(selected, budget=budget_rows(constraints, allocation), costs=costs)
+    return replace(state, selected=selected)
 
 
 def _make_pool(step: Units, context: StepContext, store: Store) -> list[CostTable]:

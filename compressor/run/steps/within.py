@@ -641,7 +641,7 @@ class _Search(_Attempts):
                 model.load_state(self.scorer.whole_state)
             else:
                 self.state(number)
-            predicted, labels = metric_sums(model, self.task, rows, "a plan for the certificate", run.log).T
+            predicted, labels = metric_sums(model.forward(), self.task, rows, "a plan for the certificate", run.log).T
             return (predicted != labels).astype(np.float64)
 
         before = model.copy_state()

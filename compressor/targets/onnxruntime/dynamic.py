@@ -16,6 +16,7 @@ from compressor.targets.graph_facts import names_of, names_of_widths, weight_mat
 from graph_passes import load, save
 from graph_passes.attention.operands import has_score_bias
 from graph_passes.passes import FoldWeights, SeparateProjections, UsePaddingMask
+from graph_passes.passes.normalize import is_constant
 
 INT8_KERNELS = frozenset(
     ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearMatMul")
@@ -166,7 +167,7 @@ def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
             lost += [
                 f"{value.name} -> {output.name}"
                 for value in node.inputs
-                if value is not None and value.name not in sources and not _is_constant(value)
+                if value is not None and value.name not in sources and not is_constant(value)
             ]
     return lost
 
@@ -183,8 +184,3 @@ def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:
             else:
                 pending.append(source)
     return reached
-
-
-def _is_constant(value: ir.Value) -> bool:
-    producer = value.producer()
-    return value.is_initializer() or (producer is not None and producer.op_type == "Constant")

@@ -76,13 +76,8 @@ GAIN = 1.01
 
 @dataclass(kw_only=True, eq=False)
 class OrtEngine(Engine):
-    """A graph loaded into ONNX Runtime.
+    """A graph loaded into ONNX Runtime."""
 
-    Attributes:
-        fusion: outcome of fusing the graph; None for an engine that was built earlier, or from a quantized graph.
-    """
-
-    fusion: Fusion | None
     _session: InferenceSession = field(repr=False)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
@@ -108,9 +103,8 @@ def build_engine(
     provider: Provider | None = None,
     threads: int | None = None,
     options: BuildOptions | None = None,
-    rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
-    """Fuse a graph for ONNX Runtime by `rewrite`, and load it; see `Target.build`.
+    """Fuse a graph for ONNX Runtime, and load it; see `Target.build`.
 
     Raises:
         TargetMissingError: the device is missing, or does not compute in the precision.
@@ -123,8 +117,8 @@ def build_engine(
     if precision == "int8" and (matmuls := quantized_matmuls(load(onnx))):
         # ONNX Runtime fuses quantized matmuls itself; rules for float operators would separate them from their scales.
         save(load(onnx), out)
-        return _open(out, onnx, settings, precision, ["quantized graph"], requested=len(matmuls))
-    fusion = fuse(onnx, out, settings, rewrite)
+        return _open(out, onnx, settings, precision, ["quantized graph"], len(matmuls))
+    fusion = fuse(onnx, out, settings)
     changes = [str(fusion)]
     if fusion.fused and cache_names(model := load(onnx)) and options.norm_seconds:
         step = decoding_feeds(model, fixed_batch(model) or options.batch[1], options.seq[1])
@@ -151,7 +145,7 @@ def build_engine(
         feeds = trial_feeds(model, fixed_batch(model) or options.batch[1], options.seq[1])
         choice = choose_norms(out, settings, feeds, TOLERANCE[precision], options.norm_seconds)
         changes += [choice] if choice is not None else []
-    return _open(out, onnx, settings, precision, changes, fusion, requested)
+    return _open(out, onnx, settings, precision, changes, requested)
 
 
 def load_engine(
@@ -183,7 +177,6 @@ def _open(
     settings: dict[str, Any],
     precision: Precision,
     changes: list[str],
-    fusion: Fusion | None = None,
     requested: int | None = None,
 ) -> OrtEngine:
     """Load the engine in `path`, which was built by some changes from the graph `source`.
@@ -221,7 +214,6 @@ def _open(
         products={} if quantized is None else quantized.by_precision,
         reach=json.loads(model.metadata_props.get(REACH, "{}")),
         is_reentrant=True,
-        fusion=fusion,
         _session=session,
     )
 

@@ -69,8 +69,6 @@ def test_every_product_is_executed_in_int8(engine: OrtEngine, bert: Pruned) -> N
 
 def test_attention_stays_fused(engine: OrtEngine, bert: Pruned) -> None:
     assert engine.fused == engine.attentions == engine.kernels["QAttention"] == bert.attentions
-    assert engine.fusion is not None
-    assert engine.fusion.fused
     assert not {"Attention", "MultiHeadAttention", "Softmax"} & engine.kernels.keys()
     assert "quantized dynamically" in engine.optimization
     assert f"{bert.attentions} QAttention" in engine.optimization
@@ -226,7 +224,6 @@ def test_a_graph_that_is_quantized_is_only_loaded(tmp_path: Path) -> None:
     engine = build_engine(graph, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
     assert engine.quantized is not None
     assert (engine.precision, engine.quantized.requested, engine.quantized.executed) == ("int8", 1, 1)
-    assert engine.fusion is None
     assert len(quantized_matmuls(load(engine.path))) == 1
     assert error_of(engine, graph, {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(2, 3, 2)}) < 1e-5
     loaded = load_engine(engine.path, provider="cpu", threads=1)

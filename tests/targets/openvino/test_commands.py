@@ -8,9 +8,10 @@ import pytest
 
 from compressor import report as reports
 from compressor.errors import ErrorCode
-from compressor.results import FLOAT_STAGES, ProofStage
+from compressor.results import ProofStage
 from tests import folders
 from tests.command import compress
+from tests.report.reports import FLOAT_STAGES
 
 Cap = pytest.CaptureFixture[str]
 QUICK = ("--seconds", "0.01", "--batch", "2", "--seq", "8", "--threads", "1", "--quiet")
