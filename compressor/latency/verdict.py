@@ -219,7 +219,7 @@ class Verdict(_Record):
     def lines(self) -> list[str]:
         """The verdict as lines of text."""
         return [
-            *([f"proofs     {len(self.proofs)} proofs of 8-bit products hold on this machine"] if self.proofs else []),
+            *([f"proofs     {len(self.proofs)} proofs of 8-bit matmuls hold on this machine"] if self.proofs else []),
             self._outputs_line(),
             *self._slowdown_lines("" if self.first_token is None else "first token", self.first_token),
             *self._slowdown_lines("" if self.first_token is None else "each further token", self.slowdown),
@@ -233,7 +233,7 @@ class Verdict(_Record):
             text = "text from every prompt, not compared" if streams else "finite, of the expected shapes and types"
         else:
             text = f"equal to {self.outputs.expected} within {self.outputs.error:.1e}"
-        return f"outputs    {text} ({self.outputs.batches} batches); inputs: {self.inputs}"
+        return f"outputs {text} ({self.outputs.batches} batches); inputs: {self.inputs}"
 
     def _slowdown_lines(self, heading: str, slow: Slowdown | None) -> list[str]:
         if slow is None:
