@@ -59,8 +59,8 @@ def prove_export(
         except InputError as error:
             raise InputError(
                 f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); "
-                f"the export of transformers fixes a size of this family; use a class of the model with another head, "
-                f"or another --attention",
+                f"the export of transformers fixes a size of this family; use a model with another head, or another "
+                f"form of attention",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(model),
             ) from error
@@ -111,8 +111,8 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
             what = " ".join(filter(None, (change.module, change.name)))
             known = change.before is not None and getattr(model.config, change.name, None) == change.before
             remedy = (
-                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json; it'
-                " computes another function than the folder"
+                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json,'
+                " which computes a different function than the folder"
                 if known
                 else "use a model without this change"
             )
@@ -132,8 +132,8 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
         named = "" if field is None else f" ({field})"
         raise InputError(
             f"{family(model)}: above {tied} keys{named} the model chooses keys by score. Among equal scores PyTorch"
-            f" chooses other keys than ONNX, so the graph computes something else on texts of more than {tied} tokens;"
-            f' to compress it for shorter texts, set "max_position_embeddings": {tied} in config.json',
+            f" and ONNX choose different keys, so the graph computes something else on texts of more than {tied} tokens;"
+            f' to compress the model for shorter texts, set "max_position_embeddings": {tied} in config.json',
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             field=field,

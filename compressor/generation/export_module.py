@@ -72,7 +72,7 @@ def prove_export(
         except InputError as error:
             raise InputError(
                 f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
-                f" ({error}); the export of transformers fixes a size of this family; use --no-cache",
+                f" ({error}); the export of transformers fixes a size of this family",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(fresh),
             ) from error
@@ -101,7 +101,7 @@ def _require_use_of_cache(model: PreTrainedModel, plan: Plan, texts: Sequence[Ca
     if not proof.holds:
         raise InputError(
             f"{family(model)}: with its own cache, the model computes something else than on whole texts (relative "
-            f"error {proof.error:.3g}); use --no-cache",
+            f"error {proof.error:.3g}), and so would graphs with caches",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             error=proof.error,

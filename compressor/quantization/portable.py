@@ -75,7 +75,7 @@ def require_nncf() -> ModuleType:
     try:
         import nncf
     except ImportError as error:
-        text = "int8: NNCF is not installed, which quantizes graphs"
+        text = "int8: NNCF, which quantizes graphs, is not installed"
         raise TargetMissingError.of_package("nncf", "openvino", text) from error
     module: ModuleType = nncf
     return module

@@ -281,7 +281,7 @@ class _Reading:
             return None
         if self._drawn_rows is None or train is None:
             problem = "there are no training rows" if train is None else "labels of training rows are read"
-            text = f"--unlabelled-data {named}: {problem}, so these rows cannot be used; omit --unlabelled-data"
+            text = f"--unlabelled-data {named}: {problem}, so these rows cannot be used; omit the option"
             raise UsageError(text, code=ErrorCode.CONTRADICTION, field="unlabelled_data", value=named)
         splits = self._task.read(named)
         name, chosen = _select_split("train", splits, named)
