@@ -37,7 +37,7 @@ class Choice:
     def row(self) -> Candidate:
         """The row of a table of candidates, without measurements."""
         count = len(self.in_float)
-        returned = f"{count} matmul{'s' if count > 1 else ''} in floats" if count else ""
+        returned = f"{count} product{'s' if count > 1 else ''} in floats" if count else ""
         form = ", ".join(filter(None, (self.form, MIXED if self.mixes else "", returned)))
         return Candidate(target=self.config.target, precision=self.config.precision, form=form, in_float=self.in_float)
 

@@ -132,7 +132,7 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
         named = "" if field is None else f" ({field})"
         raise InputError(
             f"{family(model)}: above {tied} keys{named} the model chooses keys by score. Among equal scores PyTorch"
-            f" and ONNX choose different keys, so the graph computes something else on texts of more than {tied} tokens;"
+            f" and ONNX choose different keys, so the graph differs on texts of more than {tied} tokens;"
             f' to compress the model for shorter texts, set "max_position_embeddings": {tied} in config.json',
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),

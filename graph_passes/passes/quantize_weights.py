@@ -53,7 +53,7 @@ class QuantizeWeights(GraphPass[QuantizedWeights]):
         others: name of a matrix of weights -> its bits instead; None: it stays in floats.
 
     Raises:
-        ValueError: a number of bits is another.
+        ValueError: a number of bits is neither 4 nor 8.
     """
 
     def __init__(self, bits: int, others: Mapping[str, int | None] | None = None) -> None:
@@ -100,7 +100,7 @@ def weights_of(node: ir.Node) -> ir.Value | None:
 
 
 def _obstacle(node: ir.Node, weights: ir.Value) -> str:
-    """Case 4: what is in the way; empty: nothing."""
+    """Case 4: the obstacle in words; empty: there is none."""
     if any(node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
         return "a transposed first factor"
     if weights.const_value is None or len(weights.const_value.shape) != 2:
