@@ -237,8 +237,8 @@ def _bias_addition(value: ir.Value) -> ir.Node | None:
     node = uses[0][0]
     if node.op_type != "Add":
         return None
-    others = [operand for operand in node.inputs if operand is not value]
-    return node if len(others) == 1 and others[0] is not None and _is_vector(others[0]) else None
+    addends = [operand for operand in node.inputs if operand is not value]
+    return node if len(addends) == 1 and addends[0] is not None and _is_vector(addends[0]) else None
 
 
 def _is_matrix(value: ir.Value) -> bool:

@@ -163,8 +163,8 @@ class Program:
     @property
     def obstacles(self) -> tuple[Refusal, ...]:
         """What looks like an attention or a feed-forward and is no group, and why."""
-        others = (group for group in self.search.groups if group.linear not in self.linears)
-        return (*self.search.obstacles, *map(_no_linear, others))
+        unresolved = (group for group in self.search.groups if group.linear not in self.linears)
+        return (*self.search.obstacles, *map(_no_linear, unresolved))
 
     @property
     def digest(self) -> str:

@@ -490,12 +490,12 @@ class Arrays(Task):
 
     def _update_notes(self) -> None:
         (output,) = self.outputs
-        others = [name for name in self._outputs if name not in (output, *self.loss_outputs)]
+        ignored = [name for name in self._outputs if name not in (output, *self.loss_outputs)]
         text = (
             f"the output {output} {_axes(self._outputs[output].shape)} is scored as {self._form.description}"
             f" ({self._metric.name}; the task has {', '.join(metric.name for metric in self.metrics)})"
         )
-        text += f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not compared" if others else ""
+        text += f"; {', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not compared" if ignored else ""
         self.notes = (*self._read_notes, Note(text=text, code=NoteCode.METRIC_CHOSEN))
 
     def _add(self, part: RowArrays, first: RowArrays) -> None:

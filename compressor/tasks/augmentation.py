@@ -100,8 +100,8 @@ def _part(
 
 def _changed(tokens: Sequence[int], share: float, vocabulary: np.ndarray, rng: np.random.Generator) -> list[int]:
     """Tokens of which a share is replaced by others."""
-    others = rng.choice(vocabulary, len(tokens))
-    changed: list[int] = np.where(rng.random(len(tokens)) < share, others, tokens).tolist()
+    drawn = rng.choice(vocabulary, len(tokens))
+    changed: list[int] = np.where(rng.random(len(tokens)) < share, drawn, tokens).tolist()
     return changed
 
 

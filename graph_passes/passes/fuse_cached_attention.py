@@ -310,9 +310,9 @@ class _Matcher:
         if key is None or value is None or (parts := self._concatenated((key, value), operands)) is None:
             return None
         pairs = ((operands.key, key), (operands.value, value))
-        heads, *others = (self._sources(operand, cache, query[1]) for operand, cache in pairs)
+        heads, *value_heads = (self._sources(operand, cache, query[1]) for operand, cache in pairs)
         kv_heads, *sizes = (self._heads(cache, softmax)[1] for cache in (key, value))
-        if heads is None or [heads] != others or [kv_heads] != sizes:
+        if heads is None or [heads] != value_heads or [kv_heads] != sizes:
             return None
         return _Sources((key, value), parts, kv_heads, heads)
 
