@@ -28,7 +28,7 @@ class Fault(Enum):
     REFUSED = (
         ErrorCode.REQUEST_REFUSED,
         "the server refuses the request",
-        "check the names, types and shapes of its inputs in the server's log",
+        "its inputs have the names, types and shapes that the server lists, so see the server's log",
     )
     TIMEOUT = ErrorCode.SERVER_TIMEOUT, "no response within {seconds:g} s", "allow more with --deadline"
     UNREACHABLE = (

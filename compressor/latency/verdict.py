@@ -233,7 +233,7 @@ class Verdict(_Record):
             text = "text from every prompt, not compared" if streams else "finite, of the expected shapes and types"
         else:
             text = f"equal to {self.outputs.expected} within {self.outputs.error:.1e}"
-        return f"outputs {text} ({self.outputs.batches} batches); inputs: {self.inputs}"
+        return f"outputs    {text} ({self.outputs.batches} batches); inputs: {self.inputs}"
 
     def _slowdown_lines(self, heading: str, slow: Slowdown | None) -> list[str]:
         if slow is None:

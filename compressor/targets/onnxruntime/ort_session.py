@@ -66,7 +66,7 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
     elif precision == "fp8":
         reason = "ONNX Runtime has no matmuls in fp8; use int8 or fp32, or --target trt"
     elif precision == "int8" and chosen == "cuda":
-        reason = "ONNX Runtime has few matmuls in int8 on a GPU; use the cpu provider, or --target trt"
+        reason = "ONNX Runtime runs few matmuls in int8 on a GPU; use the cpu provider, or --target trt"
     elif precision == "fp16" and chosen == "cpu":
         code = ErrorCode.DEVICE_MISSING
         reason = (
