@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 DOMAIN = "com.microsoft"
 _GROUPED = "GroupQueryAttention"
 _WIDTHS = 8
-"""Multiple of the width of a head in `GroupQueryAttention`."""
+"""Divisor of the width of a head in `GroupQueryAttention`."""
 _SELECTS = LAYOUT | {"Concat", "Gather"}
 """Operators that repeat, select or move the heads of a cache."""
 _ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())

@@ -27,7 +27,7 @@ _FIRST = (0, 4096)
 _TOLERANCE = 1e-3
 """Largest difference between the turns of two positions and the next two."""
 _WIDTHS = 8
-"""Multiple of half of the width of a head that the operator rotates."""
+"""Divisor of half the width of a head that the operator rotates."""
 _TABLES = (7, 8)
 """Inputs of the attention with the cosines and sines of each position `[position, half of a width]`."""
 

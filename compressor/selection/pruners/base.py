@@ -108,7 +108,7 @@ class Pruner(ABC, Generic[OptionsT]):
 
     @functools.cached_property
     def store(self) -> Store:
-        """Keeps finished parts, under keys of everything but the code that they depend on."""
+        """Keeps finished parts, under keys of everything that they depend on except the code."""
         inputs = self.inputs
         settings = [
             inputs.access.fingerprint(),

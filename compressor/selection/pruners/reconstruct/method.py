@@ -161,8 +161,8 @@ def require_tokens(network: Network, groups: Sequence[PrunableGroup]) -> None:
         needed = int(np.ceil(network.rows * inputs / max(count, 1)))
         raise InputError(
             f"{group.name}: the {network.rows} rows that choose units have {count} tokens, fewer than its {inputs} "
-            f"inputs; allow at least {needed} rows (--prune-rows), and give a third more rows (--data), because up to "
-            f"a quarter is held out",
+            f"inputs; allow at least {needed} rows (--prune-rows), and give a third more than that (--data), because "
+            f"up to a quarter is held out",
             code=ErrorCode.TOO_FEW_ROWS,
             group=group.name,
             rows=network.rows,
