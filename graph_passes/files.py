@@ -99,7 +99,9 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
     for node in graph.node:
         undefined = [name for name in node.input if name and name not in defined]
         if undefined:
-            raise _unreadable(path, f"{node.op_type} reads {undefined[0]}, which no node computes", tensor=undefined[0])
+            raise _unreadable(
+                path, f"{node.op_type} reads {undefined[0]}, which no earlier node computes", tensor=undefined[0]
+            )
         defined.update(node.output)
 
 
@@ -147,7 +149,7 @@ def _bind_external(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
     elif not data_path.is_file():
         fault, code = f"its data file {location} is missing; copy it to the graph", GraphErrorCode.FILE_MISSING
     elif data_path.stat().st_nlink > 1:  # onnx_ir reads none: it may be a file from anywhere
-        fault = f"its data file {location} has further names (hard links); replace it by a copy of itself"
+        fault = f"its data file {location} has several names (hard links); replace it by a copy of itself"
     if fault:
         raise GraphError(f"{path}: {fault}", code=code, path=path, tensor=tensor.name, location=location)
     offset, length = tensor.offset or 0, tensor.length

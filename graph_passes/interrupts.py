@@ -1,4 +1,4 @@
-"""Interrupts that wait for the end of what must not be left half done."""
+"""Interrupts that wait until a critical section is complete."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def current() -> dict[str, dict[str, Any]]:
         if "@versioned(" not in source:
             continue
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for name, version, others in versions_in(ast.parse(source)):
-            files = dict.fromkeys(path for part in (module, *others) for path in module_files(part))
+        for name, version, parts in versions_in(ast.parse(source)):
+            files = dict.fromkeys(path for part in (module, *parts) for path in module_files(part))
             code = hashlib.sha256("".join(normalized(path.read_text(encoding="utf-8")) for path in files).encode())
             versions[f"{module} {name}"] = {"version": version, "code": code.hexdigest()[:16]}
     return versions

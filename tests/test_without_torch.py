@@ -214,10 +214,10 @@ def test_a_run_on_a_file_comes_to_the_same_as_with_pytorch(
     weights = [{name: value.const_value for name, value in graph.initializers.items()} for graph in graphs]
     assert weights[0].keys() == weights[1].keys()
     for name, value in weights[0].items():
-        other = weights[1][name]
+        counterpart = weights[1][name]
         assert value is not None
-        assert other is not None
-        np.testing.assert_array_equal(value.numpy(), other.numpy(), name)
+        assert counterpart is not None
+        np.testing.assert_array_equal(value.numpy(), counterpart.numpy(), name)
 
 
 def test_a_run_on_a_file_loads_no_pytorch_where_it_is_installed(folder: Path, tmp_path: Path) -> None:

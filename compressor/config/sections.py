@@ -578,5 +578,5 @@ def definite_fields(report: Report) -> dict[str, Any]:
     The recipe may have left them to the run, or name a precision of the weights of the engine with caches.
     """
     delivered = {"target": report.target, "precision": report.precision}
-    others = (AUTO, *WEIGHT_BITS)
-    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) in others}
+    undecided = (AUTO, *WEIGHT_BITS)
+    return report.recipe | {name: value for name, value in delivered.items() if report.recipe.get(name) in undecided}

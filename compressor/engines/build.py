@@ -1,4 +1,5 @@
-"""Build a variant from its exported graph: shrink and build it, and prove both. This needs no PyTorch."""
+"""Build a variant from its exported graph: shrink the graph, build the engine, and prove both. This needs no
+PyTorch."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class ShrunkGraph:
         lowered: masked sites that are block-sparse in the graph.
         dense: masked sites that were to be block-sparse, with the operator that prevents it.
         unused: site -> number of key blocks that are not projected.
-        thinned: names of the products that compute only the positions that are read.
-        shared: sites whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
+        thinned: names of the matmuls that compute only the positions that are read.
+        shared: sites whose dropped queries or keys are still computed -> the norm that reads all heads.
     """
 
     name: VariantName
@@ -146,7 +147,7 @@ def build_variant(
 
     Raises:
         TargetMissingError: the runtime or its device is missing.
-        MismatchError: the engine computes something else than the graph, or computes quantized products in floats.
+        MismatchError: the engine computes something else than the graph, or computes quantized matmuls in floats.
     """
     folder, source = folder or graph.path.parent, quantized or graph.path
     # The dense engine is the runtime's own, without rewrites.
@@ -168,11 +169,11 @@ def prove_build(
     *,
     quantized: Path | None = None,
 ) -> tuple[Proof, ...]:
-    """Prove an engine: its int8 products one by one, and the whole.
+    """Prove an engine: its int8 matmuls one by one, and the whole.
 
     Args:
-        graph: the graph that it was built from, unless there is a quantized one.
-        config: target and precision, with which the products are built alone.
+        graph: the graph that it was built from, unless `quantized`.
+        config: target and precision, with which the matmuls are built alone.
         quantized: the quantized graph that it was built from; None: it was built from `graph`.
 
     Raises:
@@ -212,17 +213,17 @@ def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
 
 
 def require_precision(engine: Engine, config: EngineConfig) -> None:
-    """Check that the runtime executes every quantized product in int8, and in an engine in bf16 every product in that.
+    """Check that the runtime executes every quantized matmul in int8, and every matmul of an engine in bf16 in bf16.
 
     Raises:
-        MismatchError: it computes some in fp32, and the configuration does not accept that.
+        MismatchError: the runtime computes some in fp32, and the configuration does not accept that.
     """
     if config.allow_float_products:
         return
     if engine.precision == "bf16" and (in_fp32 := engine.products.get("fp32", 0)):
         raise MismatchError(
-            f"{config.target}: {in_fp32} of {sum(engine.products.values())} products are computed in fp32 instead of"
-            " bf16; accept that with --allow-float-products, or use --precision fp32",
+            f"{config.target}: {in_fp32} of {sum(engine.products.values())} matmuls are computed in fp32 instead of "
+            f"bf16; accept this with --allow-float-products, or use --precision fp32",
             code=ErrorCode.PRODUCTS_IN_FLOAT,
             requested=sum(engine.products.values()),
             executed=engine.products.get("bf16", 0),
@@ -234,9 +235,9 @@ def require_precision(engine: Engine, config: EngineConfig) -> None:
         return
     names = f", among them {', '.join(products.in_float[:3])}" if products.in_float else ""
     raise MismatchError(
-        f"{config.target}: {max(products.requested - products.executed, len(products.in_float))} of"
-        f" {products.requested} quantized products are"
-        f" computed in floats{names}; accept that with --allow-float-products, or use another target",
+        f"{config.target}: {max(products.requested - products.executed, len(products.in_float))} of "
+        f"{products.requested} quantized matmuls are computed in floats{names}; accept this with "
+        f"--allow-float-products, or use another target",
         code=ErrorCode.PRODUCTS_IN_FLOAT,
         requested=products.requested,
         executed=products.executed,

@@ -24,8 +24,8 @@ class Choice:
     Attributes:
         config: target and precision.
         form: `PORTABLE`, `SYMMETRIC` or `DYNAMIC` for an engine in 8 bits; empty for an engine in floats.
-        mixes: whether products stay in floats whose widths are slower in int8 on this machine.
-        in_float: names of the products of the quantized graph that were returned to floats, for a proof or the metric.
+        mixes: whether matmuls stay in floats if their widths are slower in int8 on this machine.
+        in_float: names of the matmuls of the quantized graph that were returned to floats, for a proof or the metric.
     """
 
     config: EngineConfig
@@ -57,10 +57,10 @@ class Choice:
 def choices(config: EngineConfig, *, has_rows: bool = True) -> list[Choice]:
     """Every engine that a configuration allows, in the order in which they are tried.
 
-    The time to try them may be limited, so that one in 8 bits of each runtime comes first, and floats come last.
+    The time to try engines may be limited, so one engine in 8 bits of each runtime comes first, and floats come last.
 
     Args:
-        has_rows: whether there are rows to calibrate engines in 8 bits on; without them these are left out.
+        has_rows: whether there are rows to calibrate on; without rows, engines in 8 bits are left out.
     """
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)
     groups: list[list[Choice]] = [[], [], []]

@@ -84,12 +84,12 @@ def choose_engine(
 
     An engine that cannot be quantized, built or proven is a row with its reason, and the next is tried.
 
-    Where int8 loses too much, a further candidate returns as few products to floats as keep the metric. Where units are
+    Where int8 loses too much, a further candidate returns as few matmuls to floats as keep the metric. Where units are
     removed afterwards, engines are compared with about as many units as the budget leaves.
 
     Args:
         allowed: the engines to try, which are timed only to choose between several; None: all that the settings allow.
-        pruning: what units are removed for the chosen engine afterwards; None: none are.
+        pruning: the pruning that follows for the chosen engine; None: no units are removed afterwards.
         decided: labels of the engine that was chosen before, which is chosen again if it can be built, and of its
             runner-up; empty: none was.
         otherwise: the engines to try where none of `allowed` can be built.
@@ -301,7 +301,9 @@ def time_pruned(
             except (CompressorError, GraphPassError) as error:
                 failures[index] = error
     if not pruned:
-        text = f"engines are compared by the whole model, since none has {100 * share:.2g}% of the units"
+        text = (
+            f"engines are compared by the whole model, since none could be built with {100 * share:.2g}% of the units"
+        )
         trials.log.add_notes([Note(code=NoteCode.ENGINES_COMPARED_WHOLE, text=f"{text} ({failures[near[0]]})")])
         return list(built)
     reference, *rows = _times(trials, list(pruned.values()), f"timing engines with {100 * share:.2g}% of the units")
@@ -355,20 +357,20 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph], *, is_b
     rows = min((quantized.rows for quantized in graphs), default=_FEW_ROWS)
     if rows < _FEW_ROWS:
         text = (
-            f"the ranges of quantized activations were measured on {rows} rows; with fewer than {_FEW_ROWS} they"
-            " are uncertain (--data with more rows, --calibration-rows)"
+            f"the ranges of quantized activations were measured on {rows} rows, and are uncertain with fewer than "
+            f"{_FEW_ROWS}; give more rows (--data, --calibration-rows)"
         )
         yield Note(code=NoteCode.FEW_CALIBRATION_ROWS, text=text)
     for quantized in graphs:
         if quantized.ruined:
             text = (
-                f"{quantized.path.name}: {len(quantized.ruined)} matrix products are computed in fp32, because outliers"
+                f"{quantized.path.name}: {len(quantized.ruined)} matmuls are computed in fp32, because outliers"
                 f" of their activations leave int8 too few steps for the other values: {', '.join(quantized.ruined)}"
             )
             yield Note(code=NoteCode.OUTLIER_RANGES, text=text)
         if quantized.in_float:
             names = ", ".join(quantized.in_float)
-            text = f"{quantized.path.name}: {len(quantized.in_float)} products are in floats: {names}"
+            text = f"{quantized.path.name}: {len(quantized.in_float)} matmuls are in floats: {names}"
             yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     best = next(row for row in table if row.chosen)
     if best.quantized is not None and best.difference is not None and not is_bounded:

@@ -31,7 +31,7 @@ def export_proven(
     The reference of the proof is the folder, loaded afresh: with its own weights for the dense variant, and with those
     of the model for others, which may have been trained.
 
-    Tracing the model takes most of the time of an export. A graph of the same model with another plan is therefore
+    Tracing the model takes most of the time of an export. A graph of the same model with a different plan is therefore
     reused, with new gates and weights, if the proof then holds.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Times of single products in int8 and in floats: an engine computes each width in what is faster there.
+"""Times of single matmuls in int8 and in floats: an engine computes each width in the faster precision.
 
-Narrow products gain less from int8 than the quantization of their inputs costs. Where that begins depends on the
-processor and the runtime, so that it is measured.
+A narrow matmul gains less from int8 than the quantization of its inputs costs. Which widths are too narrow depends on
+the processor and the runtime, so they are measured.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from compressor.targets.base import Widths
 from compressor.targets.graph_facts import matmuls_by_widths, quantized_matmuls
 
 PRODUCT_SECONDS = 0.2
-"""Approximate time spent on timing one product at one size, in int8 and in floats."""
+"""Approximate time spent on timing one matmul at one size, in int8 and in floats."""
 _OPSET = 17
 _MOST_WEIGHTS = 2**27
-"""Largest number of weights of a product that is timed."""
+"""Largest number of weights of a matmul that is timed."""
 TimeRatio = Callable[[Choice, Widths, Sequence[int], BuildOptions], float]
 
 
 @dataclass
 class MatmulTimes:
-    """Times products of a graph in int8 and in floats, each width once.
+    """Times matmuls of a graph in int8 and in floats, each width once.
 
     Attributes:
         inputs: inputs of the model, of every size to time.
         log: receives the stage.
-        time_ratio: the time of a product in int8 over that in floats, from the engine, the widths, numbers of
-            activation vectors and options; None: it is measured.
+        time_ratio: returns the time of a matmul in int8 over its time in floats, from the engine, the widths, numbers
+            of activation vectors and options; None: it is measured.
     """
 
     inputs: Sequence[Feeds]
@@ -55,18 +55,18 @@ class MatmulTimes:
     def mixed(
         self, choice: Choice, graph: Path, options: BuildOptions, *, exact: bool = True
     ) -> tuple[EngineConfig, BuildOptions]:
-        """The settings of an int8 engine whose products are in floats where that is faster.
+        """The settings of an int8 engine with matmuls in floats where that is faster.
 
         Args:
             graph: the graph that it is built from: quantized, or in floats where the target quantizes it.
-            exact: whether products are timed at their own widths; False: at near ones, which many plans share.
+            exact: whether matmuls are timed at their own widths; False: at rounded widths, which many plans share.
 
         Returns:
-            Its target and precision, which is one of floats where no product is faster in int8; and its options.
+            Its target, its precision (of floats where no matmul is faster in int8), and its options.
 
         Raises:
             TargetMissingError: the runtime is missing.
-            InputError: the runtime cannot build a single product.
+            InputError: the runtime cannot build a single matmul.
         """
         options = replace(options, float_precision=target(choice.config.target).float_precision)
         in_floats = choice.config.model_copy(update={"precision": options.float_precision})
@@ -76,7 +76,7 @@ class MatmulTimes:
         unknown = {near: widths for widths, near in timed.items() if self._key(choice, near) not in self._ratios}
         if unknown:
             rows = self._rows(model, {widths: by_widths[widths] for widths in unknown.values()})
-            with self.log.stage(f"timing products in int8 and in floats ({choice.config.target})") as on_progress:
+            with self.log.stage(f"timing matmuls in int8 and in floats ({choice.config.target})") as on_progress:
                 for near, widths in tracked(unknown.items(), on_progress):
                     ratio = (self.time_ratio or _time_ratio)(choice, near, rows[widths], options)
                     self._ratios[self._key(choice, near)] = ratio
@@ -140,13 +140,13 @@ def _time_ratio(choice: Choice, widths: Widths, rows: Sequence[int], options: Bu
 
 
 ACTIVATIONS, _OUTPUT = "activations", "output"
-"""Names of input and output of the graph of one product."""
+"""Names of input and output of the graph of one matmul."""
 
 
 def matmul_graph(
     widths: Widths, rng: np.random.Generator, *, is_quantized: bool, rows: int | str = "rows"
 ) -> onnx.ModelProto:
-    """The graph of one product of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
+    """The graph of one matmul of activations, `[rows, inputs]`, and random weights, `[inputs, outputs]`.
 
     Args:
         is_quantized: whether both factors are quantized to 8 bits: activations per tensor, weights per output.

@@ -29,9 +29,9 @@ _CACHED_REMEDIES = {
     **dict.fromkeys(CACHED_STAGES, "compress the model with --no-cache, which leaves out these graphs"),
     ProofStage.CACHED_WEIGHTS: "compress the model with --precision fp32",
 }
-"""What leaves out that whose proof does not hold."""
+"""Proof -> how to leave out the graphs or the precision for which it does not hold."""
 _PRODUCT_TOLERANCE = 1e-2
-"""Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
+"""Largest relative error of a matmul in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
 Run = Callable[[Feeds], Outputs]
 Inputs = Callable[[int, int, int], Mapping[str, npt.ArrayLike]]
 """Makes a batch of a model's inputs, as tensors or arrays, from (batch size, length, seed)."""
@@ -82,9 +82,9 @@ def make_cases(
 
 
 def proven_shapes(batches: Sequence[int], lengths: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Of the sizes that are timed, those that proofs cover: every length, with the smallest and the largest batch.
+    """The timed sizes that proofs cover: every length, with the smallest and the largest batch.
 
-    A graph may be right up to some length only, e.g. that of a chunk of linear attention.
+    A graph may be right up to some length only, e.g. the length of a chunk of linear attention.
     """
     return [(batch, length) for length in lengths if length is not None for batch in {min(batches), max(batches)}]
 
@@ -148,9 +148,9 @@ def prove_engine(
 def prove_products(
     quantized: Path, build: Callable[[Path, Sequence[Feeds]], Engine], cases: Sequence[Case], variant: VariantName
 ) -> Proof:
-    """Compare each int8 product of a runtime with the float product of its dequantized factors.
+    """Compare each int8 matmul of a runtime with the float matmul of its dequantized factors.
 
-    The products are computed one by one, from the activations that they have in the quantized graph.
+    The matmuls are computed one by one, from the activations that they have in the quantized graph.
 
     Args:
         build: builds an engine in 8 bits from a graph, for inputs of the same sizes as those that it receives.
@@ -172,7 +172,7 @@ def require(proof: Proof) -> Proof:
     """The proof, if it holds.
 
     Raises:
-        MismatchError: it does not hold.
+        MismatchError: the proof does not hold.
     """
     if not proof.holds:
         raise MismatchError(
@@ -214,7 +214,7 @@ def prove_outputs(
 
     Args:
         expected: outputs of the reference for `cases`, then for `further`.
-        further: more inputs, by whose outputs errors are scaled too.
+        further: more inputs; errors are scaled by their outputs too.
 
     Raises:
         MismatchError: there are no inputs, or an output is missing or unexpected.
@@ -253,13 +253,13 @@ def prove_graphs(
 ) -> tuple[Proof, ...]:
     """Prove the graphs of a folder in each installed runtime that may read them, compiled for a batch of one row.
 
-    A graph is also read by others than `compress`: without its rewrites, and often at one shape, for which a runtime
-    may choose other kernels. A runtime in which a graph does not hold gets a note, since the engine that is delivered
-    has proofs of its own.
+    Other programs than `compress` may run a graph: without its rewrites, and often at one shape, for which a runtime
+    may choose different kernels. If a graph does not hold in a runtime, a note says so; the delivered engine has proofs
+    of its own.
 
     Args:
         cases: inputs of the proofs; those of one row are compared.
-        graphs: name in the folder -> file, of float graphs that are not there yet; None: there are none.
+        graphs: name in the folder -> file, of float graphs that are not in the folder yet; None: there are none.
 
     Returns:
         The proofs that hold.
@@ -333,4 +333,4 @@ def _prove_fixed(
 
 def _remedy(runtime: Target, precision: Precision) -> str:
     # The precision is named for floats too: without it, the engine has the precision of the run.
-    return f"compress build OUT --target {runtime.name} --precision {precision} makes an engine from it that is proven"
+    return f"build a proven engine from it with compress build OUT --target {runtime.name} --precision {precision}"

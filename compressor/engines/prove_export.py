@@ -1,6 +1,5 @@
-"""Proofs that an exported graph computes the same function as the PyTorch model, and the refusal of models that none
-can hold for: those with outputs that are not finite, that change at an input for good, or that choose among equal
-scores."""
+"""Proofs that an exported graph computes the same function as the PyTorch model. Models for which no proof can hold are
+refused: their outputs are not finite, an input changes them for good, or they choose among equal scores."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def prove_export(
     Each case runs on a copy of the model that nothing has run on before: a model may change at an input.
 
     Args:
-        model: the model, which stays as it is; to be the reference, nothing has run on it.
+        model: the model, which stays unchanged; nothing may have run on it if it is the reference.
 
     Raises:
         InputError: the graph does not run on inputs of some size that the model reads, or the model's own outputs are
@@ -59,8 +58,9 @@ def prove_export(
             return run(feeds)
         except InputError as error:
             raise InputError(
-                f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); the"
-                " exporter of transformers fixes a size of this family: export another head or form of attention",
+                f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); "
+                f"the export of transformers fixes a size of this family; use a model with another head, or another "
+                f"form of attention",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(model),
             ) from error
@@ -96,9 +96,9 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
         model: its reference, on which nothing has run.
 
     Raises:
-        InputError: it does not hold, and a forward on one of the inputs changes the model; or the model chooses keys
-            among equal scores, so that it holds by chance if it does.
-        MismatchError: it does not hold.
+        InputError: the proof does not hold, and a forward on an input changes the model; or the model chooses keys
+            among equal scores, so the proof can only hold by chance.
+        MismatchError: the proof does not hold.
     """
     with FirstOfEqual(watches=True) as choices:
         proof = prove()
@@ -111,10 +111,10 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
             what = " ".join(filter(None, (change.module, change.name)))
             known = change.before is not None and getattr(model.config, change.name, None) == change.before
             remedy = (
-                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json; it'
-                " computes another function than the folder"
+                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json,'
+                " which computes a different function than the folder"
                 if known
-                else "a graph computes one function for all inputs; use a model without this change"
+                else "use a model without this change"
             )
             raise InputError(
                 f"{family(model)}: the model changes permanently at {case.name} ({what}: {change.before} to"
@@ -132,8 +132,8 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
         named = "" if field is None else f" ({field})"
         raise InputError(
             f"{family(model)}: above {tied} keys{named} the model chooses keys by score. Among equal scores PyTorch"
-            f" chooses other keys than ONNX, so the graph computes something else on texts of more than {tied} tokens;"
-            f' to compress it for shorter texts, set "max_position_embeddings": {tied} in config.json',
+            f" and ONNX choose different keys, so the graph differs on texts of more than {tied} tokens;"
+            f' to compress the model for shorter texts, set "max_position_embeddings": {tied} in config.json',
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             field=field,
@@ -147,7 +147,7 @@ def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
 
     Returns:
         The proof, and the smallest number of chosen keys where scores are equal; None: the proof does not hold, or no
-        scores are equal, so that these are not what a graph differs by.
+        scores are equal, so ties are not the reason of a difference.
     """
     with FirstOfEqual() as choices:
         proof = prove()
@@ -169,17 +169,17 @@ def _change(model: PreTrainedModel, case: Case) -> Change | None:
 
 
 def require_defined(model: PreTrainedModel, inputs: Mapping[str, Tensor], outputs: Mapping[str, np.ndarray]) -> None:
-    """Check the outputs of a model, and name the module where they overflow.
+    """Check that the outputs of a model are finite, and name the module where they overflow.
 
     Raises:
-        InputError: an output has NaN, or infinities alone.
+        InputError: an output has NaN, or no finite number.
     """
     feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
     undefined = next((name for name, array in outputs.items() if not is_defined(array, feeds)), None)
     if undefined is None:
         return
     module = first_not_finite(model, inputs)
-    where = "" if module is None else f", and before it that of its module {module}"
+    where = "" if module is None else f", and so is the earlier output of its module {module}"
     raise InputError(
         f"{family(model)}: the output {undefined} of the model is NaN or infinite{where}; check its weights, or use a"
         " checkpoint from before the training diverged",

@@ -22,8 +22,8 @@ def quantize_as(
 ) -> QuantizedGraph:
     """Quantize a float graph into a file beside it.
 
-    The portable graph keeps products in floats that outliers ruin, and its weights use 7 of 8 bits where the processor
-    has no instructions for sums of int8 products.
+    The portable graph keeps matmuls in floats if outliers of their activations leave int8 too few steps, and its
+    weights use 7 of 8 bits where the processor has no instructions for sums of int8 products.
 
     Args:
         file: name of the quantized graph (`Target.quantized_graph`), which says its form.
@@ -47,7 +47,7 @@ def quantize_portable(
     """Write the portable graph of a float graph, for this processor.
 
     Args:
-        keep_float: names of products that stay in floats; empty: those that outliers ruin.
+        keep_float: names of matmuls that stay in floats; empty: those with outliers.
 
     Raises:
         TargetMissingError: NNCF is not installed.

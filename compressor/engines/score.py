@@ -26,7 +26,7 @@ from compressor.tasks.metrics import summed_losses
 from compressor.tasks.scoring import batches, sample_of
 
 _COMPARED_ROWS = 2_000
-"""Number of evaluation rows on which engines are compared, where there are more."""
+"""Maximum number of evaluation rows on which engines are compared."""
 _DECIDING_ROWS = 10_000
 """Number of evaluation rows where a rung of a ladder is chosen by the interval of its loss: with 2,000 rows it is wider
 than a point if 6% of all answers change."""
@@ -41,7 +41,8 @@ def reads_in_order(variant: Variant, task: Task) -> bool:
 
 
 def forward_of(variant: Variant, task: Task, on_logits: LogitsObserver | None = None) -> Forward:
-    """Runs a batch with the engine, and passes its logits on; or generates with its caches, if it has some."""
+    """A function that runs a batch with the engine, and passes its logits on; or generates with its caches, if it has
+    any."""
 
     def forward(batch: Batch) -> np.ndarray:
         outputs = variant.engine.run(batch)
@@ -98,7 +99,7 @@ def score(
 
     Args:
         dense: metric sums of the dense variant, `[examples, k]`.
-        compressed: those of the compressed variant for the same examples, `[examples, k]`.
+        compressed: metric sums of the compressed variant for the same examples, `[examples, k]`.
 
     Raises:
         DivergedError: the metric of a variant is not finite.
@@ -128,12 +129,12 @@ def score(
 def score_notes(
     score: Score, dense: np.ndarray, compressed: np.ndarray, constant: float | None, order: str | None = None
 ) -> Iterator[Note]:
-    """What a metric of both engines cannot show.
+    """Notes on what the metric of both engines cannot show.
 
     Args:
         dense: metric sums of the dense engine's answers, `[examples, k]`.
         compressed: those of the compressed engine for the same examples.
-        constant: the score of an answer that is the same for every row; None: there is none.
+        constant: the score of the same answer for every row; None: there is none.
         order: why the labels seem to have another order than the classes of the model; None: they do not.
     """
     if order is not None:
@@ -210,7 +211,7 @@ class EvaluationScorer:
     def scores(self, variant: Variant, scored: ScoredAnswers | None = None) -> tuple[Score, ...]:
         """The metric of an engine and of the dense one with its interval, and notes on it; empty without labels.
 
-        Its interval decides, so that more rows are scored than where engines are compared.
+        Its interval decides, so more rows are scored than to compare engines.
 
         Args:
             scored: its answers to the rows by which engines are compared, if they are known.

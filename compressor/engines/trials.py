@@ -36,7 +36,7 @@ from graph_passes.passes import ReturnToFloats
 T = TypeVar("T")
 
 _RANKED_ROWS = 32
-"""Calibration rows on which products are ranked."""
+"""Calibration rows on which matmuls are ranked."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Trial:
         source: the quantized graph that it was built from; None: the shrunk graph.
         options: the options that it was built with; None: those of all engines of the run.
         scored: its answers to the evaluation rows; None: it was not built, or they have no labels.
-        error: why it cannot be delivered; None: it can, or it loses too much.
+        error: why it cannot be delivered; None: it can be, or it loses too much of the metric.
     """
 
     choice: Choice
@@ -69,7 +69,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class EngineTrials:
-    """Everything that candidates are built, scored and timed with.
+    """Everything needed to build, score and time candidates.
 
     Attributes:
         graph: the graph of the compressed variant.
@@ -79,7 +79,7 @@ class EngineTrials:
         cases: inputs of the proofs.
         inputs: inputs to time, by batch size and length.
         seconds: maximum time spent on timing one candidate at one size.
-        matmul_times: times of single products, by which engines mix int8 and floats.
+        matmul_times: times of single matmuls, by which engines mix int8 and floats.
         scratch: folder for engines that are not delivered.
         log: receives stages and notes.
         deadline: time by `time.perf_counter` after which no further candidate is tried, once one keeps the metric.
@@ -150,7 +150,7 @@ class EngineTrials:
     def build(self, choice: Choice, quantized: QuantizedGraph | None) -> Trial:
         """Build and prove one candidate; a failure is recorded in its row.
 
-        Products that fail their proof return to floats, and the candidate is built again.
+        Matmuls that fail their proof return to floats, and the candidate is built again.
 
         Args:
             quantized: the quantized graph of its form; None: there is none.
@@ -172,7 +172,7 @@ class EngineTrials:
             if choice.mixes:
                 config, options = self.matmul_times.mixed(choice, source or self.graph.path, options)
             if config.precision != choice.config.precision:
-                raise InputError("no product is faster in int8 on this machine", code=ErrorCode.UNSUPPORTED)
+                raise InputError("no matmul is faster in int8 on this machine", code=ErrorCode.UNSUPPORTED)
             with self.log.stage(f"trying {choice.label}"):
                 variant = build_variant(self.graph, choice.config, options, self.cases, quantized=source, folder=folder)
         except (CompressorError, GraphPassError) as error:
@@ -231,9 +231,9 @@ class EngineTrials:
         return dataclasses.replace(trial, candidate=candidate, scored=scored)
 
     def return_products(self, trial: Trial, quantized: QuantizedGraph) -> Trial:
-        """A candidate of the same target with as few products in floats as keep the metric.
+        """A candidate of the same target with as few matmuls in floats as keep the metric.
 
-        The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
+        Matmuls are ranked by how much returning each alone changes the outputs; bisection finds the number.
         """
         further = Trial(trial.choice, trial.choice.row)
 
@@ -248,19 +248,19 @@ class EngineTrials:
             best = smallest_that_holds(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
         except (CompressorError, GraphPassError) as error:
             return further.failed(error)
-        none_holds = MismatchError("no number of products in fp32 keeps the metric", code=ErrorCode.NUMBERS_DIFFER)
+        none_holds = MismatchError("no number of matmuls in fp32 keeps the metric", code=ErrorCode.NUMBERS_DIFFER)
         return best or further.failed(none_holds)
 
     def _ranking(self, quantized: Path) -> list[str]:
         """The products of the quantized graph, in the order in which they return to floats."""
         if quantized not in self._ranked:
-            with self.log.stage("compressed: ranking the products") as on_progress:
+            with self.log.stage("compressed: ranking the matmuls") as on_progress:
                 rows = self._rows[:_RANKED_ROWS]
                 self._ranked[quantized] = rank_matmuls(quantized, self.graph.path, rows, on_progress)
         return self._ranked[quantized]
 
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The candidates with the peak memory of those that hold, at the first size."""
+        """The candidates, with the peak memory at the first size of each that keeps the metric."""
         feeds = next(iter(self.inputs.values()))
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []
@@ -275,7 +275,7 @@ class EngineTrials:
 
 def no_time() -> InputError:
     """Why a candidate was not tried for lack of time."""
-    return InputError("no time was left to try it; allow more (--minutes)", code=ErrorCode.UNSUPPORTED)
+    return InputError("no time was left to try it; allow more time (--minutes)", code=ErrorCode.UNSUPPORTED)
 
 
 def smallest_that_holds(maximum: int, attempt: Callable[[int], T], holds: Callable[[T], bool]) -> T | None:

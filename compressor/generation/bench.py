@@ -22,7 +22,7 @@ class GenerationRow:
 
     Attributes:
         folder: the folder.
-        precision: that of the decoder's engine, or of its weights alone, e.g. `int4w`.
+        precision: precision of the decoder's engine, or of its weights alone, e.g. `int4w`.
         batch: number of texts.
         prompt_tokens: length of each text before the token.
         prompt_ms: median milliseconds of reading the texts, with the encoder where there is one.
@@ -49,7 +49,7 @@ def bench_generation(
     seconds: float = 10.0,
     listener: Listener,
 ) -> list[GenerationRow]:
-    """Time the engines of one folder, or those of two in turn, on random tokens.
+    """Time the engines of one folder, or the engines of two folders in turn, on random tokens.
 
     Args:
         folders: one or two folders with `decoder.onnx`.
@@ -65,7 +65,7 @@ def bench_generation(
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(
-                f"{folder}: no folder; name output folders of runs on models that generate",
+                f"{folder}: no such folder; name output folders of runs on models that generate",
                 code=ErrorCode.INVALID_VALUE,
                 field="prompt_tokens",
                 value=str(folder),

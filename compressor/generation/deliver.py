@@ -37,13 +37,13 @@ class CachedGraphs:
     """The graphs of the whole model with caches, with a gate for every unit.
 
     Attributes:
-        files: their names, in the order in which they run; the last is the decoder.
-        folder: their folder.
+        files: file names of the graphs, in the order in which they run; the last is the decoder.
+        folder: the folder of the graphs.
         plan: the plan that keeps every unit.
-        attention: the form of attention in them.
+        attention: the form of attention in the graphs.
         proof: model = graphs with gates.
         texts: inputs of the proofs.
-        precision: the precision of their weights.
+        precision: the precision of the graphs' weights.
     """
 
     files: tuple[str, ...]
@@ -56,7 +56,7 @@ class CachedGraphs:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error between them and what is made from them."""
+        """Largest relative error between these graphs and the graphs and engines that are made from them."""
         return TOLERANCE[self.precision]
 
 
@@ -118,7 +118,7 @@ def export_whole(
 def shrink_graphs(
     whole: CachedGraphs, folder: ModelFolder, plan: Plan, runtime: Target, scratch: Path, out: Path
 ) -> tuple[Proof, ...]:
-    """Write the graphs of a plan without what it drops, each proven.
+    """Write the graphs without the units that a plan drops, and prove each.
 
     Args:
         whole: the graphs of the whole model.
@@ -222,7 +222,7 @@ def count_caches(whole: CachedGraphs, compressed: Path, workload: Workload) -> G
 
     Args:
         whole: the graphs of the whole model.
-        compressed: folder of the graphs without what the plan drops.
+        compressed: folder of the shrunk graphs.
         workload: the requests that would be timed.
     """
     before, after = (bytes_per_token(graph_passes.load(folder / DECODER)) for folder in (whole.folder, compressed))
@@ -252,7 +252,7 @@ def time_graphs(
 
     Args:
         whole: the graphs of the whole model.
-        engines: those of the whole model, and those in the folder of the graphs without what the plan drops.
+        engines: the engines of the whole model, and the engines in the folder of the shrunk graphs.
         workload: the requests that are timed.
         seconds: approximate duration of each measurement.
         seed: seed of the bootstrap.

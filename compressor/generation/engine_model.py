@@ -136,7 +136,7 @@ class EngineModel(PreTrainedModel):
 
     Attributes:
         sessions: the engine.
-        generate: that of the class of the model.
+        generate: the method of the model's class.
     """
 
     device = torch.device("cpu")
@@ -146,7 +146,7 @@ class EngineModel(PreTrainedModel):
 
     @classmethod
     def of(cls, model: type[PreTrainedModel], config: PretrainedConfig, sessions: Sessions) -> EngineModel:
-        """A model of a class of transformers, whose `generate` and whatever that calls stay as they are."""
+        """A model of a class of transformers, whose `generate` stays unchanged, with all that it calls."""
 
         @functools.wraps(model.forward)  # `generate` looks up which arguments a forward has
         def forward(self: EngineModel, **inputs: Any) -> CausalLMOutputWithPast:
@@ -249,13 +249,13 @@ def refuse(options: Mapping[str, Any]) -> None:
             `mm_encoder_outputs` where there are no images.
 
     Raises:
-        InputError: one has another value.
+        InputError: an option has another value.
     """
     for name, value in options.items():
         is_empty = value is None or value is False or (isinstance(value, Mapping) and not value)
         if not is_empty and name not in _IGNORED:
             raise InputError(
-                f"{name}: an engine cannot use it; omit it",
+                f"{name}: an engine does not support this option; omit it",
                 code=ErrorCode.UNSUPPORTED,
                 field=name,
             )

@@ -257,8 +257,8 @@ def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> A
             return module(**inputs)
     except Exception as error:  # model code can raise any type
         raise InputError(
-            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so only"
-            " the graph that reads a whole text at once can be exported",
+            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so "
+            f"only the graph that reads a whole text at once can be exported",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
         ) from error

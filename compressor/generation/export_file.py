@@ -46,7 +46,7 @@ def prove_export(
 ) -> Proof:
     """The proof that the graph with gates, in steps, computes what the file computes at once and in steps.
 
-    The reference is the file in ONNX Runtime, in whose weights the gates are folded.
+    The reference is the file in ONNX Runtime, with the gates folded into its weights.
 
     Raises:
         InputError: the file does not run on a text, or computes something else in steps than at once.
@@ -60,7 +60,8 @@ def prove_export(
         itself = prove_outputs(stage, variant, texts, expected, in_steps, tolerance)
     if not itself.holds:
         raise InputError(
-            f"{file.file}: its outputs in steps, with caches, differ from those for a whole text at once (relative"
+            f"{file.file}: its outputs in steps, with caches, differ from its outputs for a whole text at once "
+            f"(relative"
             f" error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph without"
             " caches (--no-cache)",
             code=ErrorCode.UNSUPPORTED_MODEL,

@@ -62,7 +62,7 @@ def prove_export(
 
     Raises:
         InputError: the graphs do not run on a text, or the model itself computes something else with a cache.
-        MismatchError: it does not hold.
+        MismatchError: the proof does not hold.
     """
     fresh, gated = fresh_model(folder, trained=variant != "dense"), OrtSessions(graphs, optimized=False)
 
@@ -72,7 +72,7 @@ def prove_export(
         except InputError as error:
             raise InputError(
                 f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
-                f" ({error}); the exporter of transformers fixes a size of this family",
+                f" ({error}); the export of transformers fixes a size of this family",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(fresh),
             ) from error
@@ -100,8 +100,8 @@ def _require_use_of_cache(model: PreTrainedModel, plan: Plan, texts: Sequence[Ca
         return
     if not proof.holds:
         raise InputError(
-            f"{family(model)}: with its own cache the model computes something else than on whole texts (relative error"
-            f" {proof.error:.3g}), and so would graphs with caches",
+            f"{family(model)}: with its own cache, the model computes something else than on whole texts (relative "
+            f"error {proof.error:.3g}), and so would graphs with caches",
             code=ErrorCode.UNSUPPORTED_MODEL,
             family=family(model),
             error=proof.error,
@@ -136,7 +136,7 @@ def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], att
     """Logits of the gated model on each case, from one forward over the whole text and without a cache.
 
     Args:
-        model: the model; to be the reference, nothing has run on it.
+        model: the model; nothing may have run on it if it is the reference.
         plan: the plan, whose dropped units the gates switch off.
         cases: the inputs.
         attention: form of attention.

@@ -22,7 +22,7 @@ from graph_passes.errors import listed
 _READ = frozenset((TEXT, MASK, TARGET, "input_features"))
 """Inputs of the models whose graphs have caches."""
 _LEFT_OUT = frozenset(("decoder_attention_mask", "token_type_ids"))
-"""Inputs that graphs with caches lack: the decoder reads no padding, and a text that is continued one type of token."""
+"""Inputs that graphs with caches lack: a decoder's texts have no padding here, and one type of token."""
 
 
 def generation_cases(
@@ -65,7 +65,7 @@ def prove_steps(
     """The proof that graphs in steps return the expected logits.
 
     Args:
-        stage: what is compared with what.
+        stage: name of the comparison.
         variant: name of the variant.
         cases: the inputs.
         expected: logits of each case.
@@ -92,7 +92,7 @@ def prove_engines(
     variant: VariantName,
     tolerance: float = TOLERANCE["fp32"],
 ) -> Proof:
-    """The proof that the engines compute what their graphs do, which ONNX Runtime does not optimize there.
+    """The proof that the engines compute what their graphs do, run without optimizations.
 
     Args:
         folder: the folder of the graphs and engines.
@@ -102,8 +102,7 @@ def prove_engines(
         variant: name of the variant.
         tolerance: largest relative error.
 
-    Raises:
-        MismatchError: it does not hold.
+    Raises: MismatchError: it does not hold.
     """
     engines = runtime.open_sessions(folder, provider="cpu", threads=threads)
     return prove_steps(ProofStage.CACHED_BUILD, variant, texts, graph_outputs(folder, texts), engines, tolerance)

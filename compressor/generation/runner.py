@@ -20,7 +20,7 @@ from compressor.targets.base import Provider
 from compressor.targets.caches import Sessions
 
 NEW_TOKENS = 64
-"""New tokens at most, where neither the caller nor generation_config.json says how many."""
+"""Maximum number of new tokens where neither the caller nor generation_config.json sets it."""
 SAMPLING = ("temperature", "top_p", "top_k")
 """Options with which tokens are drawn; without them the most probable are chosen."""
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "cache_implementation", "inputs_embeds")
@@ -35,7 +35,7 @@ class Runner:
         model: a model of transformers whose network is the engine. Every function that takes such a model to generate
             with it, such as a pipeline, takes this.
         processor: the tokenizer of the folder, or the processor of sounds; None: it has none.
-        limit: positions of the model; None: as many as there is memory for.
+        limit: positions of the model; None: memory alone limits them.
     """
 
     def __init__(self, folder: Path, model: EngineModel, processor: Any, limit: int | None) -> None:
@@ -57,7 +57,7 @@ class Runner:
                 `streamer` or `generation_config`.
 
         Returns:
-            Ids `[text, position]`, or what else the options ask for.
+            Ids `[text, position]`, or an object of transformers with `return_dict_in_generate`.
 
         Raises:
             InputError: an option needs more than an engine has: its keys and values only grow, and it returns neither
@@ -82,7 +82,7 @@ class Runner:
         write: Callable[[str], None] | None = None,
         **options: Any,
     ) -> list[str]:
-        """Generate the text that follows each prompt; that of an encoder-decoder answers the prompt.
+        """Generate the text that follows each prompt; an encoder-decoder generates the answer to it.
 
         The most probable tokens are chosen, unless `temperature`, `top_p` or `top_k` is passed.
 
@@ -136,8 +136,8 @@ class Runner:
             require_processor(None, self.folder)
         if self.model.main_input_name != "input_ids":
             raise InputError(
-                f"{self.folder}: the model reads {self.model.main_input_name}, not text; pass them to"
-                " compressor.load_engine(folder).generate in Python",
+                f"{self.folder}: the model reads {self.model.main_input_name}, not text; pass arrays to "
+                f"compressor.load_engine(folder).generate in Python",
                 code=ErrorCode.UNSUPPORTED_MODEL,
                 path=self.folder,
             )
@@ -146,7 +146,7 @@ class Runner:
         ids: list[list[int]] = self.processor(list(prompts), add_special_tokens=not chat)["input_ids"]
         if empty := [number for number, tokens in enumerate(ids, 1) if not tokens]:
             raise InputError(
-                f"prompt {empty[0]}: has no token; write a text",
+                f"prompt {empty[0]}: has no token; write some text",
                 code=ErrorCode.MISSING_VALUE,
                 field="prompt",
                 row=empty[0],
@@ -158,8 +158,8 @@ class Runner:
 
         Args:
             ids: the ids of each prompt.
-            requested: the number that the caller wants; None: that of generation_config.json, else `NEW_TOKENS`, but no
-                more than the model has positions for.
+            requested: the number that the caller wants; None: the number in generation_config.json, else `NEW_TOKENS`,
+                limited by the model's positions.
 
         Raises:
             InputError: the model has too few positions.
@@ -171,8 +171,8 @@ class Runner:
             return max(new, 1)
         if length > limit or earlier + (requested or 1) > limit:
             raise InputError(
-                f"a prompt of {length} tokens and {requested or 1} new ones: the model has {limit} positions; shorten"
-                " the prompt, or generate fewer tokens",
+                f"a prompt of {length} tokens and {requested or 1} new tokens exceed the model's {limit} positions; "
+                f"shorten the prompt, or generate fewer tokens",
                 code=ErrorCode.TOO_LONG,
                 length=length,
                 new=requested,
@@ -202,7 +202,7 @@ class Runner:
         """A prompt as the message of a user, in the format of the chats that the model was trained on."""
         if self.model.config.is_encoder_decoder:
             raise UsageError(
-                f"{self.folder}: an encoder-decoder answers a text and has no chats; pass the text as it is",
+                f"{self.folder}: an encoder-decoder has no chat template; pass the text without the chat option",
                 code=ErrorCode.CONTRADICTION,
                 field="chat",
             )
@@ -261,7 +261,7 @@ def load_engine(
 
 
 def runner_of(folder: Path, open_sessions: Callable[[], Sessions]) -> Runner:
-    """The runner of a folder with other sessions.
+    """The runner of a folder with the sessions that a function loads.
 
     Args:
         folder: the folder with the configuration and the tokenizer or processor of the model.

@@ -1,7 +1,7 @@
-"""Engines of decoders whose weights have 8 or 4 bits: rounded, proven, scored, and the one to deliver chosen.
+"""Engines of decoders with weights of 8 or 4 bits: round them, prove and score the engines, and choose one.
 
-Decoding is bound by reading weights, so that a token is computed faster with fewer bits. Encoders read whole texts at
-once, which is bound by computing: they stay in floats.
+Decoding is bound by reading weights, so fewer bits make a token faster. Encoders read whole texts at once, which is
+bound by arithmetic: they stay in floats.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from graph_passes.passes.quantize_weights import OPERATOR, matrix_of, weights_of
 from graph_passes.quantizers.weight_blocks import BLOCKS, floats_of_blocks, round_blocks
 
 _FINER: Mapping[WeightPrecision, str] = {"int4w": "int8w", "int8w": "floats"}
-"""What weights become that cost too much in a precision."""
+"""The finer precision of weights that lose too much in a precision."""
 _RANKED_ROWS, _RANKED_TOKENS = 4, 256
 """Maximum numbers of training examples, and of their tokens, on which matmuls are ranked."""
 _TIMED_SECONDS = 3.0
@@ -52,7 +52,7 @@ def require_rounded(runtime: Target) -> None:
     """Check that a runtime multiplies by weights of few bits on this machine.
 
     Raises:
-        TargetMissingError: it does not.
+        TargetMissingError: the runtime does not.
     """
     ends = [ir.val(name, ir.DataType.FLOAT, (1, width)) for name, width in (("x", BLOCKS[0]), ("y", 2))]
     weights = ir.val("w", const_value=ir.tensor(np.ones((BLOCKS[0], 2), np.float32), name="w"))
@@ -67,7 +67,7 @@ def require_rounded(runtime: Target) -> None:
             runtime.check_rounded(path)
     except InputError as error:
         raise TargetMissingError(
-            f"weights of few bits: the installed {runtime.title} cannot multiply by them on this machine ({error});"
+            f"weights of few bits: the installed {runtime.title} has no such matmuls on this machine ({error});"
             f" install the package {runtime.packages[0]}, or use --precision fp32",
             code=ErrorCode.UNSUPPORTED,
             field="precision",
@@ -79,8 +79,8 @@ class Rounding:
     """How the weights of a decoder are stored.
 
     Attributes:
-        precision: the precision of all but a few; None: they stay in floats.
-        finer: names of the matrices of weights in the next finer one: 8 bits instead of 4, floats instead of 8.
+        precision: the precision of all weights but `finer`; None: floats.
+        finer: names of the weights in the next finer precision: 8 bits instead of 4, floats instead of 8.
     """
 
     precision: WeightPrecision | None = None
@@ -119,7 +119,7 @@ class Rounding:
         bits, finer = WEIGHT_BITS[self.precision], 8 if self.precision == "int4w" else None
         report = QuantizeWeights(bits, dict.fromkeys(self.finer, finer))(model).report
         if not report.bits:
-            reasons = "; ".join(map(str, report.refused)) or "it has no matmul with constant weights"
+            reasons = "; ".join(map(str, report.refused)) or "the graph has no matmul with constant weights"
             raise InputError(
                 f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32",
                 code=ErrorCode.UNSUPPORTED_MODEL,
@@ -133,13 +133,14 @@ class Rounding:
 
 
 def reference_sessions(folder: Path) -> OrtSessions:
-    """The graphs of a folder as they are, with rounded weights where its engine has them: the engine has to agree.
+    """The graphs of a folder without optimizations, with rounded weights where its engine has them: the reference of
+    the engine.
 
     Args:
         folder: the folder.
 
     Raises:
-        InputError: it has no graphs that generate, or they cannot be loaded.
+        InputError: the folder has no graphs that generate, or they cannot be loaded.
     """
     rounding = Rounding.of(cached_target(folder).open_sessions(folder, provider="cpu"))
     if rounding.precision is None:
@@ -152,7 +153,7 @@ def _reference(folder: Path, rounding: Rounding, path: Path) -> OrtSessions:
     """The graphs of a folder as they are, with the rounded weights of the decoder in floats; written to `path`."""
     model = rounding.apply(graph_passes.load(folder / DECODER))
     names = {node: str(node.name) for node in model.graph if node.op_type == OPERATOR}
-    assert all(names.values()), "a matmul without a name would be compared with itself"
+    assert all(names.values()), "a matmul has no name, so it would be compared with itself"
     graph_passes.save(ReturnToFloats(names.values())(model).model, path)
     return OrtSessions(folder, optimized=False, decoder=path)
 
@@ -162,8 +163,8 @@ def build_rounded(
 ) -> tuple[Sessions, Proof]:
     """Build the engine of a decoder with rounded weights, and prove that it computes what the graph with them does.
 
-    Kernels round activations to 8 bits, each to one of two neighbours, and later layers amplify that: the tolerance is
-    that of engines in int8.
+    Kernels round activations to 8 bits, up or down, and later layers amplify the difference: the tolerance is that of
+    engines in int8.
 
     Args:
         folder: the folder of the graphs, with their engines in fp32.
@@ -190,7 +191,7 @@ def build_rounded(
 
 
 def round_engine(folder: Path, runtime: Target, precision: WeightPrecision) -> None:
-    """Replace the engine of a folder's decoder by one with rounded weights, to time it: nothing is proven.
+    """Replace the engine of a folder's decoder by an engine with rounded weights, to time it; nothing is proven.
 
     Args:
         folder: the folder of the graphs, with their engines in fp32.
@@ -213,7 +214,7 @@ class Trial:
         rounding: how its weights are stored.
         candidate: its row of the table.
         engine: its file; None: it could not be built, proven or scored.
-        error: why there is none.
+        error: why there is no engine.
     """
 
     rounding: Rounding
@@ -224,7 +225,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class WeightTrials:
-    """Everything that engines of a decoder with rounded weights are made, proven, scored and timed with.
+    """Everything needed to build, prove, score and time engines of a decoder with rounded weights.
 
     Attributes:
         folder: the folder of the graphs, with their engines in fp32.
@@ -252,8 +253,8 @@ class WeightTrials:
     def choose(self, precisions: Sequence[WeightPrecision | None]) -> tuple[Candidate, ...]:
         """Try precisions of the weights, and deliver the fastest engine that keeps the metric.
 
-        Where a precision loses more than `--max-drop`, as few matmuls as keep the metric get a finer one: they are
-        ranked by what rounding each alone does to the logits.
+        Where a precision loses more than `--max-drop`, as few matmuls as keep the metric get a finer precision: the
+        matmuls whose rounding changes the logits most.
 
         Args:
             precisions: the precisions; None: floats.
@@ -322,7 +323,7 @@ class WeightTrials:
             if best is not None:
                 return best
             raise MismatchError(
-                "the metric does not hold, however many matmuls have a finer precision", code=ErrorCode.NUMBERS_DIFFER
+                "the metric drops too much, however many matmuls have a finer precision", code=ErrorCode.NUMBERS_DIFFER
             )
         except CompressorError as error:
             row = trial.rounding.row(self.runtime).model_copy(
@@ -397,13 +398,13 @@ class WeightTrials:
             notes.append(Note(code=NoteCode.ENGINE_CHOSEN, text=text))
         if row.in_float:
             names = ", ".join(row.in_float)
-            text = f"{row.label}: the metric does not hold with fewer matmuls in a finer precision: {names}"
+            text = f"{row.label}: these matmuls need a finer precision to keep the metric: {names}"
             notes.append(Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text))
         return notes
 
 
 def move_engines(runtime: Target, source: Path, folder: Path) -> None:
-    """Move the engines with caches of one folder to another, over those of the same names."""
+    """Move the engines with caches of one folder to another; they replace files of the same names."""
     for file in runtime.session_files(source):
         file.replace(folder / file.name)
 

@@ -1,7 +1,7 @@
-"""What a model that generates is timed at: a prompt of some tokens, and a token in the middle of those after it.
+"""The calls at which a model that generates is timed: a prompt, and a token in the middle of those after it.
 
-The time of a request is that of its prompt and of all tokens after it. A token takes longer the more precede it, by
-equal steps, so that the token in the middle takes the mean time.
+A request takes the time of its prompt and of all tokens after it. The time of a token grows linearly with the number of
+tokens before it, so the token in the middle takes the mean time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from compressor.generation.engine_model import EngineModel
 
 CALLS: tuple[Phase, ...] = ("prompt", "token")
-"""What is timed."""
+"""Names of the timed calls."""
 PROMPT, NEW_TOKENS = 128, 64
-"""Tokens of a prompt, and tokens generated after it, where nothing else is known."""
+"""Tokens of a prompt, and tokens generated after it, by default."""
 _EARLIER = "earlier_positions"
 """Feed with the number of tokens that the decoder has read before the call."""
 
@@ -85,8 +85,8 @@ def random_texts(folder: Path, vocabulary: int, batch: int, source: int, length:
         folder: the folder of the graphs.
         vocabulary: number of tokens.
         batch: number of texts.
-        source: tokens of what an encoder reads, where there is one.
-        length: tokens of what the decoder reads.
+        source: number of tokens of the encoder, where there is one.
+        length: number of tokens of the decoder.
         seed: seed of the tokens.
     """
     ids = np.random.default_rng(seed).integers(0, vocabulary, (batch, length))
@@ -115,7 +115,7 @@ class Call:
     _next: Caches | None
 
     def prepare(self) -> None:
-        """Bring the keys and values of earlier tokens to where the next call reads them, which is not timed."""
+        """Move the keys and values of earlier tokens to where the next call reads them; this is not timed."""
         if self._before is not None:
             self._next = self._before.copy()
             self._next.load()

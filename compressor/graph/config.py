@@ -1,4 +1,4 @@
-"""The configuration of a graph: what tasks read of that of a model folder, without transformers."""
+"""The configuration of a graph: the entries of a `config.json` that tasks read, without transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq
 
 
 class GraphConfig:
-    """The entries of a `config.json`, completed by what the graph itself shows, as attributes.
+    """The entries of a `config.json`, completed from the graph, as attributes.
 
     Those that every configuration has are set: `model_type`, `num_labels`, `id2label`, `label2id`, `problem_type`,
     `pad_token_id`, `is_encoder_decoder` and `architectures`.

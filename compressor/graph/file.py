@@ -47,14 +47,12 @@ _TOKENS, _TYPES = "input_ids", "token_type_ids"
 class GraphFile(ModelAccess):
     """The graph of a file, as `ModelFolder.model`.
 
-    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`), and runs on arrays (`RunsArrays`). What
-    learns by gradients makes a network of PyTorch of it (`network`), which has the weights from then on.
+    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`), and runs on arrays (`RunsArrays`). Training
+    converts it into a PyTorch model (`network`), which has the weights from then on.
 
     Args:
         program: the graph.
-        config: what tasks read of it.
-
-    Attributes:
+        config: its configuration, for tasks. Attributes:
         input_specs: type and axes of each input by name.
         output_specs: type and axes of each output by name.
     """
@@ -130,7 +128,7 @@ class GraphFile(ModelAccess):
             feeds[IMAGES] = rng.standard_normal((batch, *folder.image_size), np.float32)
         missing = next((name for name in self.inputs if name not in feeds), None)
         if missing is not None:
-            raise cannot_make(folder, f"needs {missing}, which no rule generates", input=missing)
+            raise cannot_make(folder, f"needs {missing}, which cannot be generated", input=missing)
         return {name: np.asarray(feeds[name], spec.dtype) for name, spec in self.input_specs.items()}
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -160,8 +158,8 @@ class GraphFile(ModelAccess):
                     raise
                 shapes = {name: list(array.shape) for name, array in feeds.items()}
                 text = (
-                    f"{self.file}: the graph does not run on inputs of these sizes: {shapes} ({error}); give rows of"
-                    " sizes that the graph takes, e.g. shorter ones, or export it again if it runs on none"
+                    f"{self.file}: the graph does not run on inputs of these sizes: {shapes} ({error}); give rows of "
+                    f"sizes that the graph takes, e.g. shorter rows, or export the graph again if it runs on no rows"
                 )
                 raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, path=self.file, shapes=shapes) from error
 
@@ -180,7 +178,8 @@ class GraphFile(ModelAccess):
             self.write(name, values)
 
     def fingerprint(self) -> str:
-        """`sha256:...` of the operators and of every initializer as float32; a configuration beside it has no part."""
+        """`sha256:...` of the operators and of every initializer as float32; a configuration beside the file does not
+        count."""
         digest = hashlib.sha256(self._program.digest.encode())
         for name in sorted(self._program.graph.initializers):
             values = self._values(name)
@@ -246,7 +245,7 @@ class GraphFile(ModelAccess):
     def write_gated(self, plan: Plan, path: Path, example: ExampleRows | None = None) -> None:
         """Write the graph with the gates of a plan, as `export_reference` writes that of a PyTorch model.
 
-        Without examples that the graph carries, inputs of trials and timing are random.
+        If the graph stores no examples, inputs of trials and timing are random.
 
         Raises:
             PlanError: the plan has other groups than the graph.
@@ -262,9 +261,9 @@ class GraphFile(ModelAccess):
     def reference(self, plan: Plan) -> Iterator[Callable[[Feeds], Outputs]]:
         """Runs the graph in ONNX Runtime, without its optimizations; that of a decoder with empty caches.
 
-        The weights are those of now, and the gates of the plan are multiplied into them: the reference of a proof
-        shares neither the inserted gates nor the operators in PyTorch with what is proven. A decoder whose plan and
-        weights change nothing is its file, as it is.
+        The present weights are used, with the gates of the plan multiplied into them: the reference of a proof shares
+        neither the inserted gates nor the operators in PyTorch with the proven graph. A decoder with a plan and weights
+        that change nothing is its unchanged file.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
@@ -307,7 +306,7 @@ class GraphFile(ModelAccess):
         return model
 
     def wide(self) -> ir.Model:
-        """The graph with its present weights, in float32 where it computes in halves of floats."""
+        """The graph with its present weights, in float32 where it computes in half precision."""
         model = self.with_weights()
         if self.precision != "fp32":
             widen(model)

@@ -2,7 +2,7 @@
 
 Exporters and optimizers write them in many forms: factors before or after, `Div` or `Mul` by a reciprocal, with casts.
 A subgraph is therefore not compared with patterns: it is run on samples, and replaced by an operator that computes the
-same. Exporters' forms of attention stay, as no rewriting of them holds for every mask.
+same. Exporters' forms of attention stay, because no rewrite holds for every mask.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _ACTIVATIONS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "Tanh": [("", "Gelu", {"approximate": "tanh"})],
     "Sigmoid": [(MICROSOFT, "QuickGelu", {"alpha": 1.0}), (MICROSOFT, "QuickGelu", {"alpha": 1.702})],
 }
-"""An operator within an activation, and those that the whole may be."""
+"""An operator within an activation -> the activations that contain it."""
 _PARTS = {"Add", "Cast", "Div", "Erf", "Identity", "Mul", "Neg", "Pow", "Reciprocal", "ReduceMean", "Sigmoid", "Sqrt"}
 _PARTS |= {"Sub", "Tanh"}
 """Operators of decomposed activations and normalizations."""
 _LONGEST = 16
-"""Most operators of a subgraph that is replaced."""
+"""Maximum number of operators of a subgraph that is replaced."""
 _WIDTH = 16
 _HALF_TOLERANCE, _TOLERANCE = 2e-3, 2e-5
-"""Largest difference where constants are rounded to 16 bits, and elsewhere."""
+"""Largest difference if constants are rounded to 16 bits, and otherwise."""
 
 
 def fuse(model: ir.Model) -> ir.Model:

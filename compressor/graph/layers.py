@@ -19,9 +19,10 @@ from compressor.targets.machine import usable_cores
 from compressor.targets.onnxruntime.ort_session import error_line, run_session
 
 _LARGEST = 1e4
-"""Magnitude of a constant above which it is a mask, and no weight."""
+"""Magnitude above which a constant is a mask and not a weight."""
 _LONG_LIVED = 3
-"""Sums of the residual stream that a value outlives if it belongs to no single layer, such as an encoder's output."""
+"""A value that is read after this many sums of the residual stream, such as an encoder's output, belongs to no single
+layer."""
 _SUMS = ("Add", "Sum")
 _MATMULS = ("MatMul", "Gemm")
 
@@ -50,7 +51,7 @@ class Operator:
 
     @property
     def reads(self) -> Sequence[ir.Value | None]:
-        """What it reads; of a linear, the activation alone."""
+        """The tensors that it reads; of a linear, the activation alone."""
         return self.node.inputs if self.linear is None else (self.linear.activation,)
 
     @property
@@ -65,9 +66,9 @@ class Layer:
 
     Attributes:
         operators: the operators.
-        operands: values that earlier layers compute and this or later ones read, the residual stream first.
+        operands: values that earlier layers compute and this or later layers read, the residual stream first.
         results: values that later layers read, the residual stream first; of the last layer, those that are returned.
-        unused: for each operator, what no later operator of the layer reads.
+        unused: for each operator, the values that no later operator of the layer reads.
     """
 
     operators: tuple[Operator, ...]
@@ -161,7 +162,7 @@ def _cuts(operators: Sequence[Operator], depends: set[ir.Value], last_use: Mappi
 def unshare_biases(graph: ir.Graph) -> None:
     """Give each linear a bias of its own, which a refit changes: exporters store equal ones, such as zeros, once.
 
-    The name of none is a path, as that of the stored one belongs to one of the linears.
+    The names of the new biases are no paths, since the stored name may belong to one of the linears.
     """
     readers: dict[ir.Value, dict[ir.Value, list[ir.Node]]] = {}
     for linear, (reader, *_) in _linears_of(list(graph)):
@@ -235,8 +236,8 @@ def _bias_addition(value: ir.Value) -> ir.Node | None:
     node = uses[0][0]
     if node.op_type != "Add":
         return None
-    others = [operand for operand in node.inputs if operand is not value]
-    return node if len(others) == 1 and others[0] is not None and _is_vector(others[0]) else None
+    addends = [operand for operand in node.inputs if operand is not value]
+    return node if len(addends) == 1 and addends[0] is not None and _is_vector(addends[0]) else None
 
 
 def _is_matrix(value: ir.Value) -> bool:
@@ -314,7 +315,8 @@ class LayeredGraph:
     def run_of(
         self, layer: int, outputs: Sequence[ir.Value], weights: Arrays, known: Sequence[ir.Value] = ()
     ) -> Callable[[Arrays], dict[str, np.ndarray]]:
-        """Compile what computes some values of a layer by name, from the inputs of the graph and operands of the layer.
+        """Compile the operators that compute some values of a layer by name, from the inputs of the graph and operands
+        of the layer.
 
         The values are of this layer or before it; `weights` are initializers with other values than in the graph, and
         `known` are further values that it gets, from which the rest of the layer is computed.
@@ -336,8 +338,8 @@ class LayeredGraph:
                 results = {} if session is None else run_session(session, feeds)
             except InputError as error:
                 raise InputError(
-                    f"the graph does not run on these inputs ({error}); give rows of sizes that the graph takes, e.g."
-                    " shorter ones",
+                    f"the graph does not run on these inputs ({error}); give rows of sizes that the graph takes, e.g. "
+                    f"shorter rows",
                     code=ErrorCode.TENSOR_MISMATCH,
                 ) from error
             return {**results, **{name: feeds[name] for name in wanted if name in operands}}
@@ -415,13 +417,13 @@ def _named(value: ir.Value) -> ir.Value:
 class LayerPass:
     """All batches at the start of a layer, computed with weights that may change on the way.
 
-    What was observed last is kept, and the rest of the layer is computed from it.
+    The values observed last are kept, and the rest of the layer is computed from them.
 
     Args:
         graph: the graph.
         batches: its inputs by name, `[batch, ...]` each.
-        weights: initializers with other values than in the graph; changes of what precedes the present layer, or the
-            values observed last, have no effect any more.
+        weights: initializers with other values than in the graph; changes have no effect before the present layer or
+            the values observed last.
 
     Attributes:
         layer: number of the present layer.

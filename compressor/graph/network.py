@@ -1,6 +1,6 @@
 """An ONNX graph as a model of PyTorch: its nodes run one by one, and its weights are parameters.
 
-What reads the modules of a model works on a graph too, because the network has the modules that it expects:
+Code that reads the modules of a model works on a graph too, because the network has these modules:
 
 - every matmul with a weight of two axes is an `nn.Linear`, whose path is the name of the group that ends in it;
 - the nodes between two sums of the residual stream are one layer of a module list;
@@ -50,7 +50,7 @@ class Weight:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is trained."""
+        """Whether the weight is a parameter, which is trained."""
         return isinstance(getattr(self.owner, self.name), nn.Parameter)
 
     @property
@@ -136,7 +136,7 @@ def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared
             shapes = [list(operand.shape) for operand in operands if operand is not None]
             text = (
                 f"the graph does not run on these inputs: {operation.name} with tensors of {listed(map(str, shapes))}"
-                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter ones"
+                f" ({one_line(error)}); give rows of sizes that the graph takes, e.g. shorter rows"
             )
             raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, node=operation.name, shapes=shapes) from error
         for number, value in zip(operation.results, outputs, strict=False):

@@ -1,8 +1,8 @@
 """The ONNX operators that PyTorch executes: one function for each, in one table.
 
 The positional parameters of a function are the inputs of its operator, and the keyword-only ones its attributes, with
-their defaults; two more are of the node: `opset`, and `used`, which says of each output whether something reads it.
-Attributes, inputs and outputs that a function does not have are errors when a node is read, not when it runs.
+their defaults; two more describe the node: `opset`, and `used`, whether each output is read. Attributes, inputs and
+outputs that a function lacks are errors when a node is read, not when it runs.
 
 Sizes, and what is computed from them alone, stay on the CPU; where an operator needs tensors of two devices, those on
 the CPU are moved.
@@ -51,7 +51,7 @@ class Operator:
         attributes: attributes that the function takes, and their defaults; `inspect.Parameter.empty`: required.
         outputs: positions of the outputs that are computed; None: all that the node has.
         host: positions of the inputs that are read as numbers (sizes, axes, bounds) and stay on their device.
-        limits: values that are supported of attributes that have others too.
+        limits: attribute -> its supported values, if not all are supported.
         ignored: attributes that have no effect here.
         absent: positions of the inputs that a node must omit, such as keys of earlier positions; their annotation is
             None.
@@ -91,8 +91,8 @@ def executor(node: ir.Node, opset: int) -> Callable[[Inputs], Outputs]:
     if operator is None:
         name = f"{domain}.{node.op_type}" if domain else node.op_type
         if node.op_type in _CONTROL_FLOW:
-            raise _unsupported(node, "what it runs depends on the inputs; export the graph without control flow")
-        advice = "replace it by operators of ONNX" if domain else "docs/graphs.md lists those that are"
+            raise _unsupported(node, "the executed branch depends on the inputs; export the graph without control flow")
+        advice = "replace it by standard ONNX operators" if domain else "docs/graphs.md lists the supported operators"
         raise _unsupported(node, f"operator {name} is not supported; {advice}")
     function = functools.partial(operator.function, **_keywords(node, operator, opset))
     host, count = operator.host, len(node.outputs)
@@ -162,9 +162,9 @@ def _on_one_device(inputs: Inputs, host: tuple[int, ...] = ()) -> Inputs:
 def operator(
     name: str, domain: str = "", *, passes_to: Sequence[Function] = (), **fields: Any
 ) -> Callable[[Function], Function]:
-    """Enter a function into the table; fields are those of `Operator` that its parameters do not tell.
+    """Add a function to the table; `fields` are the fields of `Operator` that do not follow from its parameters.
 
-    A function with `**attributes` has those of the functions in `passes_to` too.
+    A function with `**attributes` has the attributes of the functions in `passes_to` too.
     """
 
     def enter(function: Function) -> Function:

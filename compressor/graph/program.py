@@ -1,4 +1,4 @@
-"""A graph that is read from a file: its nodes, its groups of units, and what its shapes say."""
+"""A graph that is read from a file: its nodes, its groups of units, and the facts that its shapes show."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 _LEAST_OPSET = 11
 """First version of ONNX's operators that is read."""
 _CACHE = re.compile(r"past_key|past_value\b|key_value|past[._]?\d|cache", re.IGNORECASE)
-"""What the names of inputs that hold keys and values of earlier positions contain."""
+"""Parts of the names of inputs that hold keys and values of earlier positions."""
 _OF_TEXTS = (IDS, MASK, POSITIONS)
 """Inputs of a decoder with caches besides these."""
 _FROM_LEFT = ("GroupQueryAttention",)
@@ -84,7 +84,7 @@ class Program:
 
         Raises:
             GraphError: the file cannot be read.
-            InputError: the graph is of another kind than those that are compressed.
+            InputError: graphs of this kind are not supported.
         """
         content, model = graph_digest(file), graph_passes.load(file)
         _require_readable(model, file)
@@ -166,8 +166,8 @@ class Program:
     @property
     def obstacles(self) -> tuple[Refusal, ...]:
         """What looks like an attention or a feed-forward and is no group, and why."""
-        others = (group for group in self.search.groups if group.linear not in self.linears)
-        return (*self.search.obstacles, *map(_no_linear, others))
+        unresolved = (group for group in self.search.groups if group.linear not in self.linears)
+        return (*self.search.obstacles, *map(_no_linear, unresolved))
 
     @property
     def digest(self) -> str:
@@ -235,7 +235,7 @@ def _require_readable(model: ir.Model, file: Path) -> None:
     """Raise InputError for a graph of another kind than those that are compressed."""
     opset = model.opset_imports.get("")
     if opset is not None and opset < _LEAST_OPSET:
-        text = f"its operators are of ONNX's set {opset}; export it with {_LEAST_OPSET} or later, e.g. opset_version=17"
+        text = f"its operator set is version {opset}; export it with {_LEAST_OPSET} or later, e.g. opset_version=17"
         raise _other_kind(file, text, opset=opset)
     for node in (node for node in model.graph.all_nodes() if node.op_type in _QUANTIZED):
         raise _other_kind(
@@ -249,8 +249,7 @@ def _require_readable(model: ir.Model, file: Path) -> None:
         names = ", ".join(value.name or "" for value in model.graph.outputs)
         raise _other_kind(
             file,
-            f"no output has floats ({names}), by which a plan could be compared; use a graph that returns logits,"
-            " numbers or vectors",
+            f"no output has floats to compare plans by ({names}); use a graph that returns logits, numbers or vectors",
             outputs=names,
         )
 
@@ -280,9 +279,8 @@ def _require_caches(model: ir.Model, file: Path) -> None:
     if held:
         raise _other_kind(
             file,
-            f"its input {held[0]} holds keys and values of earlier positions, and no output has these with further"
-            " positions after them; export a decoder-only model with caches that grow, or without any"
-            " (use_cache=False)",
+            f"its input {held[0]} holds keys and values of earlier positions, and no output extends them; export a "
+            f"decoder-only model with caches that grow, or without caches (use_cache=False)",
             input=held[0],
         )
     unknown = [name for name in inputs if name not in (*caches, *_OF_TEXTS)] if caches else []
@@ -290,8 +288,8 @@ def _require_caches(model: ir.Model, file: Path) -> None:
         problem = f"reads {unknown[0]}" if unknown else f"reads no {IDS}"
         raise _other_kind(
             file,
-            f"has key/value caches and {problem}: only decoders of texts are compressed with caches, which read"
-            f" {listed(_OF_TEXTS)}; export it so, or without caches (use_cache=False)",
+            f"has key/value caches and {problem}: only decoders that read {listed(_OF_TEXTS)} are compressed with "
+            f"caches; export such a graph, or a graph without caches (use_cache=False)",
             input=unknown[0] if unknown else IDS,
         )
     for value in (value for value in model.graph.inputs if caches and value.name in _OF_TEXTS):
@@ -299,8 +297,8 @@ def _require_caches(model: ir.Model, file: Path) -> None:
         if len(axes) != 2 or isinstance(axes[1], int):
             raise _other_kind(
                 file,
-                f"has key/value caches, and its input {value.name} is {axes}, which holds no texts of any length;"
-                " export it with two free axes, texts and tokens",
+                f"has key/value caches, and its input {value.name} is {axes}, which does not take texts of any length; "
+                f"export it with two free axes, texts and tokens",
                 input=value.name,
             )
     if caches and LOGITS not in outputs:

@@ -1,4 +1,4 @@
-"""A graph that returns the states of tokens, and what a folder of sentence-transformers computes from them."""
+"""A graph that returns the states of tokens, with the modules of sentence-transformers that make embeddings of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from compressor.models.pooled_encoder import POOLINGS, PooledOutput, SentenceEnc
 from compressor.targets.base import Feeds
 
 _LAYERS = "dense."
-"""Beginning of the names of weights that the graph does not have."""
+"""Prefix of the names of weights outside the graph."""
 
 
 class SentenceFile(GraphFile):
@@ -64,7 +64,7 @@ class SentenceFile(GraphFile):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What embeddings depend on besides weights."""
+        """The settings that embeddings depend on."""
         return tuple(self.encoder.settings)
 
     def _make_network(self) -> GraphNetwork:
@@ -113,7 +113,7 @@ def _forward_of(encoder: Any, feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 class SentenceGraph(GraphNetwork, SentenceEncoder):
-    """A graph that returns the states of the tokens, and what a folder computes from them.
+    """A graph that returns the states of the tokens, with the modules that make embeddings of them.
 
     The graph stays as it is: embeddings are computed from its outputs, as the library does, unless the graph has an
     output of embeddings, as sentence-transformers exports it.

@@ -56,7 +56,7 @@ class RunsArrays(Protocol):
 
 @dataclass(frozen=True)
 class GeneratingForward:
-    """What runs a model or an engine on arrays, which may have key/value caches to generate with.
+    """A function that runs a model or an engine on arrays, and may have key/value caches to generate with.
 
     Attributes:
         run: what a call runs.
@@ -72,5 +72,5 @@ class GeneratingForward:
 
 
 def generator_of(forward: Callable[[Any], Any], model: Any) -> Any:
-    """What generates with a cache what `forward` computes; see `GeneratingForward`."""
+    """The model that generates with a cache and computes what `forward` does; see `GeneratingForward`."""
     return getattr(forward, "generator", lambda _: None)(model)

@@ -68,7 +68,7 @@ def load_graph(
     folder, own_task = _companion_folder(path, graph), load_own_task(task)
     rows = rows or {}
     if rows and task is not None:
-        text = "the rows are arrays, whose task follows from the outputs of the graph; omit it, or give rows of text"
+        text = "the rows are arrays, and the outputs of the graph decide the task; omit the option, or give texts"
         raise UsageError(f"--task {task}: {text}", code=ErrorCode.CONTRADICTION, field="task", value=task)
     names = {value.name for value in graph_passes.load(graph).graph.inputs}
     reads_images = not rows and IMAGES in names and _TOKENS not in names
@@ -129,8 +129,8 @@ def _require_free_rows(graph: Path, program: Program) -> None:
     fixed = ((name, spec.shape[0]) for name, spec in inputs.items() if spec.shape and spec.shape[0] is not None)
     for name, rows in fixed:
         text = (
-            f"{graph}: its input {name} has a batch of {rows}, and proofs and times need any; export the graph with a"
-            " free first axis of each input"
+            f"{graph}: its input {name} has a fixed batch of {rows}, but proofs and timings need several sizes; export "
+            f"the graph with a free first axis of each input"
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=graph, input=name)
 
@@ -139,8 +139,8 @@ def _require_processor(graph: Path, folder: Path, program: Program, processor: A
     """Raise InputError unless inputs of a graph are made from texts by a tokenizer, or from images by a processor."""
     if reads_images and processor is None:
         raise InputError(
-            f"{graph}: reads images, but its folder has no {PREPROCESSOR} to make {IMAGES} from them; copy that of the"
-            " model there, or give rows as arrays, a .npz file with an array for each input (--data, or --inputs of a"
+            f"{graph}: reads images, but its folder has no {PREPROCESSOR} to make {IMAGES} from them; copy the model's "
+            f"file there, or give rows as arrays, a .npz file with an array for each input (--data, or --inputs of a"
             " command without rows)",
             code=ErrorCode.FILE_MISSING,
             path=folder / PREPROCESSOR,

@@ -113,16 +113,16 @@ def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], h
     before, now = {**baseline.machine, "host": baseline.host}, {**machine(), "host": host}
     differences = [name for name in (*COMPARABLE_FIELDS, "host") if before.get(name) != now.get(name)]
     if differences and not force:
-        changes = ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differences)
+        changes = ", ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in differences)
         text = (
-            f"the baseline was measured on another machine ({changes}); measure it here (--save-baseline), or add"
-            " --force to compare nevertheless"
+            f"the baseline was measured on another machine ({changes}); measure a baseline here (--save-baseline), or "
+            f"add --force to compare nevertheless"
         )
         raise InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, differences=tuple(differences))
     if baseline.inputs != digest(batches):
         text = (
-            f"measured on other inputs ({size_label(baseline.batch, baseline.seq)}); use the same --inputs, --batch,"
-            " --seq and --seed, or measure it again"
+            f"measured on other inputs ({size_label(baseline.batch, baseline.seq)}); use the same --inputs, --batch, "
+            f"--seq and --seed, or measure the baseline again"
         )
         raise InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, differences=("inputs",))
     if len(baseline.outputs) != len(batches):

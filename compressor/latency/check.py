@@ -108,7 +108,7 @@ class _Check:
         sources = [open_source(request, name) for name in (request.model, request.baseline)]
         prompts = tuple(sources[0].prompt(number) for number in range(PROMPTS))
         length, new = request.lengths
-        self.batches = Batches(prompts, f"random prompts of {length} tokens, {new} new ones")
+        self.batches = Batches(prompts, f"random prompts of {length} tokens, {new} new tokens")
         self.sides = [(source, prompts) for source in sources]
         self.streams = StreamTimes(sources)
 
@@ -123,7 +123,7 @@ class _Check:
         if self.batches.random:
             self.listener.note(
                 Note(
-                    text="the inputs are random; times may differ on real ones (--inputs)",
+                    text="the inputs are random; times may differ on real inputs (--inputs)",
                     code=NoteCode.RANDOM_INPUTS,
                 )
             )

@@ -64,8 +64,8 @@ class LocalEngine:
         """The graph; raises InputError where the folder of the engine lacks it."""
         if not self.graph.is_file():
             raise InputError(
-                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, to draw inputs from;"
-                " copy it there, or give inputs (--inputs)",
+                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, which random inputs need; "
+                f"copy the graph there, or give inputs (--inputs)",
                 code=ErrorCode.FILE_MISSING,
                 path=self.graph,
                 field="inputs",
@@ -151,7 +151,7 @@ def _load_built(runtime: Target, path: Path, scratch: Path, threads: int | None,
     """An engine that was built ahead of time."""
     if kernel is not None:
         raise UsageError(
-            f"--kernel {kernel}: a kernel is for ONNX Runtime, and {path} is a {runtime.title} engine; omit it",
+            f"--kernel {kernel}: a kernel is for ONNX Runtime, and {path} is a {runtime.title} engine; omit --kernel",
             code=ErrorCode.CONTRADICTION,
             field="kernel",
             path=path,
@@ -210,12 +210,12 @@ def prove_again(engine: LocalEngine, listener: Listener) -> tuple[Proof, ...]:
     if report is None or not changes:
         return ()
     proofs: tuple[Proof, ...] = ()
-    outcome = "its numbers are compared with those of its graph only"
+    outcome = "only its outputs are compared with those of its graph"
     if engine.precision in QUANTIZED or report.compressed.reduced_products:
         try:
             with listener.stage(f"proving the {engine.precision} engine on this machine"):
                 proofs = _prove(engine, report)
-            outcome = f"its {engine.precision} proofs were run again on this machine, and hold"
+            outcome = f"its {engine.precision} proofs hold on this machine too"
         except InputError as error:
             outcome = f"its {engine.precision} proofs cannot be run again on this machine: {error}"
     text = f"{engine.name} was proven on another machine ({'; '.join(changes)}); {outcome}"

@@ -38,7 +38,7 @@ class ExpectedOutputs:
         tolerance: maximum relative error.
         exact_integers: whether integers and booleans must be equal.
         shapes_only: whether only shapes and types are compared.
-        hint: end of error messages: how to check a model that computes another function by design.
+        hint: end of error messages: how to check a model that computes a different function by design.
     """
 
     source: str
@@ -142,7 +142,7 @@ def expected_outputs(
     Raises:
         InputError: the file is missing, unreadable, or has too few rows.
     """
-    hint = "; if it computes another function by design, give --expect OUT or --expect any"
+    hint = "; if it computes a different function by design, give --expect OUT or --expect any"
     if expect is None and endpoint.graph is not None:
         source, outputs_of, hint = "its own unoptimized graph", _run_graph(endpoint.graph), ""
     elif expect is None or expect in (BASELINE, ANY):
@@ -192,7 +192,7 @@ def _read_expected(path: Path, *, generates: bool) -> _Source:
         arrays = read_arrays(path)
         if not arrays:
             raise InputError(
-                f"--expect {path}: it has no arrays, so nothing is compared; give outputs by their names",
+                f"--expect {path}: the file has no arrays to compare with; give outputs by their names",
                 code=ErrorCode.INVALID_VALUE,
                 path=path,
                 field="expect",
@@ -220,7 +220,7 @@ def _rows(path: Path, array: np.ndarray, number: int, feeds: Feeds) -> np.ndarra
         )
     if len(array) < (number + 1) * batch:
         raise InputError(
-            f"--expect {path}: {len(array)} rows of outputs, fewer than the inputs have; give one for every row",
+            f"--expect {path}: {len(array)} rows of outputs, fewer than the inputs; give an output for every row",
             code=ErrorCode.TOO_FEW_ROWS,
             path=path,
             count=len(array),
@@ -238,7 +238,7 @@ def _run_graph(path: Path) -> _Source:
         sessions = reference_sessions(path)
         return lambda number, feeds: run_in_steps(sessions, feeds)
     if not path.is_file():
-        text = "the folder of the engine lacks its graph; name one with --expect, or give baseline or any"
+        text = "the folder of the engine lacks its graph; name a graph with --expect, or give baseline or any"
         raise InputError.of_file(path, text, ErrorCode.FILE_MISSING, field="expect")
     with library_errors(path):
         run = unoptimized_runner(path)

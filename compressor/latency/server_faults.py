@@ -17,7 +17,7 @@ from compressor.silence_libraries import one_line
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 """OpenSSL's name of the error for a certificate that it does not trust, in the errors of every client."""
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, HTTPException)
-"""What the code of a client raises for a response that is not HTTP, not JSON, or lacks required keys."""
+"""Exceptions of a client for a response that is not HTTP, not JSON, or lacks required keys."""
 _LONG = 8
 """Length from which a part of a header, such as a cookie, counts as a secret."""
 
@@ -28,7 +28,7 @@ class Fault(Enum):
     REFUSED = (
         ErrorCode.REQUEST_REFUSED,
         "the server refuses the request",
-        "its inputs have the names, types and shapes that the server lists: see the server's log",
+        "its inputs have the names, types and shapes that the server lists, so see the server's log",
     )
     TIMEOUT = ErrorCode.SERVER_TIMEOUT, "no response within {seconds:g} s", "allow more with --deadline"
     UNREACHABLE = (
@@ -40,7 +40,7 @@ class Fault(Enum):
     FORBIDDEN = (
         ErrorCode.ACCESS_DENIED,
         "the server denies access",
-        'give the header that it wants, as in --header "Authorization: Bearer TOKEN"',
+        'give the header that it needs, as in --header "Authorization: Bearer TOKEN"',
     )
     """The server, or a proxy before it, wants credentials."""
     UNTRUSTED = (
@@ -89,8 +89,8 @@ def certificate_file(path: Path | None) -> str | None:
         ssl.create_default_context(cafile=os.fspath(path))
     except OSError as error:  # SSLError is one
         raise InputError(
-            f"--certificate {path}: no certificates can be read from it ({error}); name a file in PEM with the"
-            " certificate of the authority that signed the server's",
+            f"--certificate {path}: no certificates can be read from it ({error}); name a PEM file with the "
+            f"certificate of the authority that signed the server's certificate",
             code=ErrorCode.FILE_UNREADABLE if path.is_file() else ErrorCode.FILE_MISSING,
             field="certificate",
             path=path,

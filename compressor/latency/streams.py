@@ -23,7 +23,7 @@ PROMPTS = 4
 
 
 class Part(NamedTuple):
-    """What a source sends at once.
+    """A part of a text, as a source sends it.
 
     Attributes:
         text: a part of the text, which may be empty; None: there is only a number of tokens.
@@ -115,8 +115,8 @@ def read_stream(source: TokenSource, prompt: Feeds) -> Stream:
     tokens = tokens if tokens > 1 else len(arrivals)
     if len(arrivals) < 2:
         raise ServerError(
-            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time"
-            " between tokens; name an endpoint that sends each token, or generate more (--new-tokens)",
+            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time between "
+            f"tokens; name an endpoint that sends each token, or generate more tokens (--new-tokens)",
             code=ErrorCode.SERVER_ERROR,
             url=source.name,
             count=tokens,

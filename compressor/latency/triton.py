@@ -121,8 +121,8 @@ class TritonModel:
                 inputs.append(self._protocol.encode(tensor.name, array, tensor.type))
             except self._protocol.errors as error:
                 raise InputError(
-                    f"{self.name}: the input {tensor.name} cannot be sent ({one_line(error)}); send tensors that JSON"
-                    " cannot hold over grpc://",
+                    f"{self.name}: the input {tensor.name} cannot be sent ({one_line(error)}); use grpc:// for tensors "
+                    f"that JSON cannot hold",
                     code=ErrorCode.UNSUPPORTED,
                     tensor=tensor.name,
                 ) from error

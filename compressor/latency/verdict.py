@@ -219,7 +219,7 @@ class Verdict(_Record):
     def lines(self) -> list[str]:
         """The verdict as lines of text."""
         return [
-            *([f"proofs     {len(self.proofs)} proofs of 8-bit products hold on this machine"] if self.proofs else []),
+            *([f"proofs     {len(self.proofs)} proofs of 8-bit matmuls hold on this machine"] if self.proofs else []),
             self._outputs_line(),
             *self._slowdown_lines("" if self.first_token is None else "first token", self.first_token),
             *self._slowdown_lines("" if self.first_token is None else "each further token", self.slowdown),

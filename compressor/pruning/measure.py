@@ -179,7 +179,7 @@ def measure_times(
         measured[size] = times, np.hypot.reduce([count * measured[call][1] for call, count in calls.items()])
     tables = []
     for size, (times, errors) in measured.items():
-        whole, dense, least, *others = times.tolist()
+        whole, dense, least, *group_times = times.tolist()
         table = CostTable(
             unit="ms",
             engine=engines.label,
@@ -188,7 +188,7 @@ def measure_times(
             whole=whole,
             rows=_proportional_rows(classes, whole, counted),
         )
-        together, alone = others[: len(mixed) - 1], others[len(mixed) - 1 :]
+        together, alone = group_times[: len(mixed) - 1], group_times[len(mixed) - 1 :]
         if not is_late:
             points = zip([empty, *alike], [least, *alone], strict=True)
             table = fit_times(table, list(points), fitted, [errors[0], *errors[len(mixed) :]])
@@ -313,8 +313,8 @@ class CostSource:
             text = f"the cost table could not be stored ({error}); the next run measures it again"
             self._note(NoteCode.COSTS_NOT_STORED, text)
 
-        if not store.holds(name, key, measure) and (others := stored_costs(self.structure)[:_NAMED_TABLES]):
-            described = "; of another ".join(_differences(stored, key) for stored in others)
+        if not store.holds(name, key, measure) and (known := stored_costs(self.structure)[:_NAMED_TABLES]):
+            described = "; of another ".join(_differences(stored, key) for stored in known)
             text = f"the cost table is measured, because those stored for this model are of another {described}"
             self._note(NoteCode.COSTS_REMEASURED, text)
         try:

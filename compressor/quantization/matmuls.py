@@ -24,7 +24,7 @@ PREFIX = "product:"
 _EXAMINED_BATCHES = 8
 """Number of batches of calibration examples on which matmuls are examined; each has many tokens."""
 _RUINED = 0.5
-"""Median relative error over tokens above which a matmul is ruined; that of other matmuls is a few hundredths."""
+"""Median relative error over tokens above which a matmul is ruined; usual errors are a few hundredths."""
 Outputs = Sequence[dict[str, np.ndarray]]
 
 

@@ -75,7 +75,7 @@ def require_nncf() -> ModuleType:
     try:
         import nncf
     except ImportError as error:
-        text = "int8: NNCF is not installed, which quantizes graphs"
+        text = "int8: NNCF, which quantizes graphs, is not installed"
         raise TargetMissingError.of_package("nncf", "openvino", text) from error
     module: ModuleType = nncf
     return module
@@ -187,7 +187,7 @@ def float_model(graph: Path) -> ir.Model:
     model = load(graph)
     if is_quantized(model):
         raise InputError(
-            f"{graph}: its products are quantized already; use the float graph, or --precision fp32",
+            f"{graph}: its matmuls are quantized already; use the float graph, or --precision fp32",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=graph,
         )
@@ -229,9 +229,9 @@ def inputs_of(model: ir.Model, examples: Sequence[Feeds], graph: Path) -> list[F
 def joined(model: ir.Model, examples: Sequence[Feeds]) -> list[Feeds]:
     """The calibration examples in batches of equal shapes, without padding.
 
-    NNCF's time is that of the calls of numpy for each tensor and batch. The ranges are the same; the means by which
-    biases are corrected weigh batches alike. A graph whose inputs do not share a free first axis gets its examples as
-    they are.
+    NNCF spends its time on numpy calls for each tensor and batch, so fewer batches are faster. The ranges are the same;
+    the means that correct biases weigh batches equally. A graph whose inputs do not share a free first axis gets its
+    examples unchanged.
     """
     axes = [value.shape[0] if value.shape else None for value in model.graph.inputs if not value.is_initializer()]
     if len(set(axes)) != 1 or not isinstance(axes[0], ir.SymbolicDim) or axes[0].value is None:

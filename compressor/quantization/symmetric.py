@@ -65,7 +65,7 @@ def quantize_symmetric(
     tensors = {str(entry.value.name) for entry in quantized_inputs(model) if entry.role is not QuantizedRole.WEIGHT}
     if not tensors:
         raise InputError(
-            f"{graph}: no product can be quantized; use --precision fp16",
+            f"{graph}: no matmul can be quantized; use --precision fp16",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=graph,
         )

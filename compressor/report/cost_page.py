@@ -28,7 +28,7 @@ class CostPoint(NamedTuple):
 
 
 class CostCurve(NamedTuple):
-    """Groups that cost the same: `5 attentions`, the type of their units, and their names with `*` where these differ.
+    """Groups of equal cost: `5 attentions`, the type of their units, and their names with `*` where these differ.
 
     The points are in ascending order of the numbers of units; the last point has all units.
     """
@@ -82,7 +82,7 @@ def headline(table: CostTable) -> str:
     whole, least, dense = map(formatting.ms, (table.whole, table.least, table.dense))
     text = f"{table.size_label}, {table.engine}: {whole}, of which {parts}"
     limit = table.dense / table.least
-    return f"{text}; dense takes {dense}, and {least} remain without any unit: at most {limit:.3g}× as fast as dense"
+    return f"{text}; dense takes {dense}, and without units {least}: at most {limit:.3g}× as fast as dense"
 
 
 def render(model: str, engine: str, tables: Sequence[CostTable]) -> str:

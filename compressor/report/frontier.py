@@ -43,7 +43,7 @@ _FILE = "give a list of objects, each with name, metric, and speed or p50"
 
 
 class ComparisonPoint(BaseModel):
-    """An engine at one size, or at any; messages about a file quote the descriptions of the fields."""
+    """An engine at one size, or at any size; messages about a file quote the descriptions of the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -54,8 +54,8 @@ class ComparisonPoint(BaseModel):
     speed_interval: Annotated[_Positives | None, Field(description="the ends around the speed: [2.4, 2.6]")] = None
     p50: Annotated[_Positive | None, Field(description="the median milliseconds of a call, in place of a speed")] = None
     p50_interval: Annotated[_Positives | None, Field(description="the ends around the milliseconds: [5.8, 6.1]")] = None
-    batch: Annotated[_Size | None, Field(description="the batch size of the calls; without one, any")] = None
-    seq: Annotated[_Size | None, Field(description="the length of the calls in tokens; without one, any")] = None
+    batch: Annotated[_Size | None, Field(description="the batch size of the calls; by default any")] = None
+    seq: Annotated[_Size | None, Field(description="the length of the calls in tokens; by default any")] = None
 
     @model_validator(mode="after")
     def _has_one_time(self) -> Self:
@@ -71,11 +71,11 @@ class ComparisonPoint(BaseModel):
         return self
 
     def is_at(self, speed: Speed) -> bool:
-        """Whether it was measured at the size of a speed, or without a size."""
+        """Whether the engine was measured at the size of a speed, or its size is unknown."""
         return self.batch in (None, speed.batch) and self.seq in (None, speed.seq)
 
     def speed_over(self, dense: float) -> tuple[float, float, float]:
-        """How many times as fast as dense it is, with the ends of the interval, which equal it without an interval.
+        """The speed over dense, with the ends of its interval; without an interval the ends equal the speed.
 
         Args:
             dense: the milliseconds of dense, for a point that has milliseconds.
@@ -125,7 +125,7 @@ class Rung(BaseModel):
     """A rung of a ladder.
 
     Attributes:
-        name: what it is called.
+        name: name of the rung.
         folder: its folder, beside the page.
         heads: number of heads that are kept.
         neurons: number of neurons that are kept.

@@ -84,7 +84,7 @@ class Axis:
 def round_numbers(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
     """At most `most` equally distant numbers from `low` to `high`, whose distance is 1, 2 or 5 times a power of ten.
 
-    It is 4 times where numbers of distance 2 are too many and only one of distance 5 is between both.
+    The distance is 4 times a power of ten if 2 gives too many numbers and 5 only one.
     """
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     steps = [factor * power for factor in (1, 2, 5, 10, 20, 4, 40) if not whole or factor * power >= 1]
@@ -96,7 +96,7 @@ def round_numbers(low: float, high: float, most: int, *, whole: bool = False) ->
 
 
 class Plot:
-    """Axes, and what is drawn on them; all texts are escaped, and points that are not finite are left out."""
+    """Axes, and the marks on them; all texts are escaped, and points that are not finite are left out."""
 
     def __init__(self, x: Axis, y: Axis, height: float, *, width: float = WIDTH, title: str = "") -> None:
         self._x, self._y = x, y

@@ -53,7 +53,7 @@ class UnitCount:
 
 
 def verdict(*, max_drop: float | None = None, **facts: Any) -> str:
-    """The result of a run in one sentence: what was gained, or that nothing was.
+    """The result of a run in one sentence: the gains, or that nothing was gained.
 
     Args:
         max_drop: the loss of the metric that the run allows.

@@ -239,6 +239,10 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
     Raises:
         InputError: the plan is that of another model, or its weights are not beside it.
     """
+    # Files of version 0.1 do not record weights of their own.
+    methods = [METHODS[name] for name in (plan.method or "").split("+") if name in METHODS]
+    changes_weights = any(method.trains_model or method.kind == "budget" for method in methods)
+    has_weights = bool(plan.weights or plan.masks) or changes_weights
     original, has_file = weight_fingerprints(model.access), file.with_name(WEIGHTS).is_file()
 
     def missing(reason: str, output: str = "the output folder of its run") -> InputError:
@@ -250,8 +254,11 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
         )
         return InputError.of_file(file, text, ErrorCode.FILE_MISMATCH, model=plan.model)
 
-    if not plan.weights or any(original.get(name) != row.original for name, row in plan.weights.items()):
+    if not has_weights or any(original.get(name) != row.original for name, row in plan.weights.items()):
         raise _foreign(plan, file, model)
+    if not plan.weights:
+        text = "it does not record which weights its run began with"
+        raise missing(text, str(file.parent)) if has_file else missing(text)
     pruned = file.with_name("model.onnx")
     if not has_file and model.file is not None and pruned.is_file():
         raise missing(f"{pruned} has them and follows the plan already", str(pruned))

@@ -13,9 +13,9 @@ which is small because both models give the same answer for most rows. The Hoeff
 variance and is weaker (the tests compare them). It is not computed, because the better of two p-values, selected after
 seeing both, would prove nothing.
 
-A certificate holds with its confidence once for a set of rows. The best of several certificates, of other seeds or
-models, holds with less confidence. Each certificate therefore states how many earlier ones used some of its rows, which
-are recorded in the user's cache.
+A certificate holds with its confidence once for a set of rows. The best of several certificates, e.g. of several seeds
+or models, holds with less confidence. Each certificate therefore states how many earlier ones used some of its rows,
+which are recorded in the user's cache.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Certificate:
         drops: drop of accuracy on the unseen rows, of every tested decision including the first.
         p_values: p-value of every tested decision including the first.
         budget: permitted drop of accuracy.
-        needed_rows: number of unseen rows with which the first decision that failed would pass, if more rows continued
-            like these; None: none failed, or no number of rows suffices.
+        needed_rows: number of unseen rows with which the first failed decision would pass, if further rows are like
+            these; None: no decision failed, or no number of rows suffices.
     """
 
     certified: int
@@ -88,7 +88,7 @@ class Certificate:
     def note(self, kept_units: Sequence[int], scope: CertificateScope, units: str = "heads") -> Note:
         """The result as a note; see `result` for the arguments."""
         total, kept = kept_units[0], kept_units[self.certified - 1]
-        rows = f"the search saw {self.searched_rows} evaluation rows, the test {self.unseen_rows} others"
+        rows = f"the search saw {self.searched_rows} evaluation rows, the test {self.unseen_rows} further rows"
         if len(kept_units) == 1:
             text = f"nothing to certify: the search removed no {units}; {rows}"
             return Note(code=NoteCode.NOT_CERTIFIED, text=text)
@@ -101,7 +101,7 @@ class Certificate:
             )
         else:
             code = NoteCode.NOT_CERTIFIED
-            text = f"nothing was certified and all {units} are kept: {claim} was requested; {rows}"
+            text = f"nothing was certified, so all {units} are kept: {claim} was requested; {rows}"
         if self.certified < len(kept_units):
             removed = total - kept_units[self.certified]
             text += f"; with {removed} {units} removed it fell by {self.drops[-1]:.4g} (p = {self.p_values[-1]:.2g}), "
@@ -154,7 +154,7 @@ def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> in
 
 
 def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Divide rows at random into one half for the search and one, in random order, for the certificate.
+    """Divide rows at random into halves: one for the search, and one, in random order, for the certificate.
 
     Raises:
         UsageError: the metric is not accuracy, or the budget is not between 0 and 1.
@@ -219,8 +219,8 @@ def check_rows_unseen(data: Data) -> None:
     overlap = int(np.isin(_digests(data.eval), _digests(data.train)).sum())
     if overlap:
         raise InputError(
-            f"--certify: {overlap} of the {len(data.eval)} evaluation rows have the content of training rows, so they"
-            " certify nothing about unseen ones; remove these rows, or name others (--eval-data)",
+            f"--certify: {overlap} of the {len(data.eval)} evaluation rows have the content of training rows, so they "
+            f"certify nothing about unseen rows; remove these rows, or name different rows (--eval-data)",
             code=ErrorCode.ROWS_OVERLAP,
             field="eval_data",
             rows=len(data.eval),
@@ -229,7 +229,7 @@ def check_rows_unseen(data: Data) -> None:
 
 
 def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
-    """Record a certificate, and count the earlier ones that used some of its rows; the same one again does not count.
+    """Record a certificate, and count the earlier certificates that used some of its rows, without equal ones.
 
     Args:
         rows: the evaluation rows, those of the search and those of the test.

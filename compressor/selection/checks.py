@@ -22,7 +22,7 @@ from compressor.tasks import Task
 from compressor.tasks.data import Data
 
 TRAINING_WITH_MASKS = "training with masks"
-"""Name in messages of what reads the schedule options of a step that drops blocks."""
+"""Name of the training of a step that drops blocks, in messages about its schedule options."""
 
 
 def known_options(step: Heads | Units | Blocks) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def check_pool(step: Units) -> None:
     pool = read_options(step.method, step.options, PoolOptions).pool
     if pool != "model":
         raise UsageError(
-            f"option pool={pool} of {step.method}: within a budget all heads and neurons compete; omit it, or set"
-            " the number of heads (--keep)",
+            f"option pool={pool} of {step.method}: within a budget all heads and neurons compete; omit the option, or "
+            f"set the number of heads (--keep)",
             code=ErrorCode.CONTRADICTION,
             field="pool",
             value=pool,
@@ -83,8 +83,8 @@ def check_max_drop(max_drop: float, task: Task) -> None:
     """Raise UsageError if the metric cannot fall as far as is allowed."""
     if max_drop >= task.metric_maximum:
         raise UsageError(
-            f"--max-drop {max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so any result would"
-            " pass; choose less, e.g. 0.01",
+            f"--max-drop {max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so any result would pass; "
+            f"choose a smaller value, e.g. 0.01",
             code=ErrorCode.OUT_OF_RANGE,
             field="max_drop",
             value=max_drop,

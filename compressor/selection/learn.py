@@ -73,8 +73,8 @@ def learn(
     else:
         if keep is None and data.task.metric != reported.metric:
             raise UsageError(
-                f"{reported.metric}: heads are selected by the {data.task.metric}, so a loss of {reported.metric}"
-                f" cannot end a search; set the number of heads (--keep), or score by {data.task.metric} (--metric"
+                f"{reported.metric}: heads are selected by {data.task.metric}, so a loss of {reported.metric} cannot "
+                f"end a search; set the number of heads (--keep), or score by {data.task.metric} (--metric"
                 f" {data.task.metric})",
                 code=ErrorCode.CONTRADICTION,
                 field="keep",
@@ -185,7 +185,7 @@ def _certify(
 def _nothing_removed(last: Decision, selection: Heads) -> UsageError:
     """The error for a search that removed no head, with the reason from the notes of its last decision."""
     reasons = (str(note) for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
-    reason = next(reasons, "no head was removed: each one costs more of the metric than is allowed")
+    reason = next(reasons, "no head was removed: each head costs more of the metric than is allowed")
     return UsageError(
         f"{reason}; raise --max-drop",
         code=ErrorCode.NOTHING_REMOVED,

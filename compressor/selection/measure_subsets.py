@@ -70,7 +70,7 @@ class _Batch(NamedTuple):
 class SubsetMeasurer:
     """Measures subsets of one model in this process.
 
-    A subset to be recorded also runs from its first difference from the one that was recorded before.
+    A subset to be recorded also runs from its first difference from the subset recorded before.
 
     Args:
         reuse: False: run the whole model for every subset, one at a time, with rows in their order.

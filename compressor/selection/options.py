@@ -65,8 +65,8 @@ class PoolOptions(MethodOptions):
 
     pool: Literal["model", "kind", Kind] = Field(
         "model",
-        description="heads that compete: all of the model, those of each kind of attention for its share, or those of"
-        " one kind: keep then counts these, and other heads stay",
+        description="heads that compete: all of the model, those of each kind of attention for its share, or those of "
+        "one kind: keep then counts these, and all remaining heads stay",
     )
 
 
@@ -76,8 +76,8 @@ class SearchOptions(MethodOptions):
     mixed_precision: MixedPrecision = Field("no", description="precision of matmuls in evaluations; no: float32")
     pool: Literal["model", Kind] = Field(
         "model",
-        description="heads that are searched: all of the model, or those of one kind of attention: keep then counts"
-        " these, and other heads stay",
+        description="heads that are searched: all of the model, or those of one kind of attention: keep then counts "
+        "these, and all remaining heads stay",
     )
 
 
@@ -110,7 +110,7 @@ def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence
 
 
 def read_options(subject: str, options: Mapping[str, Any], model: type[_M], task: str | None = None) -> _M:
-    """The options of one model among `options`, which may hold those of other models too.
+    """The options of one model among `options`, which may hold options of several models.
 
     Args:
         task: name of the task, whose defaults apply to fields that `options` lacks; None: the usual defaults.
@@ -161,7 +161,7 @@ def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
 
 
 def check_count(count: int, maximum: int, setting: str, value: int | str) -> None:
-    """Raise UsageError unless a number of units can be kept; `setting` names what set it, with its value."""
+    """Raise UsageError unless a number of units can be kept; `setting` names the option with its value."""
     if not 0 <= count <= maximum:
         text = f"{setting}: there are {maximum} to choose from; give a number from 0 to {maximum}, or 0% to 100%"
         raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="keep", value=value, maximum=maximum)

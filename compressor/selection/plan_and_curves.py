@@ -18,12 +18,12 @@ class SelectedPlan:
     """A plan and where it came from.
 
     Attributes:
-        plan: one entry a site, signed with the fingerprint of the weights that it belongs to.
+        plan: one entry for each site, signed with the fingerprint of the weights that it belongs to.
         curves: quantities logged while it was learned.
         trained: whether the model's weights were trained with it.
         notes: notes for the readers of the report.
-        budget: the budgets that it meets; empty without one.
-        costs: where the cost goes, before and after; empty without a budget.
+        budget: the budgets that it meets; empty without budgets.
+        costs: the cost of each part of the model, before and after; empty without a budget.
         certificate: the loss that is certified; None where no certificate was requested.
         engine: label of the engine that units were removed for; empty without a budget.
         weights: folder of the weights that the plan belongs to; None: the model has them.
@@ -49,7 +49,7 @@ def recorded(plan: Plan, selection: Heads | Units, options: Mapping[str, Any], d
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str | None) -> tuple[CurvePoint, ...]:
     """The log of `fit` as points; without a metric, the evaluation rows have no labels.
 
-    `overlap` at a point is the share of the heads that are kept there, of those that are kept at the last point.
+    `overlap` at a point is the share of the heads kept at the last point that are kept there too.
     """
     names = ("loss", "learning_rate", *(() if metric is None else (f"eval_{metric}",)), "eval_divergence")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))

@@ -29,7 +29,7 @@ from compressor.units.gating import spread_over_rows
 from graph_passes.files import atomic_replace
 
 _GRADIENT_FORWARDS = 3.0
-"""Cost of a forward and its backward, in forwards: the backward has twice as many products."""
+"""Cost of a forward and its backward, in forwards: the backward has twice as many matmuls."""
 _MEASURED_AT_ONCE = 16
 """Maximum number of subsets between two writes of the results, which an interruption loses."""
 

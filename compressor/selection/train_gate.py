@@ -36,7 +36,7 @@ class UnitPool:
 
     Attributes:
         costs: for each budget, the cost of each bundle, in the order of `bundles`.
-        limits: the budgets, without what is not in the pool.
+        limits: the budgets, without the cost of everything outside the pool.
     """
 
     bundles: tuple[Bundles, ...]
@@ -50,7 +50,7 @@ class UnitPool:
 
     @property
     def budget(self) -> UnitBudget:
-        """What the bundles that a gate keeps may cost."""
+        """The costs that the bundles of a gate may have."""
         return UnitBudget(self.costs, self.limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def make_bundles(
     outputs: Sequence[str],
     on_progress: ProgressCallback = ignore_progress,
 ) -> list[Bundles]:
-    """The groups in bundles: heads in their own order, neurons from the most important to the least.
+    """The groups in bundles: heads in order, neurons from the most important to the least.
 
     So a bundle holds neurons of about equal importance. Importance is the Fisher information of a mask on the model's
     own answers, as in `FisherPruner`: the sum over rows of the squared gradient.
@@ -105,7 +105,7 @@ def train_gate(
 ) -> SelectedPlan:
     """Train the gate of `selection.method` and keep the heads that it selects, at their scales; see `learn`.
 
-    Without a number of heads, as many are kept as the penalty leaves open.
+    Without a number of heads, the heads are kept that the penalty leaves open.
 
     Raises:
         UsageError: an option does not exist or is out of range.

@@ -1,4 +1,4 @@
-"""Real inputs for a served model: texts, encoded by the tokenizer of a folder, and what they leave out."""
+"""Real inputs for a served model: texts, encoded by the tokenizer of a folder, and trial inputs for the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def real_rows(
         longest: maximum tokens of a row; longer ones are cut.
 
     Raises:
-        InputError: the tokenizer cannot be read, or a text has no token, or a token without a row in the graph's table.
+        InputError: the tokenizer cannot be read, or a text has no token, or a token outside of the graph's embedding
+            table.
     """
     from compressor.model_folder.sentence_texts import read_sentence_texts
     from compressor.tasks.raw_texts import model_texts, tokenize, tokenizer_of

@@ -174,8 +174,8 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     for name in ("max_batch", "queue_delay", "data"):
         if name in request.model_fields_set and getattr(request, name) is not None:
             raise UsageError(
-                f"{flag_of(name)}: a model that generates reads one text at a time, and warms up by itself; omit it, or"
-                " serve the graph of whole texts (--backend onnxruntime)",
+                f"{flag_of(name)}: a model that generates reads one text at a time, and warms up by itself; omit the "
+                f"option, or serve the graph of whole texts (--backend onnxruntime)",
                 code=ErrorCode.CONTRADICTION,
                 field=name,
             )
@@ -184,8 +184,8 @@ def _generating_files(request: ServeRequest, report: Report) -> ModelFiles:
     network = type(runner.model).__name__
     if not hasattr(transformers, network):
         problem = (
-            f"transformers has no {network}, which the server's Python would need; use a model of a class of"
-            " transformers"
+            f"transformers has no class {network}, which the server's Python needs; use a model of a class of "
+            f"transformers"
         )
         raise InputError.of_file(request.out, problem, ErrorCode.UNSUPPORTED_MODEL, model_class=network)
     files, device = {"model.py": _BACKEND / "generating_model.py"}, _device(request, report)
@@ -248,7 +248,8 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
     """
     if request.device == "gpu" or request.gpus:
         raise UsageError(
-            f"--{_gpu_flag(request)}: OpenVINO engines run on the CPU; omit it, or use --backend onnxruntime",
+            f"--{_gpu_flag(request)}: OpenVINO engines run on the CPU; omit --{_gpu_flag(request)}, or use --backend "
+            f"onnxruntime",
             code=ErrorCode.CONTRADICTION,
             field=_gpu_flag(request),
         )
@@ -402,7 +403,7 @@ def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: in
     if not all(tensor.has_batch for tensor in tensors):
         if requested:
             raise UsageError(
-                f"--max-batch {requested}: the model in {request.out} fixes its batch size; omit it",
+                f"--max-batch {requested}: the model in {request.out} fixes its batch size; omit --max-batch",
                 code=ErrorCode.CONTRADICTION,
                 field="max_batch",
                 value=requested,

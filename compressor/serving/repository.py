@@ -95,8 +95,7 @@ def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[N
         )
     if request.storage_uri is None and kserve.placeholder_uri(request.repository) in service:
         yield Note(
-            text=f"{request.repository / kserve.FILE_NAME}: storageUri is a placeholder; set the cluster's with"
-            " --storage-uri",
+            text=f"{request.repository / kserve.FILE_NAME}: storageUri is a placeholder; set it with --storage-uri",
             code=NoteCode.STORAGE_URI,
         )
 

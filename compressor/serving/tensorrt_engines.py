@@ -121,14 +121,14 @@ def check_request(request: ServeRequest) -> None:
     """
     if request.device == "cpu":
         raise UsageError(
-            "--device cpu: TensorRT runs on GPUs only; omit it, or use --backend onnxruntime",
+            "--device cpu: TensorRT runs on GPUs only; omit --device, or use --backend onnxruntime",
             code=ErrorCode.CONTRADICTION,
             field="device",
         )
     for field, flag in (("plain", "--plain"), ("threads", f"--threads {request.threads}")):
         if getattr(request, field):
             raise UsageError(
-                f"{flag}: this has no effect on a TensorRT engine; omit it, or use --backend onnxruntime",
+                f"{flag}: has no effect on a TensorRT engine; omit {flag}, or use --backend onnxruntime",
                 code=ErrorCode.CONTRADICTION,
                 field=field,
             )
@@ -159,8 +159,8 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
         if not graph.is_file() or metadata.graph_hash != graph_digest(graph):
             raise InputError.of_file(
                 path,
-                f"the {metadata.precision} engine was built from another graph than {graph}; build it from that one"
-                f" (compress build {out} --target trt --precision {metadata.precision})",
+                f"the {metadata.precision} engine was built from another graph than {graph}; build it from "
+                f"{graph.name} (compress build {out} --target trt --precision {metadata.precision})",
                 ErrorCode.FILE_MISMATCH,
             )
     _check_combination(engines)
@@ -171,7 +171,8 @@ def _check_combination(engines: EngineSet) -> None:
     """Make sure that a server can serve all engines with one configuration."""
     if len(engines.by_capability) < len(engines.metadata):
         raise _conflict(
-            "--engine: two engines are for the same compute capability, and the server would load only one; name one",
+            "--engine: two engines are for the same compute capability, and the server would load only one; name one "
+            "of them",
             "capability",
         )
     for path, metadata in engines.metadata.items():
@@ -190,26 +191,26 @@ def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet)
     first, newest = engines.first, engines.newest
     if metadata.tensorrt != newest and not (metadata.version_compatible and runs_engines_of(newest, metadata.tensorrt)):
         raise _conflict(
-            f"{path}: this engine needs TensorRT {metadata.tensorrt} and another one {newest}, and a server has one"
-            " version; build all with one, or with --version-compatible",
+            f"{path}: this engine needs TensorRT {metadata.tensorrt} and another engine {newest}, and a server has one "
+            f"version; build all engines with one version, or with --version-compatible",
             *("tensorrt", path),
         )
     if metadata.precision != first.precision:
         raise _conflict(
-            f"{path}: this engine computes in {metadata.precision} and another one in {first.precision}, so"
-            " outputs would depend on the GPU; build all in one precision (--precision)",
+            f"{path}: this engine computes in {metadata.precision} and another engine in {first.precision}, so outputs "
+            f"would depend on the GPU; build all engines in one precision (--precision)",
             *("precision", path),
         )
     if (metadata.inputs, metadata.outputs) != (first.inputs, first.outputs):
         raise _conflict(
-            f"{path}: the inputs or outputs have other types than those of another engine, and a configuration has one"
-            " type for each; build all with one version of TensorRT",
+            f"{path}: inputs or outputs have different types than in another engine, and a configuration has one type "
+            f"for each; build all engines with one version of TensorRT",
             *("types", path),
         )
     if {tensor.name: tensor.dims for tensor in metadata.specs} != {tensor.name: tensor.dims for tensor in first.specs}:
         raise _conflict(
-            f"{path}: the engine fixes other sizes than another one, and a configuration has one shape for each input;"
-            " build all for sizes of the same kind (--batch, --seq)",
+            f"{path}: the engine fixes different sizes than another engine, and a configuration has one shape for each "
+            f"input; build all engines for the same sizes (--batch, --seq)",
             *("shapes", path),
         )
 

@@ -22,7 +22,7 @@ try:
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 except ImportError as error:
-    text = "tritonclient is not installed, whose classes write Triton's configuration"
+    text = "tritonclient, which writes Triton's configuration, is not installed"
     raise TargetMissingError.of_package("tritonclient", "serving", text) from error
 
 FILE_NAME, WARMUP_FOLDER = "config.pbtxt", "warmup"

@@ -30,8 +30,8 @@ Shape = tuple[int, int]
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
 Widths = tuple[int, int]
-"""Numbers of inputs and outputs of the matmuls that multiply the same activations by constant weights, with the outputs
-of all of them added up: the projections of queries, keys and values count as one matmul."""
+"""Inputs and outputs of a matmul with constant weights. Matmuls of the same activations count as one with the sum of
+their outputs: the projections of queries, keys and values, for example."""
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
 """Precisions of engines that compute matmuls in 8 bits."""
@@ -62,8 +62,8 @@ class BuildOptions:
         version_compatible: build a TensorRT engine that later versions run too.
         kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
         shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
-        requires_shapes: whether a graph that cannot have these shapes is an error; False: it then has free axes alone,
-            as large graphs do, since each shape takes memory for another copy of the weights.
+        requires_shapes: whether a graph that cannot have these shapes is an error; False: it is compiled for free axes
+            alone. So is a large graph, since each shape takes memory for another copy of the weights.
         free_axes: whether OpenVINO compiles the graph for free axes too when it builds the engine; False: when a batch
             has none of the `shapes`.
         split_norms: whether ONNX Runtime's fused normalizations are split; None: where that is faster.
@@ -192,9 +192,9 @@ class Target(ABC):
         title: the runtime's name for readers, e.g. `ONNX Runtime`.
         engines: the module whose `build_engine` and `load_engine` `build` and `load` call.
         caches: the module that builds and opens engines of models that generate (`build_sessions`, `open_sessions`),
-            also with rounded weights (`round_weights`, `check_rounded`); None: engines of this runtime keep no keys
-            and values here.
-        session_names: patterns of the names of their files.
+            also with rounded weights (`round_weights`, `check_rounded`); None: the target has no engines with key/value
+            caches.
+        session_names: patterns of the file names of engines of models that generate.
         library_names: patterns of the names of the files that `write_library_files` writes.
         library: the runtime's own library that generates with such engines; None: there is none.
         packages: Python packages whose versions determine the speed of engines, besides that of the session.
@@ -205,7 +205,7 @@ class Target(ABC):
         options: names of the fields of `BuildOptions` that it uses, besides the sizes.
         quantizes: whether `build` makes an int8 engine from a float graph; every target that has int8 makes one from a
             graph with `QuantizeLinear` and `DequantizeLinear`.
-        symmetric: whether quantized graphs need zero points of zero, and quantizers where TensorRT wants them.
+        symmetric: whether quantized graphs need zero points of 0, and quantizers where TensorRT expects them.
         tried_precisions: the precisions that are tried where the precision is chosen by measuring.
         tolerance: largest relative error of an engine of a precision against its graph.
     """
@@ -278,7 +278,7 @@ class Target(ABC):
         )
 
     def missing(self) -> str | None:
-        """The part of a deployment machine that this machine lacks, in a few words; None: it lacks none."""
+        """What this machine lacks to build and run engines, in a few words; None: nothing."""
         return None
 
     def check_request(
@@ -306,8 +306,8 @@ class Target(ABC):
             )
         if kernel is not None and "kernel" not in self.options:
             raise UsageError(
-                f"--kernel {kernel}: {self.title} cannot use it, it is for ONNX Runtime on the CPU; omit --kernel, or"
-                " use --target ort",
+                f"--kernel {kernel}: the kernel is for ONNX Runtime on the CPU, not for {self.title}; omit --kernel, "
+                f"or use --target ort",
                 code=ErrorCode.CONTRADICTION,
                 fields=("kernel", "target"),
                 value=kernel,
@@ -396,7 +396,7 @@ class Target(ABC):
         return engine
 
     def prepare_caches(self, graph: ir.Model) -> None:
-        """Bring a graph with key/value caches, which is changed, to the form in which the runtime fuses attention."""
+        """Rewrite a graph with key/value caches, in place, to the form in which the runtime fuses attention."""
         return
 
     def build_sessions(
@@ -406,7 +406,7 @@ class Target(ABC):
 
         Args:
             folder: the folder of the graphs.
-            files: names of the graphs, of which the last is the decoder; those that are missing are left out.
+            files: file names of the graphs, the decoder last; missing files are skipped.
             sizes: batch sizes and lengths of texts, at which forms of operators are compared.
             threads: threads of the engines; None: one per core.
 
@@ -422,7 +422,7 @@ class Target(ABC):
         Args:
             folder: the folder of the graphs, and of the engines that `build_sessions` has built.
             rounds: replaces matmuls of a graph by `MatMulNBits` (`graph_passes.passes.QuantizeWeights`).
-            out: another folder, which exists, for the files of the engine; they replace those of the same names.
+            out: another existing folder for the files of the engine; files of the same names are replaced.
 
         Returns:
             The file of the engine.
@@ -440,7 +440,7 @@ class Target(ABC):
             graph: a graph with `MatMulNBits`.
 
         Raises:
-            InputError: it does not, with this installation or on this processor.
+            InputError: the runtime does not, in this installation or on this processor.
         """
         self._sessions.check_rounded(graph)
 
@@ -470,14 +470,14 @@ class Target(ABC):
         return sessions
 
     def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
-        """Write what the library of the runtime that generates, `library`, reads beside the engines of a folder.
+        """Write the files that the runtime's library that generates (`library`) reads beside the engines of a folder.
 
         Args:
             folder: the folder, whose engines `build_sessions` has built.
-            model: their model.
+            model: the model of the engines.
 
         Returns:
-            What the library cannot do with the folder, and why; None: it loads it.
+            What the library cannot do with the folder, and why; None: the library loads the folder.
         """
         return None
 
@@ -486,7 +486,7 @@ class Target(ABC):
         return sorted(path for pattern in self.session_names for path in folder.glob(pattern))
 
     def library_files(self, folder: Path) -> list[Path]:
-        """The files in a folder that `write_library_files` writes, but for links."""
+        """The files in a folder that `write_library_files` writes, except links."""
         return sorted(path for pattern in self.library_names for path in folder.glob(pattern))
 
     @property
@@ -517,7 +517,7 @@ class Target(ABC):
 def missing_input(name: str, inputs: Iterable[str]) -> InputError:
     """The error of a batch without an input of the graph."""
     return InputError(
-        f"{name}: the graph has this input, and it is missing; pass {', '.join(inputs)}",
+        f"{name}: this input of the graph is missing; pass {', '.join(inputs)}",
         code=ErrorCode.TENSOR_MISMATCH,
         tensor=name,
     )
@@ -535,8 +535,8 @@ def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
     for name, maximum in reach.items():
         if name in feeds and feeds[name].shape[1] > maximum:
             raise InputError(
-                f"{name}: {feeds[name].shape[1]} positions, the block masks cover {maximum}; pass shorter rows, or"
-                " learn masks on longer ones (--max-length)",
+                f"{name}: {feeds[name].shape[1]} tokens, and the block masks cover {maximum}; pass shorter texts, or "
+                f"learn masks on longer texts (--max-length)",
                 code=ErrorCode.OUT_OF_RANGE,
                 tensor=name,
                 value=feeds[name].shape[1],

@@ -1,8 +1,8 @@
 """Engines of a model that generates, which keep keys and values from call to call.
 
-`Sessions` is what a search of tokens needs of a runtime. Caches are tensors of the runtime: a search passes them from
-one call to the next, and reads only how many positions they hold. A target whose engines keep caches names the module
-that builds and opens them (`Target.caches`).
+A search for tokens, e.g. a beam search, runs a model through `Sessions`. Caches are tensors of the runtime: a search
+passes them from one call to the next, and reads only how many positions they hold. A target whose engines keep caches
+names the module that builds and opens them (`Target.caches`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from compressor.errors import ErrorCode, InputError
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 """The graphs of a folder that generates; only an encoder-decoder has an encoder."""
 PLAN = "compressor.plan"
-"""Entry of the metadata of a graph without what a plan drops, and of its engine: the digest of the plan."""
+"""Entry of the metadata of a pruned graph, and of its engine: the digest of the plan."""
 PADDING = "compressor.padding"
 """Entry of the metadata of a decoder that reads no padding on the left: `right`."""
 WEIGHTS, FINER = "compressor.weights", "compressor.weights.finer"
-"""Entries of the metadata of a decoder with rounded weights: their precision, and the JSON list of those in the next
-finer one."""
+"""Entries of the metadata of a decoder with rounded weights: the precision of the weights, and a JSON list of the
+weights in the next finer precision."""
 MASKS = ("attention_mask", "encoder_attention_mask")
-"""Names of the mask of a decoder: over its own positions, or over those of the encoder."""
+"""Names of the mask of a decoder: over its own tokens, or over those of the encoder."""
 POSITIONS = "position_ids"
-"""Name of the numbers of new tokens."""
+"""Name of the decoder's input with the number of each new token in its text."""
 
 
 @dataclass(frozen=True)
 class GeneratingModel:
-    """What libraries that generate with an engine have to know of its model.
+    """The facts about a model that libraries need to generate with its engine.
 
     Attributes:
         config: the content of `config.json`.
@@ -51,7 +51,7 @@ class GeneratingModel:
     tokenizer: Any
 
     def token(self, name: str) -> Any:
-        """The id of a special token, or several, by the name of its field; None: there is none."""
+        """The id or ids of a special token, by the name of its field; None: there is none."""
         token = self.generation.get(name)
         return self.config.get(name) if token is None else token
 
@@ -81,7 +81,7 @@ class Caches(ABC):
         """The same caches, for one more call of `Sessions.decode`."""
 
     def load(self) -> None:
-        """Bring the caches to the memory that `Sessions.decode` reads, which it does itself otherwise."""
+        """Move the caches to the memory that `Sessions.decode` reads; otherwise `decode` moves them itself."""
         return
 
 
@@ -115,7 +115,7 @@ class Sessions(ABC):
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, np.ndarray]) -> Caches:
-        """The caches of an encoder-decoder before the first token: keys and values of what the encoder has read.
+        """The caches of an encoder-decoder before the first token: keys and values of the encoder's outputs.
 
         Args:
             inputs: `input_ids` and `attention_mask` `[text, position]`, or `input_features` `[text, channel, frame]`;
@@ -136,7 +136,7 @@ class Sessions(ABC):
             mask: 1 for positions that are read, 0 for padding: `[text, earlier and new position]`, or those of the
                 encoder `[text, source position]`; None where the graph has no mask.
             position_ids: number of each token in its text `[text, new position]`; None where the graph counts itself.
-            caches: the earlier positions. A runtime may extend them where they are, so that they are read once;
+            caches: caches of the earlier positions. A runtime may extend them in place, so they serve one call;
                 `Caches.copy` gives caches for another call.
 
         Returns:
@@ -156,8 +156,8 @@ def require_decoder(folder: Path) -> None:
     """Raise InputError if a folder has no graph that generates."""
     if not (folder / DECODER).is_file():
         raise InputError(
-            f"{folder}: has no {DECODER}, the graph that generates; a run on a model that generates writes it into its"
-            " output folder",
+            f"{folder}: has no {DECODER}; give the output folder of a run on a model that generates, which contains "
+            f"this graph",
             code=ErrorCode.FILE_MISSING,
             path=folder / DECODER,
         )
@@ -171,7 +171,7 @@ def missing_encoder(path: Path, decoder: str) -> InputError:
         decoder: the file name of the decoder.
     """
     return InputError(
-        f"{path.parent}: has no {path.name}, which computes what {decoder} reads; copy it too",
+        f"{path.parent}: has no {path.name}, whose outputs {decoder} reads; copy it into the folder too",
         code=ErrorCode.FILE_MISSING,
         path=path,
     )
@@ -195,7 +195,7 @@ def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
         digests: name of a graph -> the plan that it records (`plan_digest`); None: it records none.
 
     Raises:
-        InputError: they are of several.
+        InputError: they are of several plans.
     """
     known = {name: digest for name, digest in digests.items() if digest is not None}
     if known and (path := folder / "plan.json").is_file():
@@ -205,7 +205,7 @@ def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
     if len(set(known.values())) > 1:
         first, *_, last = known
         raise InputError(
-            f"{folder / first}: keeps other units than {last} says; copy the whole folder of one run",
+            f"{folder / first}: keeps different units than {last}; copy the whole folder of one run",
             code=ErrorCode.FILE_MISMATCH,
             path=folder / first,
             files=tuple(known),

@@ -23,7 +23,8 @@ EXAMPLE_ROWS = "compressor.example_rows"
 _TOKENS = "input_ids"
 """End of the name of an input with one id for each token."""
 _LARGEST_ROW = 1024
-"""Most real numbers in a row that a graph carries; longer rows are images and sounds, which may be any numbers."""
+"""Maximum number of floats in a row that a graph stores; longer rows are images and sounds, which may be any
+numbers."""
 _PADDED_SHARE = 4
 """A padded row has one padding token in this many tokens."""
 
@@ -157,7 +158,7 @@ def _positions(
 
 
 def record_example_rows(model: ir.Model, example: ExampleRows) -> None:
-    """Store example rows in a graph, which is then tried, proven and timed on inputs that its model takes.
+    """Store example rows in a graph, so that trials, proofs and timings run on inputs that the model accepts.
 
     Memories and large inputs of real numbers, such as images, are left out, because they may be any numbers.
 
@@ -193,8 +194,8 @@ def read_example_rows(model: ir.Model) -> ExampleRows | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise InputError(
-        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} are no rows of inputs; remove them, or export the graph"
-        " again",
+        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} is no description of rows; remove the entry, or export the "
+        f"graph again",
         code=ErrorCode.FILE_UNREADABLE,
         value=text,
     )

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of processor time that a container may use in a period, and those of the period: `200000 100000`."""
+"""Microseconds of processor time that a container may use in a period, and the length of the period: `200000
+100000`."""
 
 
 def usable_cores() -> int:

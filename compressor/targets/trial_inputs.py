@@ -339,8 +339,8 @@ def require_ids(arrays: Mapping[str, np.ndarray], limits: Mapping[str, int], sou
             raise RowError.of(
                 source,
                 int(position[0]) + 1 if array.ndim else 1,
-                f"{name} has the id {number}, outside of the graph's table of {size} rows; give ids of the tokenizer"
-                " that the model was trained with, or export the model with a table for all of its tokens",
+                f"{name} has the id {number}, outside of the graph's embedding table of {size} rows; give ids of the "
+                f"tokenizer that the model was trained with, or export the model with a table for all of its tokens",
                 code=ErrorCode.ID_OUTSIDE_TABLE,
                 input=name,
                 id=number,

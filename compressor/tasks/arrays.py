@@ -80,7 +80,7 @@ def read_arrays(source: str) -> dict[str, list[RowArrays]]:
     splits = _read_splits(source)
     for part in (part for parts in splits.values() for part in parts):
         if any(array.shape[:1] == (0,) for array in part.arrays.values()):
-            text = f"{part.path}: has no rows; give at least one"
+            text = f"{part.path}: has no rows; give at least one row"
             raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=part.path, rows=0)
     return splits
 
@@ -95,7 +95,7 @@ def _read_splits(source: str) -> dict[str, list[RowArrays]]:
     files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
     archives, singles = ([file for file in files if file.suffix.lower() == end] for end in (ARRAYS, _SINGLE))
     if archives and singles:
-        text = f"{path}: has {archives[0].name} and {singles[0].name}; keep files of one kind in the folder"
+        text = f"{path}: has {archives[0].name} and {singles[0].name}; keep one kind of files in the folder"
         raise InputError(text, code=ErrorCode.CONTRADICTION, path=path)
     if singles:
         arrays = {}
@@ -352,8 +352,9 @@ class Arrays(Task):
         choice = self._choice(requested, labels)
         if choice is None:
             problem = (
-                f"{'no metric' if requested is None else requested} compares them with an output ({self._listed()});"
-                " give integers [row] or [row, position] for classes, or numbers [row] for an output [row] or [row, 1]"
+                f"{'no metric' if requested is None else requested} compares such labels with an output "
+                f"({self._listed()}); give integers [row] or [row, position] for classes, or numbers [row] for an "
+                f"output [row] or [row, 1]"
             )
             raise _wrong_kind(name, labels, source, problem)
         if isinstance(choice[1], Classes) and len(np.unique(labels)) == 1:
@@ -372,12 +373,12 @@ class Arrays(Task):
         padded = (with_positions(row[None], max(widths), IGNORED) for row in self._rows_of(name, indices))
         labels = self._gather(name, indices) if len(widths) < 2 else np.concatenate(list(padded))
         if not self._form.takes(labels):
-            raise _wrong_kind(name, labels, source, "other rows have labels of another kind; give all rows the same")
+            raise _wrong_kind(name, labels, source, "other rows have labels of another kind; use one kind for all rows")
         output = self._outputs[self.outputs[0]]
         if (row := self._form.first_wrong(labels, output)) is not None:
             problem = (
-                f"{labels[row]} in {name!r} is none of the output {self.outputs[0]} {_axes(output.shape)}; correct it"
-                " or remove the row"
+                f"{labels[row]} in {name!r} is no class of the output {self.outputs[0]} {_axes(output.shape)}; correct "
+                f"it or remove the row"
             )
             details = {"array": name, "value": labels[row].tolist()}
             raise RowError.of(source, row + 1, problem, code=ErrorCode.LABEL_MISMATCH, **details)
@@ -392,7 +393,7 @@ class Arrays(Task):
         """The inputs of the graph, `[batch, ...]` each, and `labels`.
 
         Raises:
-            InputError: rows of several files have other axes.
+            InputError: rows of several files have different axes.
         """
         indices = np.array([example["index"] for example in examples], np.int64)
         longest = max(int(example["positions"]) for example in examples)
@@ -506,18 +507,18 @@ class Arrays(Task):
 
     def _update_notes(self) -> None:
         (output,) = self.outputs
-        others = [name for name in self._outputs if name not in (output, *self.loss_outputs)]
+        ignored = [name for name in self._outputs if name not in (output, *self.loss_outputs)]
         text = (
             f"the output {output} {_axes(self._outputs[output].shape)} is scored as {self._form.description}"
             f" ({self._metric.name}; the task has {', '.join(metric.name for metric in self.metrics)})"
         )
-        text += f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not compared" if others else ""
+        text += f"; {', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not compared" if ignored else ""
         self.notes = (*self._read_notes, Note(text=text, code=NoteCode.METRIC_CHOSEN))
 
     def _add(self, part: RowArrays, first: RowArrays) -> None:
         """Add arrays to those of all rows; raise InputError if they have other names or axes than the first file."""
         for name in sorted({*part.arrays} ^ {*first.arrays}):
-            text = f"{part.path}: {name!r} is in {'this file' if name in part.arrays else first.path.name} alone"
+            text = f"{part.path}: {name!r} is in {'this file' if name in part.arrays else first.path.name} only"
             text += "; rows of a folder need the same arrays"
             raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=part.path, array=name)
         self._parts.append(part)

@@ -1,4 +1,4 @@
-"""Further examples, made of the texts of others, for a training that would read few examples many times."""
+"""Further examples, made from parts of existing texts, for a training that would read few examples many times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compressor.tasks.encoding import encode_chunks, runs_between
 _JOINED_SHARE = 0.5
 """Share of the texts that are joined from parts, although a part of one text would be long enough."""
 _CHANGED_SHARE, _CHANGED_TOKENS = 0.5, 0.2
-"""Share of the texts some of whose tokens become others, and largest share of their tokens: few examples have few of
+"""Share of the texts in which tokens are replaced, and maximum share of replaced tokens: few examples contain few of
 the tokens that a model will read."""
 
 Texts = list[list[int]]
@@ -26,9 +26,9 @@ def extended(rows: Dataset, pattern: Dataset, count: int, seed: int, vocabulary:
     """Examples and further ones, each made of a part of the texts of an example, or of parts of several.
 
     The texts of a further example are as long as those of an example of `pattern`, which is drawn. In some, a few
-    tokens are replaced by others, drawn from the vocabulary. The special tokens, which separate texts, are those of an
-    example of `rows`, each of which serves equally often. A further example depends only on the examples, the seed and
-    its position. Examples without tokens between special ones are repeated as they are, and so are those that would
+    tokens are replaced by tokens drawn from the vocabulary. The special tokens, which separate texts, are those of an
+    example of `rows`; each example is used equally often. A further example depends only on the examples, the seed and
+    its position. Examples without tokens between special tokens are repeated unchanged, and so are examples that would
     become longer than all others.
 
     Args:
@@ -99,9 +99,9 @@ def _part(
 
 
 def _changed(tokens: Sequence[int], share: float, vocabulary: np.ndarray, rng: np.random.Generator) -> list[int]:
-    """Tokens of which a share is replaced by others."""
-    others = rng.choice(vocabulary, len(tokens))
-    changed: list[int] = np.where(rng.random(len(tokens)) < share, others, tokens).tolist()
+    """Tokens, a share of them replaced by random tokens."""
+    drawn = rng.choice(vocabulary, len(tokens))
+    changed: list[int] = np.where(rng.random(len(tokens)) < share, drawn, tokens).tolist()
     return changed
 
 

@@ -68,7 +68,7 @@ class Task(ABC):
         label_name: the key of the labels in a collated batch, `[examples, ...]`.
         model_task: for a custom task, the value of `--task` with which a model folder is loaded; None: it is loaded as
             the class that it was saved as.
-        scores_agreement: whether labels are what the whole model answers, so that the metric is the agreement with it
+        scores_agreement: whether labels are the answers of the whole model, so that the metric is the agreement with it
             (`agreement_on`).
         notes: how rows are read and scored; complete after all rows are encoded.
         set_aside_by: column of the examples; examples with equal values there are set aside together for another
@@ -136,7 +136,7 @@ class Task(ABC):
         return self
 
     def agreement_on(self, examples: Dataset) -> Task:
-        """This task for examples whose labels are what the whole model answers; see `labels_by`."""
+        """This task for examples whose labels are the answers of the whole model; see `labels_by`."""
         task = copy.copy(self)
         task.scores_agreement = True
         return task
@@ -168,7 +168,7 @@ class Task(ABC):
 
     @classmethod
     def check_processor(cls, folder: ModelFolder) -> None:
-        """Raise an error unless a folder has a tokenizer, or what else converts rows to inputs of the model."""
+        """Raise an error unless a folder has a tokenizer or processor, which converts rows to inputs of the model."""
         require_processor(folder.processor, folder.path)
         if folder.access.file is not None:  # a graph has no defaults for its inputs
             require_types(folder.processor, folder.access.inputs, folder.tokenizer or folder.path)
@@ -187,7 +187,7 @@ class Task(ABC):
         """
 
     def declare_answers(self, config: PretrainedConfig) -> None:  # noqa: B027 - few tasks know more than the model
-        """Write into the configuration of a model, or of its teacher, what its answers are, if the model does not know.
+        """Write the kind of answers into the configuration of a model, or of its teacher, where it is missing.
 
         The loss without labels depends on it (`classifiers.several_answers`).
         """
@@ -257,7 +257,7 @@ class Task(ABC):
         """Score an output of a graph under another name than the task's; `names` are the outputs of floats in order.
 
         Raises:
-            InputError: none has the name of the task's output, and there are several.
+            InputError: the graph has several outputs of floats, and none has the name of the task's output.
         """
         missing = [name for name in self.outputs if name not in names]
         if not missing:
@@ -265,7 +265,7 @@ class Task(ABC):
         if len(self.outputs) > 1 or len(names) > 1:
             text = (
                 f"the graph has the outputs {', '.join(names)}, and {self.name} scores {' and '.join(self.outputs)};"
-                " name its outputs so, or give rows as arrays (.npz)"
+                " rename its outputs, or give rows as arrays (.npz)"
             )
             details = {"output": missing[0], "outputs": tuple(names), "task": self.name}
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, **details)

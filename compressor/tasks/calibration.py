@@ -15,9 +15,9 @@ from compressor.tasks.scoring import BATCH_SIZE
 COMPARED_TOKENS = 8192
 """Tokens on which two models that generate are compared.
 
-Examples stay whole, since the beginning of a text alone has no tokens with much context. Few long ones suffice: of a
-Llama of 5 million parameters with 15% fewer neurons, on WikiText-2, eight stretches of 1,024 tokens show the mean
-divergence with a standard error of 3 to 4% of it, 64 of 128 tokens with 2.5%.
+Examples stay whole, since tokens at the beginning of a text have little context. Few long examples suffice: for a Llama
+of 5 million parameters with 15% fewer neurons, on WikiText-2, the standard error of the mean divergence is 3 to 4% of
+it with eight examples of 1,024 tokens, and 2.5% with 64 of 128 tokens.
 """
 
 
@@ -51,7 +51,7 @@ def within_tokens(data: Data, rows: list[int], tokens: int) -> list[int]:
 def compared_rows(task: Task, examples: Dataset, most: int) -> int:
     """Number of examples on which the answers of two models are compared, at most `most`.
 
-    A model that generates answers at every token, so that few examples tell what many do.
+    A model that generates has an answer at every token, so few examples suffice.
     """
     if not task.generates or not len(examples):
         return most

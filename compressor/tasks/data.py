@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 _CANDIDATES = 2**17
 _CANDIDATES_PER_ROW = 2
-"""Training rows that are encoded at most: the larger of this number, and of so many for each row that a run draws."""
+"""Maximum number of training rows to encode: the larger of the first number, and of the second for each row that a
+run draws."""
 _REPEATED = 10
 _REPEATED_SHARE = 0.1  # minimum number and share of scored rows that another split repeats, for a note
 PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
@@ -45,8 +46,8 @@ PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test":
 _SHARES: dict[Split, float] = {"eval": 0.1, "test": 0.5}
 """Shares of the training and of the evaluation rows that become rows of a split if the recipe names none."""
 _BOUNDED_SHARE, _BOUNDED_ROWS = 0.3, 1500
-"""Share of the training rows that become evaluation rows where these have to tell a small loss, up to a number of rows:
-5% of changed answers move an accuracy by 0.7 points, by standard error, on 900 rows and by 1.3 on 300."""
+"""Share of the training rows that become evaluation rows if these have to show a small loss, and the maximum number
+of rows: if 5% of answers change, the standard error of an accuracy is 0.7 points on 900 rows and 1.3 on 300."""
 
 
 class Labels(Enum):
@@ -167,8 +168,8 @@ class _Reading:
         self._notes += task.notes
         if unlabelled := [split.source for name, split in self._splits.items() if labels[name] is not Labels.ROWS]:
             text = (
-                f"{', '.join(unlabelled)}: the rows have no labels, and none are needed to choose units, to refit"
-                " weights, to learn a teacher's outputs or to quantize"
+                f"{', '.join(unlabelled)}: the rows have no labels; choosing units, refitting weights, learning a "
+                f"teacher's outputs and quantizing need no labels"
             )
             self._note(text, NoteCode.ROWS_UNLABELLED)
         if "eval" not in encoded and "train" in encoded:
@@ -280,7 +281,7 @@ class _Reading:
             return None
         if self._drawn_rows is None or train is None:
             problem = "there are no training rows" if train is None else "labels of training rows are read"
-            text = f"--unlabelled-data {named}: {problem}, so these rows cannot be used; omit it"
+            text = f"--unlabelled-data {named}: {problem}, so these rows cannot be used; omit the option"
             raise UsageError(text, code=ErrorCode.CONTRADICTION, field="unlabelled_data", value=named)
         splits = self._task.read(named)
         name, chosen = _select_split("train", splits, named)
@@ -307,8 +308,8 @@ class _Reading:
             if error.details.get("field") != "label_column":
                 raise
             text = (
-                f"{further.source}: {self._task.name} encodes rows together with their labels, and there are none; add"
-                " labels, or omit these rows (--unlabelled-data)"
+                f"{further.source}: {self._task.name} encodes rows together with their labels, and there are none; add "
+                f"labels, or omit --unlabelled-data"
             )
             raise InputError(text, code=error.code, field="unlabelled_data", source=further.source) from error
         text = f"{len(encoded)} rows of {further.source} are added to the training rows, without labels"
@@ -361,8 +362,8 @@ class _Reading:
                 encoded[name] = labelled
                 metric = task.agreement_on(labelled).metric
                 text = (
-                    f"the {len(labelled)} {PURPOSES[name]} rows have no labels: what the whole model answers counts as"
-                    f" right, and the metric is the {metric}; if a column holds labels, name it (--label-column)"
+                    f"the {len(labelled)} {PURPOSES[name]} rows have no labels: the answers of the whole model count "
+                    f"as right, and the metric is the {metric}; if a column holds labels, name it (--label-column)"
                 )
                 self._note(text, NoteCode.ANSWERS_AS_LABELS)
                 continue
@@ -495,7 +496,7 @@ def read_splits(request: RowsConfig, read: Callable[[str], SplitRows]) -> tuple[
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
     sources = {source: read(source) for source in dict.fromkeys(requested.values()) if source is not None}
     if not sources:
-        text = "no rows were named, so nothing can be learned or scored; name them with --data"
+        text = "no rows were named, so nothing can be learned or scored; name rows with --data"
         raise InputError(text, code=ErrorCode.MISSING_VALUE, field="data")
     splits: dict[Split, SourceRows] = {}
     notes = []

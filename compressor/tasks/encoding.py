@@ -100,8 +100,7 @@ class TextTokenizer:
     def cut_notes(self, source: str, cut: int, total: int, kind: str = "rows") -> tuple[Note, ...]:
         """A note on the `cut` of all `total` rows, or texts, that are truncated, if there are any."""
         text = (
-            f"{source}: {cut} of {total} {kind} are longer than {self.longest} tokens and are read up to there"
-            " (--max-length)"
+            f"{source}: {cut} of {total} {kind} are longer than {self.longest} tokens and are truncated (--max-length)"
         )
         return (Note(text=text, code=NoteCode.ROWS_CUT),) if cut else ()
 

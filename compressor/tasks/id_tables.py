@@ -80,7 +80,9 @@ class IdTables:
             size, limit = self.sizes.get(name) if name != LABELS else None, self.positions.get(name)
             length = int(array.shape[-1]) if array.ndim else 0
             if limit is not None and length > limit:
-                problem = f"{name} has {length} positions, the model has {limit}; cut rows (--max-length {limit})"
+                problem = (
+                    f"{name} has {length} tokens, the model {limit} positions; truncate rows (--max-length {limit})"
+                )
                 details = {"input": name, "value": length, "size": limit}
                 raise RowError.of(source, extremes[0] + 1, problem, code=ErrorCode.TOO_LONG, **details)
             if size is not None and array.size and (int(array.max()) >= size or int(array.min()) < 0):

@@ -383,7 +383,7 @@ class ImageClassification(ClassLabels, ImageRows):
         super().__init__(folder, request, metric)
         classes = int(folder.config.num_labels or 0)
         if metric.name == "top5" and classes <= _TOP:
-            text = f"--metric top5: the model has {classes} classes, so every answer would count; use accuracy"
+            text = f"--metric top5: the model has {classes} classes, so every answer would count as right; use accuracy"
             raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="metric", value="top5", classes=classes)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -318,11 +318,11 @@ class SeveralClasses(LabelledRows):
             )
             raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column)
         if self._metric.compute is not mean_average_precision:
-            text = f"{source}: classes are assigned from the thresholds of {self.thresholds.file} on, by both models"
+            text = f"{source}: both models assign a class from its threshold in {self.thresholds.file} on"
             if self.thresholds.file is None:
                 text = (
-                    f"{source}: classes are assigned from a probability of 0.5 on; where others are served, put"
-                    " thresholds into the model's config.json"
+                    f"{source}: both models assign a class from a probability of 0.5 on; for other thresholds, add "
+                    f"'thresholds' to the model's config.json"
                 )
             self.note(text, NoteCode.THRESHOLDS)
 
@@ -333,7 +333,7 @@ class SeveralClasses(LabelledRows):
             for row, vector in enumerate(vectors, 1):
                 for name, number in zip(columns, vector, strict=True):
                     if not 0 <= number <= 1:
-                        problem = f"{name!r} is {number:g}, neither 1 nor 0 nor between; correct it or remove the row"
+                        problem = f"{name!r} is {number:g}, which is not between 0 and 1; correct it or remove the row"
                         raise RowError.of(source, row, problem, column=name, value=number)
             return vectors
         lists = label_lists(rows, column, self.config, source)

@@ -195,8 +195,8 @@ class RowLabels:
             rarest, count = min(Counter(self.texts).items(), key=lambda item: item[1])
             problem = (
                 f"{rarest!r:.60}, the rarest label, in {count} of {len(self.texts)} labels; there are {len(names)}"
-                f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label,"
-                " fine-tune a model with that many, or name another column (--label-column)"
+                f" different labels ({listed_names(names)}), and the model has {classes} classes: correct the label, "
+                f"fine-tune a model with {len(names)} classes, or name another column (--label-column)"
             )
             raise self._error(rarest, problem, count=count, **details)
         if len(names) < classes:

@@ -65,7 +65,7 @@ class Metric:
         except (TypeError, ValueError) as error:
             path = f"{self.compute.__module__}:{getattr(self.compute, '__qualname__', self.name)}"
             raise UsageError(
-                f"--task {path}: the metric {self.name} is not a number ({one_line(error)}); return one",
+                f"--task {path}: the metric {self.name} is not a number ({one_line(error)}); return a number",
                 code=ErrorCode.TASK_FAILED,
                 field="task",
                 value=path,

@@ -208,8 +208,8 @@ class Numbers(Form):
 class Vectors(Form):
     """All numbers of a row, `[row, ...]`, without padded positions of `[row, position, ...]`.
 
-    They are compared with what the whole graph answers, whose vectors of norm one are kept in a temporary file; the
-    column of labels has their numbers.
+    They are compared with the outputs of the whole graph, whose vectors of norm one are kept in a temporary file; the
+    column of labels has their indices.
     """
 
     description = "a vector of each row"
@@ -261,8 +261,8 @@ class Vectors(Form):
                 vector[~mask[row, : len(vector)]] = 0
             if not np.isfinite(vector).all():
                 raise InputError(
-                    "the whole graph answers NaN or infinity to a row, so nothing can be compared with it; check"
-                    " its weights and the row",
+                    "the whole graph returns NaN or infinity for a row, so nothing can be compared with it; check its "
+                    "weights and the row",
                     code=ErrorCode.NOT_FINITE,
                 )
             norm = np.sqrt(np.square(vector, dtype=np.float64).sum())

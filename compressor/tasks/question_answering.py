@@ -100,8 +100,8 @@ class QuestionAnswering(Task):
         encoded, lost = self._encode(rows, _answers_of(rows, column, rows[context][:], source), source)
         if lost:
             text = (
-                f"{source}: the answers to {lost} of {len(rows)} questions lie in no window whole, so no model can"
-                " give them; raise --max-length or --stride"
+                f"{source}: the answers to {lost} of {len(rows)} questions are in no single window, so no model can "
+                f"give them; raise --max-length or --stride"
             )
             self.note(text, NoteCode.ANSWERS_CUT)
         return encoded

@@ -269,8 +269,8 @@ class _PairTemplate:
         self._is_structured = True
         if self._problem() is not None:
             text = (
-                f"{path}: the chat template has no place for a query and a document ({problem}); save a template with"
-                " these roles in chat_template.jinja"
+                f"{path}: the chat template cannot hold a query and a document ({problem}); save a template with these "
+                f"roles in chat_template.jinja"
             )
             raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, field="chat_template")
 
@@ -310,4 +310,4 @@ class _PairTemplate:
         except Exception as error:  # a template is a program of the folder
             return one_line(error)
         missing = [name for name, part in (("query", query), ("document", document)) if part not in text]
-        return f"it leaves out the {missing[0]}" if missing else None
+        return f"the template leaves out the {missing[0]}" if missing else None

@@ -347,7 +347,7 @@ class TextFile:
         high, single = len(_HIGH.findall(content)), _SINGLE.findall(content)
         valid = _HIGH.findall(content.decode(errors="ignore").encode())
         if len(valid) > high - len(valid):
-            return f"UTF-8 (byte 0x{content[error.start]:02x}), other lines are; correct the line"
+            return f"UTF-8 (byte 0x{content[error.start]:02x}), but earlier lines are; correct the line"
         known = len(_LATIN.findall(content))
         if len(single) * 2 <= len(_RUNS.findall(content)) or known < _LEAST_KNOWN * high:
             return "UTF-8, and its encoding is unknown; save the file as UTF-8"
@@ -413,7 +413,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
         in_memory: bytes of rows that are kept in memory.
 
     Raises:
-        InputError: a file is missing, of an unknown format, damaged, not text, ragged, without rows, or has other
+        InputError: a file is missing, of an unknown format, damaged, not text, ragged, without rows, or has different
             columns than the first; the message names the line.
     """
     store, path = RowStore(in_memory), files[0]
@@ -467,7 +467,7 @@ def _add(store: RowStore, path: Path) -> tuple[tuple[str, ...], int, str]:
         rows += table.num_rows
         store.add(table)
     if not rows:
-        text = f"{path}: has no rows; give a file with at least one"
+        text = f"{path}: has no rows; give a file with at least one row"
         raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0)
     return tuple(columns), rows, doubt
 

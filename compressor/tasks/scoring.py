@@ -50,7 +50,7 @@ def indices_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]
 
 
 def forward_of(task: Task, model: Any) -> Forward:
-    """Runs a batch with a model that runs on arrays; or with a PyTorch model, or generates with it."""
+    """A function that runs a batch with a model on arrays or in PyTorch, or that generates with a PyTorch model."""
     if isinstance(model, RunsArrays):
         return lambda batch: task.logits(task.scored_outputs(model.run(batch), batch))
     import torch

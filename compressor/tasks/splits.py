@@ -77,8 +77,8 @@ def files_by_split(files: Iterable[Path], source: str) -> dict[str, list[Path]]:
         by_split.setdefault(next(usual, ""), []).append(file)
     if len(by_split) > 1 and "" in by_split:
         text = (
-            f"{source}: {by_split[''][0].name} is named after no split, other files are; begin its name with train, dev"
-            " or test, or move it"
+            f"{source}: {by_split[''][0].name} is named after no split, but other files are; begin its name with "
+            f"train, dev or test, or move it"
         )
         raise InputError(text, code=ErrorCode.INVALID_VALUE, path=by_split[""][0])
     return by_split

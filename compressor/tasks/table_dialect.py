@@ -67,9 +67,9 @@ def find_dialect(sample: str, suffix: str, *, is_whole: bool) -> Dialect:
         suffix: `.csv` or `.tsv`.
         is_whole: whether the sample is the whole file; otherwise its last row may be cut, and is ignored.
     """
-    usual, *others = (_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix])
-    others.sort(key=lambda reading: -len(reading.rows[0]) if reading.rows else 0)
-    best = max([usual, *others], key=lambda reading: reading.rank)
+    usual, *further = (_read(sample, separator, is_whole=is_whole) for separator in _SEPARATORS[suffix])
+    further.sort(key=lambda reading: -len(reading.rows[0]) if reading.rows else 0)
+    best = max([usual, *further], key=lambda reading: reading.rank)
     return (best if best.share >= _MOST else usual).dialect
 
 

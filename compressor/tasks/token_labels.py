@@ -199,8 +199,8 @@ class TokenClassification(TokenLabels):
         invalid = next((tag for tag in self._tags if not is_entity_tag(tag)), None)
         if metric == _F1 and invalid is not None:
             text = (
-                f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E-"
-                " or S-, so it is not a part of an entity; correct the names, or score each tag (--metric accuracy)"
+                f"{folder.path}: the tag {invalid!r} (id2label in config.json) is neither O nor begins with B-, I-, E- "
+                f"or S-, so it marks no entity; correct the names, or score each tag (--metric accuracy)"
             )
             details = {"path": folder.path, "field": "metric", "value": invalid, "labels": self._tags}
             raise InputError(text, code=ErrorCode.LABEL_MISMATCH, **details)
@@ -224,8 +224,9 @@ class TokenClassification(TokenLabels):
         if words is None:
             problem = f"{','.join(requested)} does not hold" if requested else "no column holds"
             text = (
-                f"{source}: {problem} the words of the tags, as a list in each row, among"
-                f" {', '.join(rows.column_names)}; name it (--text-columns {WORD_COLUMNS[0]}), or give a file in the"
+                f"{source}: {problem} the words of the tags, as a list in each row, among "
+                f"{', '.join(rows.column_names)}; name the column (--text-columns {WORD_COLUMNS[0]}), or give a file "
+                f"in the"
                 " format of CoNLL (.conll)"
             )
             details = {"field": "text_columns", "value": tuple(requested), "columns": tuple(rows.column_names)}

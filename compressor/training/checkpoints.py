@@ -115,7 +115,7 @@ def _settings_differ_error(folder: Path, former: Mapping[str, Any], current: Map
     """The error for checkpoints of a run with other settings; it names what differs, single values first."""
     changed = [name for name in {**former, **current} if former.get(name) != current.get(name)]
     values = [name for name in changed if not isinstance(current.get(name), (dict, list))]
-    listed = [f"{name} {former.get(name)}, now {current.get(name)}" for name in values] or changed
+    listed = [f"{name} was {former.get(name)}, is {current.get(name)}" for name in values] or changed
     return UsageError(
         f"{folder}: the checkpoints are of another run ({'; '.join(listed[:_LISTED])}); repeat its settings, choose"
         " another output folder, or start from the beginning (--force)",

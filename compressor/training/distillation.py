@@ -63,7 +63,7 @@ class Distillation:
             divided; None: the variance in each batch.
 
     Raises:
-        InputError: an attribute is out of its range; on a call, student and teacher have other outputs or layers.
+        InputError: an attribute is out of its range; on a call, student and teacher differ in outputs or layers.
     """
 
     teacher: PreTrainedModel
@@ -104,7 +104,7 @@ class Distillation:
 
     @property
     def settings(self) -> list[Any]:
-        """What the loss depends on; checkpoints of another teacher or loss are not resumed."""
+        """The settings that the loss depends on; checkpoints of another teacher or loss are not resumed."""
         loss = [list(self.outputs), self.temperature, self.hidden_weight, self.teacher_precision]
         return [self._teacher_key, *loss]
 
@@ -144,7 +144,7 @@ class Distillation:
         Args:
             student: the model that is trained, possibly in a distributed wrapper.
             batch: its inputs, with or without labels, which are not used.
-            target: the outputs of the teacher; None: they are read where they are kept, else computed.
+            target: the outputs of the teacher; None: they are read from the file that keeps them, else computed.
         """
         if target is None:
             target = self.teach(batch) if self.kept is None else self.kept(batch)
@@ -259,7 +259,7 @@ class Distillation:
         with scored_logits_only(model, batch):
             output = model(**forward_arguments(self.teacher, batch), output_hidden_states=compares_hidden)
         if missing := [name for name in self.outputs if name not in output]:
-            text = f"outputs: the model has no output {missing[0]}, its outputs are {', '.join(output)}; name those"
+            text = f"outputs: the model has no output {missing[0]}; name some of {', '.join(output)}"
             raise InputError(text, code=ErrorCode.UNKNOWN_NAME, field="outputs", value=missing[0])
         outputs = {name: output[name] for name in self.outputs}
         if compares_hidden:
@@ -319,9 +319,9 @@ def rank_documents(folder: ModelFolder, data: Data, seed: int) -> None:
     """
     model = folder.network
     if not isinstance(model, SentenceEncoder) or not len(data.train):
-        problem = "there are no training rows (--data)" if isinstance(model, SentenceEncoder) else "it embeds no texts"
+        problem = "no training rows (--data)" if isinstance(model, SentenceEncoder) else "the model embeds no texts"
         raise UsageError(
-            f"--match-dense: {folder.path}: {problem}; omit it",
+            f"--match-dense: {folder.path}: {problem}; omit --match-dense",
             code=ErrorCode.CONTRADICTION,
             field="match_dense",
             task=folder.task,

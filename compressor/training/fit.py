@@ -115,7 +115,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Setup:
-    """What is trained on which rows; see `fit`."""
+    """The model, the gate and the rows of a training; see `fit`."""
 
     model: PreTrainedModel
     data: Data

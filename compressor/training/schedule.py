@@ -50,8 +50,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if not 0 <= self.final_learning_rate <= self.learning_rate:
             raise UsageError(
-                f"final_learning_rate {self.final_learning_rate}: out of range; give a number that is from 0 to the"
-                f" peak learning rate, {self.learning_rate:g}",
+                f"final_learning_rate {self.final_learning_rate}: out of range; give a number from 0 to the peak "
+                f"learning rate, {self.learning_rate:g}",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="final_learning_rate",
                 value=self.final_learning_rate,

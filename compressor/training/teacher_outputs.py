@@ -58,15 +58,15 @@ class _Layout:
 class KeptOutputs:
     """Outputs of a model by row, from a file where they are known, else computed and added to it.
 
-    Rows are recognized by their inputs, without padding. Numbers are stored as float16 and rounded to it on their first
-    use too, so that it does not matter whether they were stored; where the teacher computes in bfloat16, they are those
-    of the batch in which a row was read first. Where outputs cannot be kept, they are computed for every batch.
+    Rows are recognized by their inputs, without padding. Numbers are stored as float16 and rounded to float16 on their
+    first use too, so stored and computed outputs are equal. If the teacher computes in bfloat16, the outputs of a row
+    depend on the batch in which it was read first. Outputs that cannot be kept are computed for every batch.
 
     Args:
         compute: outputs of the model on a batch.
-        store: folder of the file, and what the outputs depend on: the model and the names of the outputs.
-        rows: number of rows that will be kept at most.
-        tokens: their number of tokens.
+        store: folder of the file, and the key of the outputs: the model and the names of the outputs.
+        rows: maximum number of rows to keep.
+        tokens: number of tokens in these rows.
         by_position: whether an output has an axis of positions, which follows that of rows.
 
     Attributes:
@@ -92,7 +92,7 @@ class KeptOutputs:
         self._lock = contextlib.ExitStack()
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
-        """The outputs of a batch; those of padding are zero where they are kept, and arbitrary elsewhere."""
+        """The outputs of a batch; outputs of padding are zero if they are kept, else arbitrary."""
         if self.refusal is None:
             try:
                 return self._kept(batch)
@@ -118,14 +118,14 @@ class KeptOutputs:
         if process_count() > 1:
             raise _NotKeptError(f"{process_count()} processes train, and only one can write the file")
         if DECODER_IDS in inputs:
-            raise _NotKeptError("the outputs of a decoder have other positions than the inputs of the encoder")
+            raise _NotKeptError("the outputs of a decoder have different positions than the inputs of the encoder")
         layout = _layout_of(outputs, _masks(inputs), self._by_position, has_positions=_MASK in inputs)
         size, file = self._bytes(layout), self._store.unfinished(_NAME) / _VALUES
         folder = next(path for path in file.parents if path.is_dir())
         free = shutil.disk_usage(folder).free + (file.stat().st_size if file.is_file() else 0)
         if size > _DISK_SHARE * free:
             raise _NotKeptError(
-                f"they take {size / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
+                f"the file takes {size / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
             )
         return layout
 
@@ -292,6 +292,6 @@ def _layout_of(
     for name, value in outputs.items():
         axes = 2 if name in by_position else 1
         if value.shape[:axes] != masks.shape[:axes]:
-            raise _NotKeptError(f"{name} has other axes than the rows and positions of the inputs")
+            raise _NotKeptError(f"{name} does not have the rows and positions of the inputs as axes")
     shapes = {name: tuple(value.shape[2 if name in by_position else 1 :]) for name, value in outputs.items()}
     return _Layout(shapes, by_position)

@@ -162,7 +162,7 @@ def _prepare(training: Training) -> tuple[ModelFolder, Data]:
     rows, notes = training.rows, tuple[Note, ...]()
     if rows.eval_data is not None and rows.test_data is None:
         rows = rows.model_copy(update={"test_data": rows.eval_data})
-        text = "no test data was given: the test text is that of --eval-data, which selects the checkpoint"
+        text = "no test data was given, so the test text is the text of --eval-data, which selects the checkpoint"
         notes = (Note(text=text, code=NoteCode.TEST_IS_EVAL),)
     if training.level == "character":
         tokenizer = tokenizers.characters()

@@ -49,9 +49,8 @@ def lamb(groups: Any, learning_rate: float, betas: tuple[float, float]) -> Lamb:
     """The optimizer LAMB (You et al. 2020, algorithm 2), with weight decay inside the norm of the update.
 
     As in `pytorch_optimizer`, the scaling function phi limits the norm of a tensor to 10. The norm of the persistent
-    vectors of a layer exceeds 10, so each step changes them by a smaller fraction than a small matrix.
-
-    There is no bias correction, as in version 3 of the paper; that of `pytorch_optimizer` would be partial.
+    vectors of a layer exceeds 10, so each step changes them by a smaller fraction than a small matrix. There is no bias
+    correction, as in version 3 of the paper; that of `pytorch_optimizer` would be partial.
 
     Args:
         groups: parameters or parameter groups.
@@ -123,7 +122,7 @@ class Evaluation:
         task: its metric selects the best checkpoint.
         gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
         by_divergence: whether the divergence from a teacher, the last output of each example, selects the checkpoint.
-            It varies less from example to example than a metric does, so that few rows suffice.
+            The divergence varies less between examples than a metric does, so few rows suffice.
         first_step: no checkpoint is eligible before this step.
     """
 
@@ -142,7 +141,7 @@ class Evaluation:
         self._by_divergence, self._first_step = by_divergence, first_step
 
     def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
-        """Statistics `[batch, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
+        """Statistics `[batch, k]` of one batch. They replace the logits, which may not fit in memory for all rows.
 
         Args:
             outputs: the model's outputs, a tuple or a single one.
@@ -159,8 +158,8 @@ class Evaluation:
         """The metric by name, and the number that selects the best checkpoint.
 
         Raises:
-            DivergedError: a weight or the metric is not finite. The error comes before the checkpoint is written, which
-                would otherwise count as a good one.
+            DivergedError: a weight or the metric is not finite. The error comes before the checkpoint is written, so no
+                bad checkpoint remains.
         """
         step, statistics = self._counter.step, np.asarray(prediction.predictions)
         for name, weight in self._model.named_parameters():

@@ -29,7 +29,7 @@ _TOLERANCE = 1e-5
 _ROUNDING = 8
 """Number of machine epsilons that count as rounding in a less precise type."""
 _PROJECTIONS = (("query",), ("key",), ("query", "key", "key"), ("key", "key"))
-"""What one linear of an attention computes; a value projection has the rows of a key projection."""
+"""Kinds of projections of an attention; a value projection keeps the same rows as the key projection."""
 Producer = tuple[Linear, Sequence[Tensor], Sequence[int]]
 """A linear that computes units; by projection that it fuses, ids of the units that stay, and number of all units."""
 Resize = tuple[nn.Module, str, int]
@@ -186,7 +186,7 @@ class SmallGroup:
     stay have a gate of zero.
 
     Attributes:
-        plan: that of the smaller group.
+        plan: the plan of the smaller group.
         reader: the linear that reads the units.
         columns: the inputs of `reader` that stay, `[inputs]`.
         units: the ids of the units that stay, `[units]`.

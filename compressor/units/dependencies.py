@@ -1,7 +1,7 @@
-"""Which units an output of the exported graph depends on.
+"""The units that outputs of the exported graph depend on.
 
-A model may compute what nothing reads, such as the pooling of SigLIP in a classifier that averages the positions, or
-what only an output reads that no task does, such as the predictor of V-JEPA 2. The exported graph lacks it.
+A model may compute values that nothing reads, such as the pooling of SigLIP in a classifier that averages the
+positions, or outputs that no task reads, such as the predictor of V-JEPA 2. The exported graph lacks both.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ A model that receives memories by name returns the new ones as `new_memory_...`;
 class DependencyTracker(TorchDispatchMode):
     """While entered, follows marked tensors through every operation, as an exported graph would record them.
 
-    What happens to values that Python, NumPy or a size depends on is unknown, so outputs count as dependent on them; so
-    do values in layouts other than strided, whose memory has no single address, and all that precedes an operator
-    with functions for arguments, such as `torch.cond`, since they may capture any tensor.
+    Outputs count as dependent on all values that cannot be followed: values that Python, NumPy or a size reads, values
+    in layouts other than strided, whose memory has no single address, and all values before an operator with functions
+    for arguments, such as `torch.cond`, since these may capture any tensor.
 
     Derivatives do not suffice: a graph also depends on what an index or a comparison is computed from.
     """
@@ -83,7 +83,7 @@ class DependencyTracker(TorchDispatchMode):
         self._contexts.close()
 
     def mark(self, name: str, tensor: Tensor) -> None:
-        """Follow a tensor, and what is computed from it, under a name; several tensors may have the same."""
+        """Follow a tensor, and what is computed from it, under a name; several tensors may have the same name."""
         self._add([tensor], self._bits.setdefault(name, 1 << len(self._bits)))
 
     def names_of(self, tensors: Iterable[Tensor]) -> set[str]:

@@ -88,7 +88,7 @@ def _check_softmax(call: Call, name: str) -> None:
         if not torch.allclose(output, expected, atol=_TOLERANCE * float(value.abs().max()), rtol=_TOLERANCE):
             raise SiteRefusedError(
                 f"{name}: {call.site}: its attention is more than a softmax of scaled products and a mask, so entmax"
-                " cannot replace it; derive masks from its own maps (without --entmax)",
+                " cannot replace it; derive masks from its softmax maps (without --entmax)",
                 code=ErrorCode.SITE_REFUSED,
                 site=call.site,
                 family=name,

@@ -62,9 +62,9 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     are left out where no output depends on them that an exported graph keeps; see `compressor.units.dependencies`.
 
     Args:
-        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward fails
-            with gradients, or while tensors are followed, it runs again without; then only calls of the interface are
-            found, or everything counts as what an output depends on.
+        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward fails with
+            gradients, it runs again without, and only calls of the interface are found; if it fails while tensors are
+            followed, it runs again without, and outputs count as dependent on everything.
         inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 

@@ -89,7 +89,7 @@ def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: Pre
         raise plan_mismatch(f"{family(model)} has no module {name}", name)
     module = modules[name]
     if hasattr(module, GATE_NAMES[group.type]):
-        text = f"plan: {name} is gated already; leave the other context first"
+        text = f"plan: {name} is gated already; leave the context that gates it first"
         raise InputError(text, code=ErrorCode.CONTRADICTION, site=name)
     if group.type == "heads":
         return

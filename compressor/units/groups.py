@@ -1,9 +1,8 @@
 """Groups of units that can be pruned: the heads of each attention, and the neurons of each feed-forward.
 
-Feed-forwards are recognized by what they compute, with no list of families. A linear ends a feed-forward if a linear
-before it in the same layer computes its inputs, index by index, and nothing else reads them: where inputs are
-multiplied by zero, the outputs of the earlier linear that they come from can take any value without an effect on the
-model.
+Feed-forwards are recognized by what they compute, with no list of families. A linear ends a feed-forward if an earlier
+linear of the same layer computes its inputs, index by index, and nothing else reads them: if inputs are multiplied by
+zero, the corresponding outputs of the earlier linear can have any value without an effect on the model.
 """
 
 from __future__ import annotations
@@ -159,8 +158,8 @@ def _reads_units(
 class Bundles:
     """The units of a group in bundles that are kept or dropped together, `group.multiple` units each.
 
-    Any subset of the bundles keeps a number of units that `group.counts` has. Units that are left
-    over belong to no bundle, and are kept only together with all others.
+    Any subset of the bundles keeps a number of units that `group.counts` has. Units that are left over belong to no
+    bundle, and are kept only if all units are kept.
 
     Attributes:
         group: the group; heads have one part.
@@ -217,7 +216,7 @@ class TracedLinear:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one forward calls.
+    """The modules that one forward calls.
 
     Attributes:
         linears: the linears inside layers, in the order of their first calls.

@@ -162,8 +162,9 @@ def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: 
         return  # an export with dynamic lengths: the graph itself rejects more positions than its mask has
     if queries > mask.queries or keys > mask.keys or memory > mask.memory:
         raise InputError(
-            f"{site}: {queries} queries and {keys} keys after a memory of {memory}, but the mask covers {mask.queries},"
-            f" {mask.keys} and {mask.memory}; shorten the rows (--max-length), or derive masks from longer maps",
+            f"{site}: {queries} queries and {keys} keys after a memory of {memory}, but the mask covers "
+            f"{mask.queries}, {mask.keys} and {mask.memory}; shorten the rows (--max-length), or derive masks from "
+            f"maps of longer rows",
             code=ErrorCode.TOO_LONG,
             site=site,
             actual=(queries, keys, memory),

@@ -1,4 +1,5 @@
-"""What can be pruned: the heads of an attention, and groups of interchangeable units, whose numbers a plan chooses.
+"""Units that can be pruned: the heads of an attention, and groups of interchangeable units. A plan chooses their
+numbers.
 
 Nothing here needs PyTorch: the groups of a graph are those of a model too.
 """
@@ -65,11 +66,11 @@ class PrunableGroup:
         width: consecutive inputs of `linear` that belong to one unit.
         multiple: a kept count is a multiple of it, or all units.
         linear: module path of the linear that the group ends in: the output projection of an attention, or the down
-            projection of a feed-forward. None: the attention has none that could be recognized.
+            projection of a feed-forward. None: no output projection was recognized.
         site: the attention; None for neurons.
         bundle: consecutive units that are kept or dropped together.
         parts: number of consecutive parts of equal size, each of which keeps equally many units.
-        limit: largest number of units that can be kept, where others were removed before; None: all.
+        limit: largest number of units that can be kept after earlier removals; None: all units.
     """
 
     name: str
@@ -177,8 +178,8 @@ class KnowsGroups(Protocol):
         sites: the attentions, named by the linears that mix their heads.
         feed_forwards: path of each linear that reads neurons -> their number.
         group_names: names of all groups, in the order in which the model calls them.
-        obstacles: what looks like an attention or a feed-forward and is no group, and why.
-        search_outcome: what was looked for, and where the search stopped, for messages.
+        obstacles: operators that look like an attention or a feed-forward but are no group -> why.
+        search_outcome: the result of the search for groups, for messages.
         file: the file that holds them.
     """
 
@@ -198,9 +199,7 @@ class KnowsGroups(Protocol):
 
 def known_groups(model: KnowsGroups, group_by: GroupBy) -> list[PrunableGroup]:
     """The groups of a model that knows them, in the order in which it calls them; see `find_groups` for `group_by`.
-
-    Raises:
-        InputError: there are none.
+    Raises: InputError: there are none.
     """
     if not model.group_names:
         raise nothing_to_remove(model)

@@ -80,7 +80,7 @@ def find_attention(model: ir.Model) -> list[GraphSite]:
 
 
 def search_attention(model: ir.Model, probe: Probe) -> tuple[list[GraphSite], list[Refusal]]:
-    """The attentions of a graph, see `find_attention`, and why nodes that look like others are none."""
+    """The attentions of a graph, see `find_attention`, and why nodes that look like attentions are none."""
     sites: list[GraphSite] = []
     refusals: list[Refusal] = []
     causality = _Causality(model, probe)
@@ -198,7 +198,7 @@ def _decomposed(softmax: ir.Node, probe: Probe, causality: _Causality) -> GraphS
     scores = product_behind(softmax.inputs[0])
     values = product_ahead(softmax.outputs[0])
     if scores is None or values is None:
-        raise NoRuleError(RefusalCode.UNMATCHED_ATTENTION, "is not between two matrix products of activations")
+        raise NoRuleError(RefusalCode.UNMATCHED_ATTENTION, "is not between two matmuls of activations")
     first, second = probe.shapes(values.outputs[0])
     if first is None or second is None:
         raise _UNKNOWN_SHAPE

@@ -44,7 +44,7 @@ _ENDS = (
 """Operators after which a tensor is no longer the output of the same sublayer."""
 _SIZES = frozenset(("Shape", "Size"))
 _CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
-"""What the names of inputs and outputs that hold keys and values of earlier positions contain."""
+"""Parts of the names of inputs and outputs that hold keys and values of earlier positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +117,8 @@ class GraphGroups:
 
     Attributes:
         groups: the groups, in the order in which the graph computes their products.
-        obstacles: what looks like an attention or a feed-forward and is no group, with the operator that prevents it.
-            `Refusal.sites` has the name that the group would have.
+        obstacles: operators that look like an attention or a feed-forward but are no group, with the operator that
+            prevents it. `Refusal.sites` has the name that the group would have.
     """
 
     groups: tuple[GraphGroup, ...]
@@ -126,13 +126,12 @@ class GraphGroups:
 
     @property
     def outcome(self) -> str:
-        """What was looked for, and the first obstacle, for the message about a graph without groups."""
+        """The searched patterns and the first obstacle, for the message about a graph without groups."""
         first, *more = self.obstacles or (None,)
         stop = "the graph has neither" if first is None else f"{first}" + (f" (and {len(more)} more)" if more else "")
         return (
-            "Looked for attentions (a Softmax between two products of activations, or one operator that computes all of"
-            " it) and for feed-forwards (two products with weights, the second of which joins a residual sum):"
-            f" {stop}"
+            "Searched for attentions (a Softmax between two matmuls of activations, or one operator that computes all "
+            f"of it) and for feed-forwards (two matmuls with weights, the second of which joins a residual sum): {stop}"
         )
 
     def __getitem__(self, name: str) -> GraphGroup:
@@ -468,7 +467,7 @@ def _products_in_bodies(model: ir.Model) -> Iterator[Refusal]:
         bodies = [body for attribute in node.attributes.values() for body in bodies_of(attribute)]
         if any(inner.op_type in PRODUCTS for body in bodies for inner in body.all_nodes()):
             name = frozenset((node.name or node.op_type,))
-            why = "has matrix products in its branches, in which no unit is found; export the graph without branches"
+            why = "has matmuls in its branches, which are not searched for units; export the graph without branches"
             yield Refusal(name, node.op_type, node.name or "", why, RefusalCode.NO_RULE)
 
 
@@ -481,7 +480,7 @@ def _end_of_shapes(model: ir.Model, probe: Probe) -> Refusal | None:
         inputs_known = all(value is None or probe.shape(value) is not None for value in node.inputs)
         unknown = [value for value in node.outputs if value.uses() and probe.shape(value) is None]
         if inputs_known and unknown and node.op_type not in _INTEGER_PRODUCTS:
-            why = "has outputs of unknown shape, after which no unit is found"
+            why = "has outputs of unknown shape, after which no units are searched"
             name = frozenset((unknown[0].name or "",))
             return Refusal(name, node.op_type, node.name or "", why, RefusalCode.UNKNOWN_SHAPE, unknown[0].name or "")
     return None

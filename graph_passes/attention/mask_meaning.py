@@ -81,7 +81,7 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
 
 
 def hides_padding(value: ir.Value, mask: ir.Value, ids: ir.Value) -> bool:
-    """Whether what is added to the scores of a decoder hides padding and later keys, and nothing else.
+    """Whether the numbers added to the scores of a decoder hide padding and later keys, and nothing else.
 
     Args:
         value: the numbers.

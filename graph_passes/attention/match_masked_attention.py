@@ -101,7 +101,7 @@ def match_masked_attentions(blocks: ir.Value, planned: BlockMask, probe: Probe) 
         raise _unsupported_mask("has no constant boolean content")
     mask = BlockMask(tensor.numpy(), planned.block, planned.memory)
     if mask.kept.shape[1:] != planned.kept.shape[1:]:
-        raise _unsupported_mask("has other blocks than the plan's mask")
+        raise _unsupported_mask("has different blocks than the plan's mask")
     uses = _follow(blocks, probe)
     if not uses.ends:
         raise _unsupported_mask("reaches no scores")
@@ -234,12 +234,12 @@ def _guarded(
             value = node.inputs[2]
         else:
             break
-    raise unmatched(guard, "zeroes something else than an output of the attention")
+    raise unmatched(guard, "zeroes a tensor that is not an output of the attention")
 
 
 @dataclasses.dataclass(frozen=True)
 class NativeMask:
-    """What a site's native mask adds to the scores.
+    """The numbers that a site's native mask adds to the scores.
 
     Attributes:
         row: numbers for each key, `[batch, 1, 1, key]`.

@@ -190,7 +190,7 @@ def match_feed_forwards(
         for product in named or _products_of(group, fitting, by_value=match is not None):
             owner = owners.setdefault(product.node, group.name)
             if owner != group.name:
-                raise _ambiguous(f"{owner} and {group.name} both match the product {product}", group)
+                raise _ambiguous(f"{owner} and {group.name} both match the matmul {product}", group)
             pairs.append((group, product))
     return pairs
 
@@ -206,14 +206,14 @@ def _products_of(group: NeuronPlan, products: Iterable[GraphProduct], *, by_valu
     chosen = named if by_name else fitting
     if not chosen:
         raise PlanError(
-            f"feed-forward {group.name}: no product of this graph reads {group.units} neurons with its weight; use the"
-            " whole graph of the plan's model",
+            f"feed-forward {group.name}: no matmul of this graph reads {group.units} neurons with its weight; use the "
+            f"whole graph of the plan's model",
             code=GraphErrorCode.SITE_MISSING,
             site=group.name,
         )
     if not _is_one(chosen, by_value=by_value, by_name=by_name):
         names = listed(map(str, chosen))
-        raise _ambiguous(f"feed-forward {group.name} matches several products of this graph, {names}", group)
+        raise _ambiguous(f"feed-forward {group.name} matches several matmuls of this graph, {names}", group)
     return chosen
 
 

@@ -102,7 +102,7 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
 
 
 def operands_of_softmax(softmax: ir.Node, probe: Probe) -> Operands:
-    """Operands of an attention of plain operators, whose addends are everything that is added to the scaled scores.
+    """Operands of an attention of plain operators; its addends are all tensors added to the scaled scores.
 
     Raises:
         NoMatchError: an operator between queries, scores, softmax and values does not match.
@@ -121,7 +121,7 @@ def _operands(product: ir.Node, scale: float, addends: list[ir.Value], softmax: 
     """
     rank = len(probe.shape(softmax.inputs[0]) or ())
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
-        raise unmatched(softmax, "normalizes along another axis than the keys")
+        raise unmatched(softmax, "normalizes along an axis other than the keys")
     probabilities = softmax.outputs[0]
     while (node := _only_reader(probabilities)).op_type != "MatMul":
         if node.op_type not in ("Cast", "Identity"):
@@ -190,7 +190,7 @@ def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float
     """The product of queries and keys that scores are computed from, its scale, and its addends."""
     node = value.producer() if value is not None else None
     if node is None:
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "provides scores that are not a product", op="graph input")
+        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "computes the scores and is not a matmul", op="graph input")
     if node.op_type == "MatMul":
         return node, 1.0, []
     if node.op_type in ("Mul", "Div"):
@@ -207,7 +207,7 @@ def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float
                 continue
             assert addend is not None
             return product, scale, [*addends, addend]
-    raise unmatched(node, "stands between the product of queries and keys and its mask")
+    raise unmatched(node, "stands between the matmul of queries and keys and its mask")
 
 
 def _constant_factor(node: ir.Node, probe: Probe) -> tuple[ir.Value, float]:
@@ -218,7 +218,7 @@ def _constant_factor(node: ir.Node, probe: Probe) -> tuple[ir.Value, float]:
         if content is not None and content.size == 1 and scaled is not None:
             factor = float(content.reshape(()))
             return scaled, factor if node.op_type == "Mul" else 1.0 / factor
-    raise unmatched(node, "scales scores by something else than a constant number")
+    raise unmatched(node, "scales scores by a number that is not constant")
 
 
 def _unscaled(value: ir.Value, probe: Probe) -> tuple[ir.Value, float]:

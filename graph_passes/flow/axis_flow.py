@@ -14,10 +14,10 @@ A `Flow` walks over the graph twice:
 
 An operator without a rule, or one that mixes the indices of an axis that units occupy, ends the walk with a `Refusal`
 of the affected groups: a unit is never dropped in part. The exception are norms over the queries or keys of all heads:
-what they read stays whole, what they return is cut, and `shared` names them.
+their inputs stay whole, their outputs are cut, and `shared` names them.
 
-A cache is an output that the next call of the graph reads as an input (`caches`). What is needed of the output is what
-is needed of the input, so the second walk is repeated until both agree.
+A cache is an output that the next call of the graph reads as an input (`caches`). The same indices are needed of both,
+so the second walk is repeated until they agree.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Flow(Cuts):
         rules: (domain, operator type) -> rule.
         gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
         order: the order of the graph; None: it is computed.
-        returned: name of an output -> what the graph that reads it as a cache needs of it.
+        returned: name of an output -> the need of the graph that reads it as a cache.
 
     Attributes:
         gains: the gain of each tensor that gates multiply.

@@ -1,9 +1,9 @@
 """Caches of a graph: tensors that one call of a graph returns and the next call reads.
 
 A decoder returns the keys and values of all positions (`present`) and reads them again as those of the earlier
-positions (`past`). Whoever holds a cache holds what the graph returned, so a cache may lose heads if its input and its
-output lose the same ones. An encoder returns keys and values that the decoder reads in every call: a cache whose output
-belongs to another graph.
+positions (`past`). Callers pass a cache back unchanged, so a cache may lose heads if its input and its output lose the
+same heads. An encoder returns keys and values that the decoder reads in every call: a cache whose output belongs to
+another graph.
 
 Which inputs and outputs are caches is recorded in the metadata of the graph that reads them, because names differ
 between exporters. In a graph without a record, an output that is an input with further positions after its own is the
@@ -23,9 +23,9 @@ CACHES = "graph_passes.caches"
 """Key of a graph's metadata: JSON list of caches."""
 
 IN_PLACE = "graph_passes.caches.in_place"
-"""Key of a graph's metadata: whoever runs the graph may pass caches with room for further positions, and bind each of
-its outputs to the memory of the input. The graph then writes the new positions where they belong, and no others. It
-reads the number of positions off its mask."""
+"""Key of a graph's metadata: callers may pass caches with room for further positions, and bind each output to the
+memory of its input. The graph then writes the new positions alone, in their place. It reads the number of positions
+from its mask."""
 
 _AXES = 4
 """Minimum number of axes of a cache: text, head, position, width. A memory of hidden states has no axis of heads."""

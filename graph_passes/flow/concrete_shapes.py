@@ -49,7 +49,8 @@ _ROUNDING = frozenset(("Add", "Div"))
 
 
 _CLIPS = ("Slice", "Min", "TopK")
-"""Operators that give one size for many: `[:4]` has four elements of ten, and three of three."""
+"""Operators whose outputs may have one size for several input sizes: `[:4]` has four elements of ten, and three of
+three."""
 
 
 class Probe:
@@ -71,7 +72,7 @@ class Probe:
         return None if value is None else self._walks[0].types.get(value)
 
     def exchanged(self) -> Probe:
-        """The same shapes, with the second assignment of sizes as the first; what is added to one is in both."""
+        """The same shapes, with the second assignment of sizes as the first; both objects share later additions."""
         exchanged = copy.copy(self)
         exchanged._walks = self._walks[::-1]
         return exchanged

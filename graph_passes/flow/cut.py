@@ -19,7 +19,7 @@ class Cuts(RuleContext):
     """The needs by which a graph is cut: what each tensor will hold, and what each node demands of its inputs.
 
     Attributes:
-        needs: what each computed tensor will hold, where that is not everything.
+        needs: the indices that each computed tensor will hold, if not all.
         demands: the rule's answer for each node that has a rule.
     """
 

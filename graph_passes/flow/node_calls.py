@@ -1,4 +1,4 @@
-"""What one node computes from inputs of given shapes, types and contents, remembered between walks.
+"""The results of one node for inputs of given shapes, types and contents, remembered between walks.
 
 A graph is walked for every pass, its layers are alike, and many graphs of one model are cut one after another: most
 nodes have been inferred before with the same operator, attributes and inputs. A `NodeCall` holds exactly these.
@@ -27,7 +27,7 @@ _LARGEST_BYTES = 4096
 # Since this opset, every operator that computes shapes reads its axes from an input.
 _AXES_ARE_INPUTS = 18
 _NEW_ALONE = ("QuantizeLinear", "DequantizeLinear")
-"""Operators of whose older versions, which compute the same, the reference evaluator has none."""
+"""Operators whose older versions, which compute the same, the reference evaluator lacks."""
 
 # Exceptions of ONNX's inference for operators or types that it does not support.
 _UNKNOWN = (
@@ -72,7 +72,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeCall:
-    """An operator with its attributes and what is known of its inputs.
+    """An operator with its attributes and the known facts about its inputs.
 
     Attributes:
         domain: domain of the operator.

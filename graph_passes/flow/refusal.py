@@ -54,7 +54,7 @@ class Refusal:
         sites: names of the sites whose heads reach the operator.
         op: operator type, or `graph output`, `graph input`, `mask`.
         node: name of the node, or of the graph's input or output.
-        why: what is wrong with it: a clause whose subject is the operator.
+        why: the reason, as a clause whose subject is the operator.
         code: the kind of obstacle.
         value: name of the affected tensor, if the obstacle concerns one.
     """

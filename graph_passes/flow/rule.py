@@ -44,11 +44,11 @@ class SummedGain:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What a node needs and produces when only some indices of its outputs are needed.
+    """The needs and the outputs of a node of which only some indices are needed.
 
     Attributes:
-        inputs: what each input must hold; None: the node reads no data from it.
-        outputs: what each output then holds, which may be more than was needed.
+        inputs: the indices that each input must hold; None: the node reads no data from it.
+        outputs: the indices that each output then holds, which may be more than needed.
     """
 
     inputs: tuple[Need | None, ...]
@@ -59,7 +59,7 @@ class NoRuleError(Exception):
     """A rule cannot pass heads through a node.
 
     Args:
-        why: what is wrong with the node: a clause whose subject is the operator.
+        why: the reason, as a clause whose subject is the operator.
     """
 
     def __init__(self, code: RefusalCode, why: str) -> None:
@@ -130,7 +130,7 @@ class Rule:
 
     @abc.abstractmethod
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
-        """What the inputs must hold so that the outputs hold at least `outputs`."""
+        """The indices that the inputs must hold so that the outputs hold at least `outputs`."""
 
     @abc.abstractmethod
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:

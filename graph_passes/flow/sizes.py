@@ -1,9 +1,9 @@
 """Sizes of the free dimensions of a graph for walks that infer its shapes.
 
-Sizes are placeholders where a graph runs with any. Where they do not suit it (an image smaller than a patch, or with
-another number of patches than there are positions), they are those of the example that it was exported with, and in the
-second walk multiples or parts of these; without an example, the placeholders are raised until every window fits and
-none merges two sizes.
+If a graph runs with any sizes, they are placeholders. If placeholders do not suit it (an image smaller than a patch, or
+with a wrong number of patches), the sizes are those of the example that the graph was exported with, and in the second
+walk multiples or parts of them; without an example, the placeholders are raised until every window fits and none merges
+two sizes.
 
 An exporter records the sizes of its example, since an image of 3 x 5 has none of the patches of 16 x 16 that a model
 cuts it into, and many models accept one size of image only.
@@ -30,7 +30,7 @@ EXAMPLE_SIZES = "graph_passes.example_sizes"
 # a multiple of the batch: s + 2 is never t, and s + 13 never 6 * b.
 _PLACEHOLDERS = ((3, 5, 7, 11, 13, 17, 19, 23), (13, 19, 29, 37, 47, 79, 101, 61))
 _SCALES = tuple(2**power for power in range(2, 14))
-"""Factors by which placeholder sizes are raised. Powers of two keep what strides divide."""
+"""Factors by which placeholder sizes are raised. Powers of two stay divisible by strides."""
 
 _SELECTED = (1009, 2003)
 """Number of elements that a `NonZero` selects under each assignment, which no axis of a usual example has."""
@@ -188,8 +188,8 @@ def example_sizes(model: ir.Model) -> dict[str, int]:
     except (ValueError, AttributeError):
         pass
     raise GraphError(
-        f"metadata {EXAMPLE_SIZES} of the graph: {text:.80} does not map names of dimensions to sizes; remove it, or"
-        ' write e.g. {"height": 224}',
+        f"metadata {EXAMPLE_SIZES} of the graph: {text:.80} does not map names of dimensions to sizes; remove the"
+        ' entry, or write e.g. {"height": 224}',
         code=GraphErrorCode.FILE_UNREADABLE,
         value=text,
     )

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from graph_passes.block_sparse.function import is_block_sparse
 
 Report = TypeVar("Report")
-"""What a pass changed: a frozen dataclass, or `Names`."""
+"""The report of a pass: a frozen dataclass, or `Names`."""
 Names = tuple[str, ...]
-"""Names of what a pass changed; the pass says whether they are those of nodes, tensors or groups."""
+"""Names of the changed nodes, tensors or groups; the pass says which."""
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ class GraphPass(ir.passes.PassBase, Generic[Report]):
 
 
 def changed(model: ir.Model, names: Iterable[str | None], *, is_other: bool = False) -> ReportedResult[Names]:
-    """The result of a pass that changed what has these names, or something else (`is_other`)."""
+    """The result of a pass that changed these names, or something else (`is_other`)."""
     report = tuple(name or "" for name in names)
     return ReportedResult(model, bool(report) or is_other, report)
 

@@ -1,4 +1,4 @@
-"""Count positions: read the numbers of texts and positions off the mask and the ids of a decoder alone."""
+"""Count positions: read the numbers of texts and positions from the mask and the ids of a decoder alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TEXTS, _POSITIONS = 0, 2
 class CountPositions(GraphPass[Names]):
     """Compute the sizes of caches and of `position_ids` from `attention_mask` and `input_ids`.
 
-    The caches may then have room for further positions. A mask has one number for every earlier and new position, the
-    ids are the new ones.
+    The caches may then have room for further positions. The mask has one number for every earlier and new position, and
+    the ids are those of the new positions.
 
     Cases:
         1. A `Shape` of a cache that the graph reads or returns: the numbers of texts and positions are replaced.

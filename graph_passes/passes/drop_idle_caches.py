@@ -16,11 +16,11 @@ class DropIdleCaches(GraphPass[Names]):
     """Drop the input and the output of a cache that is read for nothing but the next cache.
 
     Cases:
-        1. Only outputs of caches are computed from the input: both go. A number of positions that is read off the input
-           is read off another cache.
-        2. Nothing reads the input, and the output belongs to another graph: the input goes.
+        1. Only outputs of caches are computed from the input: both are removed. A number of positions that is read from
+           the input is read from another cache.
+        2. Nothing reads the input, and the output belongs to another graph: the input is removed.
 
-    The report has the names of the inputs that are gone.
+    The report has the names of the removed inputs.
     """
 
     inlined = True

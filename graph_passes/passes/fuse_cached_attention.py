@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 DOMAIN = "com.microsoft"
 _GROUPED = "GroupQueryAttention"
 _WIDTHS = 8
-"""What the width of a head in `GroupQueryAttention` is a multiple of."""
+"""Divisor of the width of a head in `GroupQueryAttention`."""
 _SELECTS = LAYOUT | {"Concat", "Gather"}
 """Operators that repeat, select or move the heads of a cache."""
 _ELEMENTWISE = frozenset("Add And Cast Div Identity Max Min Mul Not Or Sub Where".split())
@@ -62,8 +62,8 @@ class FusedCachedAttention:
 class FuseCachedAttention(GraphPass[FusedCachedAttention]):
     """Replace attention over a recorded cache (`flow.caches`) by an operator of ONNX Runtime.
 
-    The operator reads keys as they are cached, so that no step transposes them. What is added to the scores (masks,
-    windows, relative positions) remains as it is, and is prepared once for all layers that share it.
+    The operator reads keys as they are cached, so no step transposes them. The addends of the scores (masks, windows,
+    relative positions) stay unchanged, and are prepared once for all layers that share them.
 
     Args:
         folds_queries: whether query heads that share a key/value head become further queries of it (case 3).
@@ -79,7 +79,7 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
            keys and values are repeated.
         4. An attention that computes something else, or not in single precision, stays as it is and is refused.
         5. With `in_place`, an attention over a cache of the graph becomes `GroupQueryAttention`, whose caches may have
-           room for further positions. It hides later keys by itself, whatever the mask says. Query heads are ordered by
+           room for further positions. The operator hides later keys by itself. Query heads are ordered by
            the key/value heads that they read, and repeated until each of these has equally many. Widths that are no
            multiple of 8, and graphs without `attention_mask` and `input_ids`, are left to case 1. Where every cache is
            read this way, the metadata say so (`flow.caches.IN_PLACE`).
@@ -150,7 +150,7 @@ def _is_fused(past: ir.Value) -> bool:
 
 
 def _unread(past: ir.Value) -> Refusal:
-    why = "is read by no attention between two matrix products"
+    why = "is read by no attention between two matmuls"
     return Refusal(frozenset(), "graph input", past.name or "", why, RefusalCode.UNMATCHED_ATTENTION)
 
 
@@ -310,9 +310,9 @@ class _Matcher:
         if key is None or value is None or (parts := self._concatenated((key, value), operands)) is None:
             return None
         pairs = ((operands.key, key), (operands.value, value))
-        heads, *others = (self._sources(operand, cache, query[1]) for operand, cache in pairs)
+        heads, *value_heads = (self._sources(operand, cache, query[1]) for operand, cache in pairs)
         kv_heads, *sizes = (self._heads(cache, softmax)[1] for cache in (key, value))
-        if heads is None or [heads] != others or [kv_heads] != sizes:
+        if heads is None or [heads] != value_heads or [kv_heads] != sizes:
             return None
         return _Sources((key, value), parts, kv_heads, heads)
 

@@ -64,7 +64,7 @@ class InsertProductGates(GraphPass[Names]):
             for name in self.products.get(group.name, ()):
                 if name not in nodes:
                     raise PlanError(
-                        f"{group.name}: the graph has no product {name}; use the quantized graph of the same model",
+                        f"{group.name}: the graph has no matmul {name}; use the quantized graph of the same model",
                         code=GraphErrorCode.SITE_MISSING,
                         site=group.name,
                     )
@@ -79,7 +79,7 @@ def _gate_product(graph: ir.Graph, node: ir.Node, group: GroupPlan, probe: Probe
     axis = -1 if shape is None or node.op_type != "Conv" else 1 - len(shape)  # channels, counted from the last axis
     if value is None or shape is None or shape[axis] != group.units * group.width:
         raise PlanError(
-            f"{group.name}: the product {node.name} does not read {group.units} units of width {group.width}; use the"
+            f"{group.name}: the matmul {node.name} does not read {group.units} units of width {group.width}; use the"
             " graph of the same model",
             code=GraphErrorCode.SITE_MISMATCH,
             site=group.name,

@@ -1,4 +1,4 @@
-"""Insert quantizers: pairs of `QuantizeLinear` and `DequantizeLinear` where TensorRT's rules want them."""
+"""Insert quantizers: pairs of `QuantizeLinear` and `DequantizeLinear` where TensorRT expects them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
         element_type: `INT8` or `FLOAT8E4M3FN`.
 
     Raises:
-        ValueError: the element type is another.
+        ValueError: the element type is not supported.
     """
 
     def __init__(self, ranges: Mapping[str, float], element_type: ir.DataType = ir.DataType.INT8) -> None:

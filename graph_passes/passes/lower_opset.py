@@ -50,8 +50,8 @@ class LowerOpset(GraphPass[int]):
         for node in model.graph.all_nodes():
             if node.domain in ("", "ai.onnx") and not (_lower(node) and _is_valid(node)):
                 raise GraphError(
-                    f"{node.op_type} ({node.name}) is written as only operator set {OPSET + 1} allows; export the graph"
-                    " without it, or build for a runtime that reads newer operator sets",
+                    f"{node.op_type} ({node.name}) has a form that only operator set {OPSET + 1} allows; export the "
+                    f"graph without it, or build for a runtime that reads newer operator sets",
                     code=GraphErrorCode.UNSUPPORTED_OPERATOR,
                     op=node.op_type,
                     node=node.name,

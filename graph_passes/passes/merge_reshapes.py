@@ -15,9 +15,9 @@ class MergeReshapes(GraphPass[Names]):
     Cases:
         1. A reshape of a reshape reads the tensor before both, if every size that it copies is one that the first
            reshape copies too.
-        2. A reshape to the shape that the tensor has goes.
+        2. A reshape to the shape that the tensor already has is removed.
 
-    The report has the names of the nodes that changed or are gone.
+    The report has the names of the changed and removed nodes.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[Names]:

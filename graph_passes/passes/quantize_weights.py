@@ -50,15 +50,15 @@ class QuantizeWeights(GraphPass[QuantizedWeights]):
 
     Args:
         bits: bits of the weights, 4 or 8.
-        others: name of a matrix of weights -> its bits instead; None: it stays in floats.
+        bits_of: name of a matrix of weights -> its bits, if not `bits`; None: it stays in floats.
 
     Raises:
-        ValueError: a number of bits is another.
+        ValueError: a number of bits is neither 4 nor 8.
     """
 
-    def __init__(self, bits: int, others: Mapping[str, int | None] | None = None) -> None:
-        self.bits, self.others = bits, dict(others or {})
-        if unknown := {bits, *self.others.values()} - {None, *BITS}:
+    def __init__(self, bits: int, bits_of: Mapping[str, int | None] | None = None) -> None:
+        self.bits, self.bits_of = bits, dict(bits_of or {})
+        if unknown := {bits, *self.bits_of.values()} - {None, *BITS}:
             raise ValueError(f"{unknown}: weights are rounded to 4 or 8 bits")
 
     def call(self, model: ir.Model) -> ReportedResult[QuantizedWeights]:
@@ -68,7 +68,7 @@ class QuantizeWeights(GraphPass[QuantizedWeights]):
         shared: dict[tuple[str, bool, float, int], list[ir.Value]] = {}
         for node in list(model.graph):
             weights = weights_of(node)
-            bits = None if weights is None else self.others.get(str(weights.name), self.bits)
+            bits = None if weights is None else self.bits_of.get(str(weights.name), self.bits)
             if weights is None or bits is None:
                 continue
             if obstacle := _obstacle(node, weights):
@@ -100,7 +100,7 @@ def weights_of(node: ir.Node) -> ir.Value | None:
 
 
 def _obstacle(node: ir.Node, weights: ir.Value) -> str:
-    """Case 4: what is in the way; empty: nothing."""
+    """Case 4: the obstacle in words; empty: there is none."""
     if any(node.attributes.get_int(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
         return "a transposed first factor"
     if weights.const_value is None or len(weights.const_value.shape) != 2:

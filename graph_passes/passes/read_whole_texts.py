@@ -26,7 +26,7 @@ class ReadWholeTexts(GraphPass[Names]):
         4. Anything else reads an empty tensor.
         5. `position_ids` are the number of tokens before each token that the mask does not hide.
 
-    The report has the names of the inputs that are gone.
+    The report has the names of the removed inputs.
     """
 
     inlined = True

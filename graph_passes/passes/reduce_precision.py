@@ -53,7 +53,7 @@ class ReducePrecision(GraphPass[ReducedPrecision]):
         dtype: `FLOAT16` or `BFLOAT16`.
 
     Raises:
-        ValueError: the type is another.
+        ValueError: the type is not supported.
     """
 
     def __init__(self, dtype: ir.DataType = ir.DataType.FLOAT16) -> None:

@@ -208,9 +208,9 @@ def _factors(inputs: Sequence[ir.Value], sizes: tuple[int, int], probe: Probe) -
             if a == b or sizes[0] % a or sizes[1] % b:
                 continue
             quotients = (sizes[0] // a, sizes[1] // b)
-            others: _Factors | None = [] if quotients == (1, 1) else _factors(inputs, quotients, probe)
-            if others is not None:
-                return [(value, axis), *others]
+            rest: _Factors | None = [] if quotients == (1, 1) else _factors(inputs, quotients, probe)
+            if rest is not None:
+                return [(value, axis), *rest]
     return None
 
 

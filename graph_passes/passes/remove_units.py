@@ -25,7 +25,7 @@ class RemovedUnits:
         nodes: number of nodes that were rewritten.
         refused: sites whose heads stay, with the operator that prevents their removal; one entry for each operator.
         shared: sites whose dropped queries or keys are still computed, because a norm reads all heads; with that norm.
-        caches: name of a cache's input -> what it holds now, where that is not everything.
+        caches: name of a cache's input -> the indices that it holds now, if not all.
     """
 
     nodes: int
@@ -38,7 +38,7 @@ class RemoveUnits(GraphPass[RemovedUnits]):
     """Cut the heads whose gate is zero out of the graph.
 
     Args:
-        returned: name of an output -> what the graph that reads it as a cache needs of it.
+        returned: name of an output -> the need of the graph that reads it as a cache.
 
     Cases:
         1. A computed tensor holds more than a node needs (shared tables, unevenly grouped heads): it is cut before the

@@ -23,11 +23,11 @@ _MOVES = frozenset(("Gather", "Reshape", "Transpose"))
 _SAMPLE = 16
 """Number of positions at which tables are computed."""
 _FIRST = (0, 4096)
-"""Their first positions: some tables change where a text is longer than those that the model was trained on."""
+"""First of these positions: some tables change beyond the length that the model was trained on."""
 _TOLERANCE = 1e-3
 """Largest difference between the turns of two positions and the next two."""
 _WIDTHS = 8
-"""What half of the width of a head that the operator rotates is a multiple of."""
+"""Divisor of half the width of a head that the operator rotates."""
 _TABLES = (7, 8)
 """Inputs of the attention with the cosines and sines of each position `[position, half of a width]`."""
 
@@ -35,14 +35,14 @@ _TABLES = (7, 8)
 class RotateInAttention(GraphPass[Names]):
     """Replace `RotaryEmbedding` before `GroupQueryAttention` by tables that the operator reads.
 
-    The operator numbers positions by their place in the caches, and from now on so does the graph, which counted them
-    without the padding on the left. Scores stay the same where all positions turn by equal angles, since they depend on
-    how far a query is turned against a key.
+    The operator numbers positions by their index in the caches, with the padding on the left, which the graph did not
+    count before. Scores stay the same if all positions turn by equal angles, since they depend on the angle between
+    query and key.
 
     Cases:
         1. The graph rotates the queries and keys of such attentions and nothing else, as `FuseRotaryEmbedding` writes
-           it, and its tables are computed from `position_ids`, which nothing else reads, and turn by equal angles:
-           the input goes. An attention rotates what it reads; rotations whose heads are selected afterwards stay.
+           it, and its tables are computed from `position_ids`, which nothing else reads, and turn by equal angles: the
+           input is removed. An attention rotates its inputs; rotations whose heads are selected afterwards stay.
         2. Other graphs stay.
 
     The report has the names of the attentions that rotate.

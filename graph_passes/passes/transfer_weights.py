@@ -27,10 +27,10 @@ class TransferWeights(GraphPass[Names]):
     Args:
         records: name of a parameter -> its fingerprints.
         matches: name of a parameter -> its initializers, see `match_weights`.
-        weights: name of a parameter -> its fitted values; None: they are not at hand.
+        weights: name of a parameter -> its fitted values; None: they are not available.
 
     Raises (from `call`):
-        PlanError: the fitted values of a parameter are missing, or are others than those that the plan records.
+        PlanError: the fitted values of a parameter are missing, or differ from the plan's record.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class TransferWeights(GraphPass[Names]):
             record = self.records[name]
             if self.weights is None or record not in parameters:
                 raise PlanError(
-                    f"{name}: the graph has its original values, but the plan belongs to refitted ones; put the"
-                    " model.safetensors of the plan's run into the folder of the plan",
+                    f"{name}: the graph has its original values, but the plan belongs to refitted values; put the "
+                    f"model.safetensors of the plan's run into the folder of the plan",
                     code=GraphErrorCode.WEIGHTS_MISSING,
                     parameter=name,
                 )
             if fingerprint(self.weights[parameters[record]]) != record.fitted:
                 raise PlanError(
-                    f"{name}: the weights in the folder of the plan are those of another run; put the model.safetensors"
-                    " of the plan's own run there",
+                    f"{name}: the weights in the folder of the plan are from another run; put the model.safetensors of "
+                    f"the plan's own run there",
                     code=GraphErrorCode.MODEL_MISMATCH,
                     parameter=name,
                 )

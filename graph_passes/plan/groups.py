@@ -15,7 +15,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class _Units:
-    """What the plans of all types of groups have in common."""
+    """The common part of the plans of all types of groups."""
 
     name: str
     type: str

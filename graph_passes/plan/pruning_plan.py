@@ -280,7 +280,7 @@ def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError as error:
-        message = f"{path}: there is no such file, but it has the plan's masks; put it into the plan's folder"
+        message = f"{path}: there is no such file, which holds the plan's masks; put it into the plan's folder"
         raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=path) from error
     except (OSError, SafetensorError) as error:
         message = f"{path}: cannot be read as masks ({error}); learn the plan again"

@@ -1,1 +1,1 @@
-"""Symmetric quantizers in a graph, as TensorRT wants them: their places, and a check of them."""
+"""Symmetric quantizers in a graph, as TensorRT expects them: their places, and a check of them."""

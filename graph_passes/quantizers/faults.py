@@ -18,12 +18,12 @@ _TYPES = (ir.DataType.INT8, FP8)
 
 
 class QuantizerRule(StrEnum):
-    """What TensorRT wants of the quantizers of a graph."""
+    """TensorRT's rules for the quantizers of a graph."""
 
     PLACED = "placed"
     """Every input that is to be quantized reads a dequantized tensor."""
     ONLY_PLACED = "only-placed"
-    """No other input reads one."""
+    """No other input reads a dequantized tensor."""
     SYMMETRIC = "symmetric"
     """Zero points are zero."""
     TYPE = "type"
@@ -41,7 +41,7 @@ class QuantizerFault:
     Attributes:
         rule: the rule.
         node: name of the node that breaks it.
-        position: number of its input, for rules about places; None for the others.
+        position: number of its input, for rules about places; None for all other rules.
     """
 
     rule: QuantizerRule

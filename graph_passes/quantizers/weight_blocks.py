@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 BLOCKS = (128, 64, 32)
-"""Numbers of inputs that may share a scale. Kernels read fewer bytes with fewer scales; docs/generation.md has what the
-rounding costs."""
+"""Numbers of inputs that may share a scale. Kernels read fewer bytes with fewer scales; docs/generation.md shows the
+loss by rounding."""
 _PADDING = 1 / 8
 """Maximum share of zeros that are added to the inputs; the kernels multiply by them, too."""
 BITS = (4, 8)
 """Numbers of bits that weights are rounded to."""
 _SHRINKAGES = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Scales that are tried for 4 bits, as shares of the scale that represents the largest magnitude of a block. With 16
-levels, clipping that magnitude may cost less than a coarser grid for all others."""
+levels, clipping that magnitude may cost less than a coarser grid for all remaining weights."""
 _CHUNK = 1024
 """Outputs that are rounded at once, so that intermediate results stay small."""
 

@@ -29,8 +29,8 @@ class MatchedWeight:
     """The initializers that hold one parameter, at least one in all.
 
     Attributes:
-        original: those that hold the original values of a parameter that has others in the model of the plan.
-        fitted: those that hold the values that the plan belongs to.
+        original: initializers with the original values of a parameter that the plan's run changed.
+        fitted: initializers with the values that the plan belongs to.
     """
 
     original: tuple[StoredWeight, ...]
@@ -72,7 +72,7 @@ def match_weights(graph: ir.Graph, records: Mapping[str, WeightRecord]) -> dict[
             original = _decided_by_names(rivals, stored)[record]
         matches[record] = MatchedWeight(original, tuple(stored.get(record.fitted, ())))
         if not matches[record].initializers:
-            held = "neither the original nor the refitted ones" if record.is_changed else "not those"
+            held = "neither the original nor the refitted values" if record.is_changed else "not those"
             raise PlanError(
                 f"{names[record][0]}: its values in this graph are {held} of the plan's model; use the whole graph of"
                 " that model, or learn a plan on the model of this graph",

@@ -1,4 +1,4 @@
-"""Fingerprints of weights, by which a plan knows the weights that it belongs to in a graph of any exporter."""
+"""Fingerprints of weights, which identify the weights that a plan belongs to in a graph of any exporter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 _LARGEST, _SMALLEST = 1e4, 2.0**-20
-"""Magnitudes between which ONNX Runtime's converter to float16 only rounds; others it may clip to a bound."""
+"""Magnitudes between which ONNX Runtime's converter to float16 only rounds; it may clip others to a bound."""
 _DIGITS = 32
 
 _Fingerprint = Annotated[str, Field(pattern=r"^(\d+(x\d+)*)?:[0-9a-f]{32}$")]

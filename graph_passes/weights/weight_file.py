@@ -52,7 +52,7 @@ class WeightFile(Mapping[str, np.ndarray]):
         try:
             return safe_open(self.path, framework="numpy")
         except FileNotFoundError as error:
-            what = "it has the weights of the plan, put it into the plan's folder"
+            what = "it has the weights of the plan; put it into the plan's folder"
             message = f"{self.path}: there is no such file; {what}"
             raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=self.path) from error
         except (OSError, SafetensorError) as error:

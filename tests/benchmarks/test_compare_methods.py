@@ -92,8 +92,8 @@ def test_gates_keep_the_multiply_accumulates_of_rungs_by_time(runs: Runs) -> Non
     frontiers = climb_by_time(runs)
     assert runs.take() == [f"{method}/{name}" for method in ("reconstruct", "dsp", "fisher") for name in SPEEDUPS]
     for rung in frontiers["reconstruct"].rungs:
-        gate, other = (runs.recipes[f"{method}/{rung.name}"].budget for method in ("dsp", "fisher"))
-        assert (gate.macs, gate.speedup, other.macs) == (rung.macs, None, None)
+        gate, fisher = (runs.recipes[f"{method}/{rung.name}"].budget for method in ("dsp", "fisher"))
+        assert (gate.macs, gate.speedup, fisher.macs) == (rung.macs, None, None)
     assert climb_by_time(runs) == frontiers
     assert runs.take() == []
 

@@ -62,10 +62,10 @@ def test_rows_are_points_for_the_page_of_a_ladder(tmp_path: Path) -> None:
     file = tmp_path / "rivals.json"
     rows = {"pytorch": {**NUMBERS, **TIMES}, "torchao": {"failed": "no"}}
     file.write_text(json.dumps(points_of("sst2", rows)))
-    one, eight = read_points(file)
-    assert (one.batch, eight.batch) == (1, BATCH)
-    assert (one.p50, one.p50_interval) == (2.5, (2.0, 9.0))
-    assert one.metric_interval == pytest.approx((0.894, 0.906))
+    single, eight = read_points(file)
+    assert (single.batch, eight.batch) == (1, BATCH)
+    assert (single.p50, single.p50_interval) == (2.5, (2.0, 9.0))
+    assert single.metric_interval == pytest.approx((0.894, 0.906))
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -182,16 +182,16 @@ def uncounted(capfd: Cap, path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_graph_in_which_nothing_can_be_removed_is_refused_with_the_reason(capfd: Cap, tmp_path: Path) -> None:
-    path, rows, others = (tmp_path / name for name in ("image.onnx", "rows.npz", "others.npz"))
+    path, rows, misnamed = (tmp_path / name for name in ("image.onnx", "rows.npz", "misnamed.npz"))
     save(image_layer(), path)
     np.savez(rows, x=np.zeros(SHAPE, np.float32))
-    np.savez(others, image=np.zeros(SHAPE, np.float32))
+    np.savez(misnamed, image=np.zeros(SHAPE, np.float32))
     result = compress(capfd, "sites", path)
     assert (result.code, result.error_code) == (3, ErrorCode.SITE_REFUSED)
     assert result.details["reason"] == RefusalCode.UNKNOWN_SHAPE
     (listed_group,) = compress(capfd, "sites", path, "--inputs", rows, "--json").json
     assert (listed_group["type"], listed_group["units"]) == ("neurons", 20)
-    assert compress(capfd, "sites", path, "--inputs", others).error_code == ErrorCode.UNKNOWN_NAME
+    assert compress(capfd, "sites", path, "--inputs", misnamed).error_code == ErrorCode.UNKNOWN_NAME
     assert compress(capfd, "sites", path, "--inputs", path).error_code == ErrorCode.FILE_UNREADABLE
 
 

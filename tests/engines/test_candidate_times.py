@@ -91,14 +91,14 @@ def test_no_engine_is_built_again_where_every_unit_is_left(trials: EngineTrials)
 
 
 def test_no_candidate_is_tried_after_the_deadline_once_one_holds() -> None:
-    tried: list[Choice] = []
+    attempts: list[Choice] = []
 
     def build(choice: Choice, quantized: object) -> Trial:
-        tried.append(choice)
-        return trial("a", holds=len(tried) > 1)
+        attempts.append(choice)
+        return trial("a", holds=len(attempts) > 1)
 
     late = cast(EngineTrials, SimpleNamespace(is_late=True, build=build, score=lambda built: built))
     every = [Choice(EngineConfig(), form) for form in ("first", "second", "third")]
     *_, last = choose._built(late, every, {})
-    assert [choice.form for choice in tried] == ["first", "second"]
+    assert [choice.form for choice in attempts] == ["first", "second"]
     assert (last.choice.form, last.candidate.holds, bool(last.candidate.failure)) == ("third", False, True)

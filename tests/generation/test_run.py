@@ -120,9 +120,9 @@ def test_a_build_for_another_runtime_builds_its_engines_with_caches(
 ) -> None:
     out, before = finished
     copy = Path(shutil.copytree(out, tmp_path / "copy"))
-    other = next(name for name in RUNTIMES if name != before.target)
-    report = rebuild(copy, {"target": other, "seconds": 0.01, "threads": 1}, NullListener())
-    assert cached_target(copy).name == other
+    runtime = next(name for name in RUNTIMES if name != before.target)
+    report = rebuild(copy, {"target": runtime, "seconds": 0.01, "threads": 1}, NullListener())
+    assert cached_target(copy).name == runtime
     assert not target(before.target).session_files(copy)
     proven = [proof.stage for proof in report.proofs if proof.stage in CACHED_STAGES]
     assert proven == [CACHED_STAGES[0], *CACHED_STAGES[:3]]

@@ -44,8 +44,8 @@ def ids_without_cache(network: Any, beams: int) -> Tensor:
 def end_early(network: Any) -> None:
     """Let a text of a batch end before another one: by a token that this one lacks until then."""
     greedy = ids_without_cache(network, 1)
-    for column, (text, other) in itertools.product(range(2, LONGEST - 1), itertools.permutations(greedy, 2)):
-        if not (other[: column + 1] == text[column]).any():
+    for column, (text, sibling) in itertools.product(range(2, LONGEST - 1), itertools.permutations(greedy, 2)):
+        if not (sibling[: column + 1] == text[column]).any():
             network.generation_config.eos_token_id = int(text[column])
             return
     raise AssertionError("no token ends a text before another one")

@@ -118,7 +118,7 @@ def test_products_are_ranked_by_what_rounding_each_alone_does(graphs: tuple[Path
     expected = run_in_steps(OrtSessions(folder, optimized=False), feeds)[LOGITS]
     changes = {}
     for name in names:
-        alone = QuantizeWeights(4, {other: None for other in names if other != name})(model.clone()).model
+        alone = QuantizeWeights(4, {kept: None for kept in names if kept != name})(model.clone()).model
         graph_passes.save(in_floats(alone), tmp_path / "alone.onnx")
         sessions = OrtSessions(folder, optimized=False, decoder=tmp_path / "alone.onnx")
         changes[name] = np.square(run_in_steps(sessions, feeds)[LOGITS] - expected).sum()

@@ -855,9 +855,13 @@ def _rotary_embedding(r: Random) -> Iterator[Case]:
         options: dict[str, Any] = {"interleaved": interleaved, "opset": 23}
         yield case(floats(r, 3, TOKENS, WIDTH), *tables, positions, num_heads=HEADS, **options)
         yield case(floats(r, 3, HEADS, TOKENS, SIZE), *tables, positions, **options)
-        own = floats(r, 3, TOKENS, SIZE // 2)
+        turns = floats(r, 3, TOKENS, SIZE // 2)
         yield case(
-            floats(r, 3, HEADS, TOKENS, SIZE + 2), np.cos(own), np.sin(own), rotary_embedding_dim=SIZE, **options
+            floats(r, 3, HEADS, TOKENS, SIZE + 2),
+            np.cos(turns),
+            np.sin(turns),
+            rotary_embedding_dim=SIZE,
+            **options,
         )
 
 

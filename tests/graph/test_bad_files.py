@@ -113,7 +113,7 @@ def no_graph(inputs: Path) -> list[str | Path]:
     return run(inputs)
 
 
-def stored_outside(inputs: Path, place: str, keep: bool) -> list[str | Path]:
+def stored_outside(inputs: Path, target: str, keep: bool) -> list[str | Path]:
     """The weights in a data file, which is moved or removed."""
     onnx.save(onnx.load(inputs / "model.onnx"), inputs / "model.onnx", save_as_external_data=True, location="weights")
     (inputs / "inner").mkdir()
@@ -121,7 +121,7 @@ def stored_outside(inputs: Path, place: str, keep: bool) -> list[str | Path]:
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
-                entry.value = place
+                entry.value = target
     (inputs / "inner" / "model.onnx").write_bytes(model.SerializeToString())
     if not keep:
         (inputs / "weights").unlink()

@@ -197,11 +197,11 @@ def test_the_plan_of_another_graph_is_refused_by_its_group(
     plan = work / "out" / "plan.json"
     torch.manual_seed(1)
     sizes = {**folders.SIZES, "intermediate_size": 24}
-    others = {
+    models = {
         "wider": (BertForSequenceClassification(BertConfig(**sizes)), report.plan.feed_forwards[0].name),
         "trained otherwise": (folders.bert(), None),
     }
-    for name, (model, group) in others.items():
+    for name, (model, group) in models.items():
         file = write_graph(model, tmp_path / name / "model.onnx")
         flags = ("--tokenizer", work / "model", "--data", work / "rows.tsv", "--plan", plan)
         refused = compress(capfd, file, *flags, "-o", tmp_path / "out", "--quiet")

@@ -133,8 +133,7 @@ def test_an_inline_weight_whose_size_differs_from_its_shape_is_refused(saved: Pa
 
 def test_a_node_that_reads_an_undefined_tensor_is_refused(saved: Path) -> None:
     edit(saved, lambda proto: proto.graph.node.add(op_type="Relu", input=["nowhere"], output=["z"]))
-    message = assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="nowhere")
-    assert message == f"{saved}: Relu reads nowhere, which no node computes; export or copy it again"
+    assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="nowhere")
 
 
 @pytest.fixture(scope="module")

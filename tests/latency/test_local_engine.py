@@ -247,13 +247,13 @@ def test_int8_proofs_run_again_on_another_machine(folder: Path) -> None:
 @needs_vnni
 def test_an_engine_that_computes_something_else_here_is_not_timed(folder: Path, tmp_path: Path) -> None:
     rows = [{name: array + 0 for name, array in random_feeds(load(folder / "model.onnx"), 1, 8).items()}]
-    other = folder / "other.onnx"
+    changed = folder / "other.onnx"
     model = load(folder / "model.onnx")
     weights = next(value for value in model.graph.initializers.values() if len(value.shape or ()) == 2)
     assert weights.const_value is not None
     weights.const_value = ir.Tensor(-weights.const_value.numpy(), name=weights.name)
-    save(model, other)
-    quantize_graph(other, rows, folder / "other.int8.onnx")
+    save(model, changed)
+    quantize_graph(changed, rows, folder / "other.int8.onnx")
     target("openvino").build(folder / "other.int8.onnx", folder / "engine.xml", precision="int8", threads=1)
     write_report(folder, "none", "openvino 2020.1")
     path = folder / "engine.xml"

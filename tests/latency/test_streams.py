@@ -129,11 +129,11 @@ def test_outputs_of_folders_are_compared_as_requested(tmp_path: Path) -> None:
     for expect in (None, "baseline", "any", str(dense)):
         verdict = check(CheckRequest(**request, expect=expect), timer=each_once)
         assert verdict.outputs.error in (0.0, None)
-    other = write_encoder_decoder(tmp_path / "other")
+    encoder_decoder = write_encoder_decoder(tmp_path / "encoder_decoder")
     with pytest.raises(InputError):
         check(CheckRequest(**request, expect=str(tmp_path / "nowhere")), timer=each_once)
     with pytest.raises(CompressorError):
-        check(CheckRequest(**{**request, "baseline": other}), timer=each_once)
+        check(CheckRequest(**{**request, "baseline": encoder_decoder}), timer=each_once)
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "empty"])
@@ -165,8 +165,8 @@ def test_two_endpoints_are_compared(capfd: Cap) -> None:
 
 
 def test_texts_of_endpoints_are_compared_on_request() -> None:
-    other = (completion("one"), completion(" three"), DONE)
-    with serving_events() as url, serving_events(other) as changed:
+    shorter = (completion("one"), completion(" three"), DONE)
+    with serving_events() as url, serving_events(shorter) as changed:
         assert check(requested(url, changed), timer=each_once).passed
         assert check(requested(url, url, expect="baseline"), timer=each_once).outputs.error == 0.0
         with pytest.raises(MismatchError) as error:

@@ -198,13 +198,13 @@ def test_every_class_is_timed_next_to_the_whole_model_and_alone() -> None:
     names = [group.name for members in CLASSES for group in members]
     full: dict[str, Any] = {group.name: group.units for members in CLASSES for group in members}
     for members in CLASSES:
-        own = [group.name for group in members]
-        rest = [name for name in names if name not in own]
+        equal = [group.name for group in members]
+        rest = [name for name in names if name not in equal]
         assert any(
-            all(plan[name] == 0 for name in own) and all(plan[name] == full[name] for name in rest) for plan in plans
+            all(plan[name] == 0 for name in equal) and all(plan[name] == full[name] for name in rest) for plan in plans
         )
         assert any(
-            all(plan[name] == full[name] for name in own) and all(plan[name] == 0 for name in rest) for plan in plans
+            all(plan[name] == full[name] for name in equal) and all(plan[name] == 0 for name in rest) for plan in plans
         )
     assert len(timed_plans(CLASSES, (0.5, 0.4, 0.001))) < len(plans)
 

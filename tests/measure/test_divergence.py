@@ -27,12 +27,12 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[int, ...], AnswerKind | None]] = 
 def test_divergences_of_arrays_and_of_tensors_are_equal(name: str, marks: str) -> None:
     names, shape, kind = SHAPES[name]
     rng = np.random.default_rng(len(name))
-    dense, other = ({output: rng.normal(size=shape).astype(np.float32) for output in names} for _ in range(2))
+    dense, changed = ({output: rng.normal(size=shape).astype(np.float32) for output in names} for _ in range(2))
     shown = np.arange(6) < rng.integers(1, 7, 4)[:, None]
     batch = {marks: np.where(shown, 1, -100) if marks == LABELS else shown.astype(np.int64)}
     variance = variance_of([dense], names, kind)
-    actual = divergence(dense, other, names, batch, variance, kind=kind, temperature=2.0)
-    pair = (tensors_of(dense), tensors_of(other))
+    actual = divergence(dense, changed, names, batch, variance, kind=kind, temperature=2.0)
+    pair = (tensors_of(dense), tensors_of(changed))
     expected = tensors.divergence(*pair, names, tensors_of(batch), kind=kind, temperature=2.0)
     np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-6, atol=1e-12)
     assert (actual > 0).all()

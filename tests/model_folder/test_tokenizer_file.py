@@ -124,8 +124,8 @@ def test_texts_and_pairs_have_equal_tokens(pair: Pair, texts: list[tuple[str, st
     for columns in ([first], [first, second]):
         light, whole = (tokenizer(*columns, **options) for tokenizer in (pair.light, pair.whole))
         assert_equal(light, whole)
-        assert [[len(rest.ids) for rest in one.overflowing] for one in light.encodings] == [
-            [len(rest.ids) for rest in one.overflowing] for one in whole.encodings
+        assert [[len(rest.ids) for rest in encoding.overflowing] for encoding in light.encodings] == [
+            [len(rest.ids) for rest in encoding.overflowing] for encoding in whole.encodings
         ]
     light, whole = (tokenizer(first, add_special_tokens=False, verbose=False) for tokenizer in pair)
     assert_equal(light, whole)
@@ -153,7 +153,7 @@ def test_windows_have_equal_tokens(pair: Pair, question: str, context: str, stri
 def test_words_have_equal_tokens(pair: Pair, sentences: list[list[str]]) -> None:
     light, whole = (tokenizer(sentences, is_split_into_words=True) for tokenizer in (pair.light, pair.whole))
     assert_equal(light, whole)
-    assert [one.word_ids for one in light.encodings] == [one.word_ids for one in whole.encodings]
+    assert [encoding.word_ids for encoding in light.encodings] == [encoding.word_ids for encoding in whole.encodings]
 
 
 def test_special_tokens_are_equal(pair: Pair) -> None:

@@ -126,8 +126,8 @@ def test_the_smallest_plan_is_measured_before_a_budget_is_missed() -> None:
 
 def test_every_size_holds() -> None:
     losses, table = random_problem(1)
-    _, other = random_problem(2)
-    constraints = [Constraint(part, part.least + 0.5 * (part.whole - part.least)) for part in (table, other)]
+    _, second = random_problem(2)
+    constraints = [Constraint(part, part.least + 0.5 * (part.whole - part.least)) for part in (table, second)]
     counts = choose_counts(GROUPS, losses, constraints)
     assert all(constraint.predicted_cost(counts) <= constraint.budget + 1e-9 for constraint in constraints)
 

@@ -129,8 +129,8 @@ def test_embedding_tables_are_quantized(bert: Quantized) -> None:
 
 def test_inputs_outputs_and_metadata_stay(bert: Quantized) -> None:
     before, after = load(bert.source), load(bert.path)
-    for values, others in ((before.graph.inputs, after.graph.inputs), (before.graph.outputs, after.graph.outputs)):
-        assert [(v.name, v.dtype, v.shape) for v in values] == [(v.name, v.dtype, v.shape) for v in others]
+    for values, kept in ((before.graph.inputs, after.graph.inputs), (before.graph.outputs, after.graph.outputs)):
+        assert [(v.name, v.dtype, v.shape) for v in values] == [(v.name, v.dtype, v.shape) for v in kept]
     assert after.metadata_props.items() >= METADATA.items()
 
 

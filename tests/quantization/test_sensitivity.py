@@ -71,12 +71,12 @@ def written(folder: Path, outlier: str) -> tuple[Path, Path]:
     return paths
 
 
-@pytest.mark.parametrize(("outlier", "other"), [("first", "second"), ("second", "first")])
-def test_a_product_whose_activation_has_an_outlier_comes_first(outlier: str, other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("outlier", "plain"), [("first", "second"), ("second", "first")])
+def test_a_product_whose_activation_has_an_outlier_comes_first(outlier: str, plain: str, tmp_path: Path) -> None:
     path, reference = written(tmp_path, outlier)
     rows = vectors(outlier)
-    assert rank_matmuls(path, reference, rows) == [outlier, other]
-    assert rank_matmuls(path, reference, rows[:1]) == [outlier, other], "one row is enough here"
+    assert rank_matmuls(path, reference, rows) == [outlier, plain]
+    assert rank_matmuls(path, reference, rows[:1]) == [outlier, plain], "one row is enough here"
 
 
 def test_products_in_floats_are_not_ranked(tmp_path: Path) -> None:

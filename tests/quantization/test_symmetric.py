@@ -155,9 +155,9 @@ def test_a_histogram_is_the_same_in_any_order_and_for_any_lengths(scale: float) 
     array = (scale * rng.normal(size=4000) ** 3).astype(np.float32)
     parts = np.split(array, [0, 7, 1000])
     whole, forward, backward = histogram_of(array), histogram_of(*parts), histogram_of(*parts[::-1])
-    for other in (forward, backward):
-        assert (other.maximum, other.width) == (whole.maximum, whole.width)
-        np.testing.assert_array_equal(other.counts, whole.counts)
+    for histogram in (forward, backward):
+        assert (histogram.maximum, histogram.width) == (whole.maximum, whole.width)
+        np.testing.assert_array_equal(histogram.counts, whole.counts)
     assert whole.maximum == np.abs(array).max()
     assert whole.counts.sum() == array.size
 

@@ -58,7 +58,7 @@ def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | 
 
 def throughput(batch: int, seq: int, dense: tuple[float, float], compressed: tuple[float, float]) -> Throughput:
     """A row of rates with one caller and with two."""
-    before, after = (RowRates(one_caller=one, all_callers=several) for one, several in (dense, compressed))
+    before, after = (RowRates(one_caller=single, all_callers=several) for single, several in (dense, compressed))
     return Throughput(batch=batch, seq=seq, callers=2, dense=before, compressed=after)
 
 

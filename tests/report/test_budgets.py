@@ -76,8 +76,8 @@ def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:
 
 
 def test_each_size_has_a_table_of_its_own() -> None:
-    other = tuple(row.model_copy(update={"label": "batch 8, length 128"}) for row in COSTS)
-    assert len(cost_tables((*COSTS, *other))) == 2
+    larger = tuple(row.model_copy(update={"label": "batch 8, length 128"}) for row in COSTS)
+    assert len(cost_tables((*COSTS, *larger))) == 2
 
 
 def test_page_and_summary_show_budgets_only_where_there_are_any() -> None:

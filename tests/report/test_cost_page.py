@@ -70,14 +70,14 @@ def test_the_headline_gives_the_limit_of_a_speedup() -> None:
 
 
 def test_the_page_has_a_figure_for_each_curve_and_size() -> None:
-    other = TABLE.model_copy(update={"batch": 8})
-    page = render("<model>", "ort fp32", [TABLE, other])
+    larger = TABLE.model_copy(update={"batch": 8})
+    page = render("<model>", "ort fp32", [TABLE, larger])
     assert page.count("<svg") == 4
     assert "&lt;model&gt;" in page
     assert "<model>" not in page
     assert "http:" not in page
     assert "https:" not in page
-    assert render("<model>", "ort fp32", [TABLE, other]) == page
+    assert render("<model>", "ort fp32", [TABLE, larger]) == page
 
 
 def test_the_picture_marks_cliffs() -> None:

@@ -115,9 +115,9 @@ def test_void_speeds_are_not_shown_as_speeds() -> None:
 
 def test_rungs_that_were_measured_at_other_sizes_or_not_at_all_have_empty_cells() -> None:
     """compress build measures a rung again, with other sizes or without rows."""
-    other = rung_of("b", reports.report(speeds=(reports.speed(1, 64, 40.0, 20.0),), scores=()), None)
+    remeasured = rung_of("b", reports.report(speeds=(reports.speed(1, 64, 40.0, 20.0),), scores=()), None)
     unmeasured = rung_of("c", reports.report(speeds=(), scores=()), None)
-    result = frontier(MILD, other, unmeasured, max_drop=None)
+    result = frontier(MILD, remeasured, unmeasured, max_drop=None)
     headings, rows = frontier_rows(result)
     cells = [dict(zip(headings, row, strict=True)) for row in rows]
     (metric,) = (heading for heading in headings if heading.startswith("accuracy"))

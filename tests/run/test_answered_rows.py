@@ -88,11 +88,11 @@ def test_rows_of_embeddings_are_those_of_the_lowest_cosine(tmp_path: Path) -> No
     moved = [embeddings.copy() for embeddings in dense]
     moved[0][3] = -moved[0][3]  # the second text of the second row
     indices, _ = groups[0]
-    first, *others = embedded_rows(dense, moved, data, 5)
+    first, *unchanged = embedded_rows(dense, moved, data, 5)
     assert (first.number, first.cosine) == (indices[1] + 1, pytest.approx(-1))
     assert float(first.dense) == pytest.approx(-float(first.compressed), abs=2e-3)
-    assert (len(first.texts), len(others)) == (2, 4)
-    assert all(row.cosine == pytest.approx(1) and not row.changed for row in others)
+    assert (len(first.texts), len(unchanged)) == (2, 4)
+    assert all(row.cosine == pytest.approx(1) and not row.changed for row in unchanged)
 
 
 def test_a_report_has_rows(finished: FinishedRun) -> None:

@@ -66,10 +66,10 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     assert (same.metric, same.divergence) == (whole.metric, pytest.approx(0, abs=1e-9))
     np.testing.assert_array_equal(same.draws, whole.draws)
     model.load_state(changed_state(model))
-    other = scorer.score("other weights")
+    changed = scorer.score("other weights")
     values = metric_sums(model.forward(), data.task, data.eval, "other weights", log)
-    assert other.metric == data.task.score(values)
-    assert 0 < other.divergence < np.inf
+    assert changed.metric == data.task.score(values)
+    assert 0 < changed.divergence < np.inf
     assert all(np.array_equal(values, before[name]) for name, values in scorer.whole_state.items())
 
 
@@ -100,6 +100,6 @@ def test_the_divergence_of_a_regression_is_over_the_variance_of_all_rows(tmp_pat
     distillation = Distillation.of(model, data.task.loss_outputs).with_variance_of(data.task, data.eval)
     batch = tensors_of(data.task.model_inputs(data.task.collate(list(data.eval))))
     with torch.no_grad():
-        dense, other = (part(**forward_arguments(part, batch)).logits.double() for part in (model, student))
-    expected = float((dense - other).square().mean() / dense.var(correction=0))
+        dense, trained = (part(**forward_arguments(part, batch)).logits.double() for part in (model, student))
+    expected = float((dense - trained).square().mean() / dense.var(correction=0))
     assert distillation.mean_divergence(student, data.task, data.eval) == pytest.approx(expected, rel=1e-4)

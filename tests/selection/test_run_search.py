@@ -108,9 +108,9 @@ def test_each_certificate_counts_the_others_of_its_rows(many_rows: Data, tmp_pat
     config = selection(method="random", keep=None, max_drop=0.9, certify=0.5, batch_size=64, options={"trials": 1})
     whole, model = replace(many_rows, eval=many_rows.eval.select(range(80))), tiny.classifier()
     half, known = replace(whole, eval=whole.eval.select(range(40))), {tuple(ids) for ids in whole.eval["input_ids"]}
-    other = replace(whole, eval=tiny.new_rows(40, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
+    unseen = replace(whole, eval=tiny.new_rows(40, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
     earlier = []
-    for number, (data, seed) in enumerate([(whole, 0), (whole, 0), (whole, 1), (half, 0), (other, 0)]):
+    for number, (data, seed) in enumerate([(whole, 0), (whole, 0), (whole, 1), (half, 0), (unseen, 0)]):
         seeded = config.model_copy(update={"seed": seed})
         learned = learn(model, tiny.sites_of(model), data, seeded, tmp_path / str(number))
         assert learned.certificate is not None

@@ -70,8 +70,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method: str, tmp_path: Path) 
 
 def test_the_budget_is_part_of_what_is_resumed(tmp_path: Path) -> None:
     pools.learn(tmp_path, share=0.3, steps=2)
-    other = pools.learn(tmp_path / "other", share=0.6, steps=2)
-    assert pools.learn(tmp_path, share=0.6, steps=2).plan == other.plan
+    fresh = pools.learn(tmp_path / "other", share=0.6, steps=2)
+    assert pools.learn(tmp_path, share=0.6, steps=2).plan == fresh.plan
 
 
 def test_gates_at_one_leave_the_model_as_it_is() -> None:

@@ -110,9 +110,9 @@ def test_the_metric_of_single_texts_is_the_cosine_with_the_whole_model(tmp_path:
     rows = list(data.test)
     embeddings = np.array([row["sentence_embedding"] for row in rows])
     changed = embeddings + np.random.default_rng(0).normal(size=embeddings.shape)
-    unit, other = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in (embeddings, changed))
+    unit, changed_unit = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in (embeddings, changed))
     sums = data.task.per_example(changed, data.task.collate(rows)[data.task.label_name])
-    assert data.task.score(sums) == pytest.approx((unit * other).sum(1).mean())
+    assert data.task.score(sums) == pytest.approx((unit * changed_unit).sum(1).mean())
 
 
 def test_retrieval_needs_documents_that_are_judged(tmp_path: Path) -> None:

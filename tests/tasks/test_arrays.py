@@ -347,13 +347,13 @@ def test_tokens_are_classified_only_where_a_mask_says_which_count() -> None:
 
 
 def test_what_answers_mean_does_not_change_the_fingerprint() -> None:
-    folder, other = graph("embedding"), graph("embedding")
+    folder, untouched = graph("embedding"), graph("embedding")
     before = fingerprint(folder.model)
     task = make_task(folder, rows_config())
     assert fingerprint(folder.model) == before
-    assert several_answers(other.config) is None
-    task.declare_answers(other.config)
-    assert several_answers(other.config) is AnswerKind.VECTOR
+    assert several_answers(untouched.config) is None
+    task.declare_answers(untouched.config)
+    assert several_answers(untouched.config) is AnswerKind.VECTOR
 
 
 def test_a_vector_that_is_not_finite_is_refused(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_each_row_is_a_batch_of_one_without_labels() -> None:
 def test_rows_of_the_nearest_lengths_are_drawn(length: int) -> None:
     train = list(range(1, 41))
     drawn = drawn_lengths(calibration_rows(data_of(train, [length] * 5), 7, seed=0))
-    nearest = sorted(train, key=lambda other: abs(other - length))
-    assert max(abs(other - length) for other in drawn) <= abs(nearest[6] - length)
+    nearest = sorted(train, key=lambda row_length: abs(row_length - length))
+    assert max(abs(row_length - length) for row_length in drawn) <= abs(nearest[6] - length)
 
 
 def test_lengths_are_distributed_as_those_of_the_evaluation_rows() -> None:

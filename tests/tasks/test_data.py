@@ -200,10 +200,10 @@ def test_messages(classifier: ModelFolder, tmp_path: Path) -> None:
 
 def test_test_rows_that_are_training_rows_are_noted(classifier: ModelFolder, tmp_path: Path) -> None:
     train = tsv(tmp_path / "a.tsv", *labelled_rows(40))
-    others = tsv(tmp_path / "b.tsv", *(f"{row} again" for row in labelled_rows(40)))
-    assert NoteCode.ROWS_REPEATED in codes(open_data(rows_config(train, others, train), classifier))
-    assert NoteCode.ROWS_REPEATED in codes(open_data(rows_config(others, train, train), classifier))
-    assert NoteCode.ROWS_REPEATED not in codes(open_data(rows_config(train, test_data=others), classifier))
+    distinct = tsv(tmp_path / "b.tsv", *(f"{row} again" for row in labelled_rows(40)))
+    assert NoteCode.ROWS_REPEATED in codes(open_data(rows_config(train, distinct, train), classifier))
+    assert NoteCode.ROWS_REPEATED in codes(open_data(rows_config(distinct, train, train), classifier))
+    assert NoteCode.ROWS_REPEATED not in codes(open_data(rows_config(train, test_data=distinct), classifier))
     assert NoteCode.ROWS_REPEATED not in codes(open_data(rows_config(train), classifier)), "rows set aside"
 
 

@@ -94,9 +94,9 @@ def test_the_hash_covers_the_files_of_base_classes(path: Path) -> None:
     sources = []
     for text in (SPAM, f"{SPAM}# changed\n"):
         write_module(path, text, "spam_base")
-        own = load_own_task("tags:Ham")
-        assert own is not None
-        sources.append(own.source)
+        task = load_own_task("tags:Ham")
+        assert task is not None
+        sources.append(task.source)
     assert sources[0] != sources[1]
 
 

@@ -72,7 +72,7 @@ def test_a_text_without_tokens_is_named(encoder: ModelFolder, tmp_path: Path) ->
 
 def test_queries_of_many_rows_stay_whole(encoder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_module, "_CANDIDATES", 4)
-    rows = [f"1\tplot {word}\tgood {other}" for word in WORDS[:6] for other in WORDS[:4]]
+    rows = [f"1\tplot {word}\tgood {noun}" for word in WORDS[:6] for noun in WORDS[:4]]
     file = tsv(tmp_path / "pairs.tsv", *rows, header=HEADER)
     data = open_data(rows_config(file, metric="ndcg@10"), encoder, drawn_rows=2)
     assert len(data.train) + len(data.eval) + len(data.test) == len(rows)

@@ -287,8 +287,8 @@ def test_answers_are_equal_where_all_classes_are(model: ModelFolder, rows: str) 
     logits = np.array([[1.0, -1.0, 1.0], [2.0, -3.0, 0.1], [1.0, 1.0, 1.0]])
     answers = task.answer_ids(logits, {})
     assert answers is not None
-    first, same, other = answers
-    assert (first == same, first == other) == (True, False)
+    first, same, different = answers
+    assert (first == same, first == different) == (True, False)
     assert task.answer_texts(logits, np.zeros((3, 3)))[0] == f"{NAMES[0]} | {NAMES[2]}"
 
 
@@ -303,6 +303,6 @@ def test_a_named_task_says_what_the_outputs_are(task: str, tmp_path: Path) -> No
     save_companions(folder, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == NAMED[task]
     assert folder.surroundings["answers"] == NAMED[task]
-    other = _folder(tmp_path / "other", problem_type="single_label_classification").path
+    single = _folder(tmp_path / "other", problem_type="single_label_classification").path
     with fails_with(ErrorCode.CONTRADICTION, UsageError, field="task"):
-        load(other, task=task)
+        load(single, task=task)

@@ -75,7 +75,9 @@ def test_entities_cover_the_words_that_are_not_outside(tags: list[str]) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(SEQUENCES.flatmap(lambda tags: st.permutations(tags).map(lambda other: (tags, other))), min_size=1))
+@given(
+    st.lists(SEQUENCES.flatmap(lambda tags: st.permutations(tags).map(lambda shuffled: (tags, shuffled))), min_size=1)
+)
 def test_f1_is_that_of_seqeval(rows: list[tuple[list[str], list[str]]]) -> None:
     expected, predicted = ([list(row[side]) for row in rows] for side in (0, 1))
     counts = np.array([entity_counts(*pair) for pair in zip(predicted, expected, strict=True)], float)

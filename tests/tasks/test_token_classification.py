@@ -117,11 +117,11 @@ def test_divergence_is_taken_at_labelled_tokens() -> None:
     task = task_of()
     batch = tensors_of(task.collate(list(encode(task, ROW))))
     dense = torch.randn(1, 6, len(TAGS), generator=torch.Generator().manual_seed(0))
-    others = dense.clone()
-    others[0, [0, 3, 5]] += torch.arange(len(TAGS))
-    assert divergence({"logits": dense}, {"logits": others}, task.loss_outputs, batch).item() == 0
-    others[0, 4] += torch.arange(len(TAGS))
-    assert divergence({"logits": dense}, {"logits": others}, task.loss_outputs, batch).item() > 0
+    changed = dense.clone()
+    changed[0, [0, 3, 5]] += torch.arange(len(TAGS))
+    assert divergence({"logits": dense}, {"logits": changed}, task.loss_outputs, batch).item() == 0
+    changed[0, 4] += torch.arange(len(TAGS))
+    assert divergence({"logits": dense}, {"logits": changed}, task.loss_outputs, batch).item() > 0
 
 
 def test_words_are_joined_to_texts_for_a_check(tmp_path: Path) -> None:

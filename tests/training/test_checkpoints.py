@@ -76,10 +76,10 @@ def test_the_message_names_what_differs(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 3)
     with pytest.raises(UsageError) as error:
         claim(tmp_path, {**SETTINGS, "seed": 1, "layers": 3, "rows": []}, refuse_others=True)
-    assert str(error.value) == (
-        f"{tmp_path}: the checkpoints are of another run (layers 2, now 3; seed 0, now 1); repeat its settings, choose"
-        " another output folder, or start from the beginning (--force)"
-    )
+    assert error.value.code is ErrorCode.RUN_DIFFERS
+    assert {"seed", "layers", "rows"} == {*error.value.details["fields"]}
+    assert "seed" in str(error.value)
+    assert "rows" not in str(error.value), "values are named, lists are too long"
     with fails_with(ErrorCode.RUN_DIFFERS, UsageError, fields=("rows",)):
         claim(tmp_path, {**SETTINGS, "rows": []}, refuse_others=True)
 

@@ -118,11 +118,11 @@ def steps(model: PreTrainedModel, inputs: dict[str, Tensor], context: AbstractCo
 @pytest.mark.parametrize("name", families(CASES, QUICK))
 def test_training_changes_the_full_weights_as_training_the_gated_model_does(name: str) -> None:
     model, inputs, plan = case(name)
-    other, _ = CASES[name](0)
-    model.double(), other.double()
+    reference, _ = CASES[name](0)
+    model.double(), reference.double()
     inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
     changes = steps(model, inputs, compacted(model, plan, inputs))
-    expected = steps(other, inputs, gated(other, plan))
+    expected = steps(reference, inputs, gated(reference, plan))
     largest = max(float(change.abs().max()) for change in expected.values())
     assert largest > 1e-5
     for key, change in expected.items():

@@ -168,10 +168,8 @@ def test_a_message_names_the_sizes() -> None:
     short = keep_all(find_sites(model, inputs)).masked({name: BlockMask(np.ones((4, 5, 5), np.bool_))})
     with pytest.raises(InputError) as error, masked(model, short):
         model(**inputs)
-    assert str(error.value) == (
-        f"{name}: 7 queries and 7 keys after a memory of 0, but the mask covers 5, 5 and 0; shorten the rows"
-        " (--max-length), or derive masks from longer maps"
-    )
+    assert error.value.code is ErrorCode.TOO_LONG
+    assert error.value.details == {"site": name, "actual": (7, 7, 0), "maximum": (5, 5, 0)}
 
 
 def test_rows_without_a_key_are_zero_in_half_precision(tmp_path: Path) -> None:

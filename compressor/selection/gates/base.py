@@ -18,7 +18,7 @@ GateLearningRate = Annotated[float, Field(gt=0, description="peak learning rate 
 _SEED_STRIDE = 7_919
 """Distance between the seeds of two pools."""
 Keep = int | Capacity
-"""What a gate keeps: a number of units, or those that fit into budgets."""
+"""The units that a gate keeps: a number of units, or as many as fit into budgets."""
 
 
 class GateOptions(MethodOptions):
@@ -34,8 +34,8 @@ class RankedGate(Gate):
     A registered gate derives from this class and sets `options_class`.
 
     Args:
-        keep: number of units to keep, from none to all, or budgets of their costs. Where every unit or none can be
-            kept, there is no choice to learn, and gates are constant. None: those that a penalty leaves open.
+        keep: number of units to keep, from none to all, or budgets of their costs. If only all units or none can be
+            kept, there is no choice to learn, and gates are constant. None: a penalty decides.
         seed: seed of the initial weights, and of the noise of every step.
 
     Raises:
@@ -60,7 +60,7 @@ class RankedGate(Gate):
     def initial_weights(self) -> Tensor:
         """Small seeded noise `[units]`: Xavier-uniform over [layers, heads].
 
-        So it is in the released code of differentiable subset pruning.
+        The released code of differentiable subset pruning does the same.
         """
         bound = math.sqrt(6.0 / (len(self.layers) + max(self.layers)))
         generator = torch.Generator().manual_seed(self.seed % 2**63)
@@ -98,10 +98,10 @@ class PerKindGate(Gate):
     Args:
         make: constructs the gate of a pool from its (layers, keep, seed).
         pools: the pool of each site, e.g. its kind.
-        keep: number of heads to keep over all pools that learn, divided among them by `divide_heads`; None: as many as
-            each leaves open.
-        seed: seed of the first pool; every further pool has its own.
-        only: the only pool that learns, while the others keep every head; None: all learn.
+        keep: number of heads to keep over all pools that learn, divided among them by `divide_heads`; None: the gate of
+            each pool decides.
+        seed: seed of the first pool; every further pool has its own seed.
+        only: the only pool that learns, while all further pools keep every head; None: all pools learn.
     """
 
     def __init__(

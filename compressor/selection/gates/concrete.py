@@ -25,7 +25,8 @@ Penalty = Annotated[
     float,
     Field(
         ge=0,
-        description="weight in the loss of the expected number of open units, under a budget weighted by their cost",
+        description="weight in the loss of the expected number of open units, which under a budget is weighted by "
+        "their cost",
     ),
 ]
 PenaltyWarmup = Annotated[StepShare, Field(description="share of the steps in which that weight rises from zero")]
@@ -47,14 +48,14 @@ class ConcreteOptions(base.GateOptions):
 class ConcreteGate(base.RankedGate):
     """One concrete variable per unit, whose weight is its `log_alpha`; a unit is open if that is above zero.
 
-    The number of units that end up open depends on the penalty and cannot be set directly (Li et al. 2021, section
-    5.2); without `keep`, the open units are kept. To keep exactly K, the closed units of highest `log_alpha` are opened
-    again or the open units of lowest `log_alpha` are closed: the result is the top K of `log_alpha`. Under budgets the
-    same order decides, and each unit counts in the penalty by its price: its cost relative to the mean.
+    The number of units that are open at the end depends on the penalty and cannot be set directly (Li et al. 2021,
+    section 5.2); without `keep`, the open units are kept. With `keep`, the K units of highest `log_alpha` are kept.
+    Under budgets the same order decides, and each unit counts in the penalty by its price: its cost relative to the
+    mean.
 
     After `cooldown` the gates are frozen at that mask and training continues without noise and penalty. Otherwise the
-    model would be trained under random subsets of other sizes until the end, never under the deployed one, and the
-    penalty would close further heads. Shim et al. 2021 (section 4.1.2) freeze after a fifth of the steps.
+    model would be trained under random subsets of different sizes until the end, never under the deployed subset, and
+    the penalty would close further heads. Shim et al. 2021 (section 4.1.2) freeze after a fifth of the steps.
 
     The learning rate decays linearly to zero at the end of the cooldown. See `RankedGate` for the arguments.
     """

@@ -47,7 +47,7 @@ class PruningInputs:
             weights, batches or options.
 
     Raises:
-        InputError: there are no outputs, or a group has no linear that it ends in.
+        InputError: there are no outputs, or the linear at the end of a group is unknown.
     """
 
     model: Any
@@ -61,9 +61,11 @@ class PruningInputs:
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", Path(self.store))
         if isinstance(self.outputs, str) or not self.outputs:
-            raise _invalid("outputs", "there are no names; give those of the model's outputs, such as ('logits',)")
+            raise _invalid("outputs", "there are no names; give the names of the model's outputs, such as ('logits',)")
         if unknown := [group.name for group in self.groups if group.linear is None]:
-            raise _invalid("groups", f"no linear of {unknown[0]} was recognized; leave the group out")
+            raise _invalid(
+                "groups", f"the linear that reads the units of {unknown[0]} was not recognized; leave the group out"
+            )
 
     @staticmethod
     def tensors(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
@@ -74,7 +76,7 @@ class PruningInputs:
 
     @property
     def access(self) -> ModelAccess:
-        """What the method reads and changes of the model."""
+        """The model as the method reads and changes it."""
         return access_of(self.model)
 
     @property
@@ -100,13 +102,13 @@ class Pruner(ABC, Generic[OptionsT]):
     def __init__(self, inputs: PruningInputs, options: OptionsT | None = None) -> None:
         for name in ("statistics", "held_out") if self.reads_rows else ():
             if not getattr(inputs, name):
-                raise _invalid(name, "there are no batches; give at least one")
+                raise _invalid(name, "there are no batches; give at least one batch")
         self.inputs = inputs
         self.options = options or self.options_class()
 
     @functools.cached_property
     def store(self) -> Store:
-        """Keeps finished parts, under keys of all that they depend on besides the code that computes them."""
+        """Keeps finished parts, under keys of everything that they depend on except the code."""
         inputs = self.inputs
         settings = [
             inputs.access.fingerprint(),
@@ -145,9 +147,9 @@ class Pruner(ABC, Generic[OptionsT]):
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         """The loss of each group alone: name of the group -> number of units -> loss, zero for all units; after `rank`.
 
-        The unit is the method's own, so losses of two methods cannot be compared: `reconstruct` has the mean divergence
-        of a row at temperature 2 (in nats), `fisher` a sum of squared gradients, `magnitude` a share of the squared
-        norm of the weights.
+        Each method has a unit of its own, so losses of two methods cannot be compared: `reconstruct` has the mean
+        divergence of a row at temperature 2 (in nats), `fisher` a sum of squared gradients, `magnitude` a share of the
+        squared norm of the weights.
         """
 
     @abstractmethod

@@ -109,8 +109,8 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
 
     With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the
     rows and columns of the set. The search starts from the bundles with the smallest diagonal elements, as many from
-    each part. In ascending order of these, each of the others is then added to the set, and the bundle of the same part
-    whose removal lowers the cost most leaves it, unless nothing depends on it.
+    each part. In ascending order of diagonal elements, each remaining bundle is then added to the set, and the bundle
+    of the same part whose removal lowers the cost most leaves the set, unless nothing depends on it.
 
     Args:
         gradients: g of each row, `[examples, bundles]`, float64.

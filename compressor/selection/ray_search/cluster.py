@@ -248,8 +248,8 @@ def _unavailable(where: str, reason: str) -> TargetMissingError:
         message = f"--ray {where}: Ray did not start ({reason}); omit --ray to search in this process"
         return TargetMissingError(message, code=ErrorCode.RUNTIME_FAILED, field="ray", value=where, reason=reason)
     return TargetMissingError(
-        f"--ray {where}: no Ray cluster answers there ({reason}); start one (ray start --head), let this machine join"
-        " it, or use --ray local",
+        f"--ray {where}: no Ray cluster answers there ({reason}); start a cluster (ray start --head), let this machine "
+        f"join it, or use --ray local",
         code=ErrorCode.SERVER_UNREACHABLE,
         field="ray",
         value=where,
@@ -344,7 +344,7 @@ class Driver:
         free = int(ray.available_resources().get("GPU" if on_gpu else "CPU", 0))
         if not free:
             raise TargetMissingError(
-                f"--ray {self._where}: no free {'GPU' if on_gpu else 'core'}; wait, or add nodes",
+                f"--ray {self._where}: no free {'GPU' if on_gpu else 'core'}; wait for one, or add nodes",
                 code=ErrorCode.DEVICE_MISSING,
                 field="ray",
                 value=self._where,

@@ -17,7 +17,7 @@ class RandomOptions(MethodOptions):
     """Options of `random`."""
 
     trials: int = Field(100, ge=1, description="number of random subsets, or of random orders with a budget")
-    seed: int = Field(0, ge=0, description="seed of the draws; the recipe's where it is not set")
+    seed: int = Field(0, ge=0, description="seed of the draws; default: the recipe's seed")
 
 
 class RandomSearch(base.Search):

@@ -21,7 +21,7 @@ class TaylorOptions(MethodOptions):
 
     by: Literal["gradient", "loss"] = Field("gradient", description="measure of importance")
     normalize: bool | None = Field(
-        None, description="divide importance by the l2 norm of its site's; default: true for gradient, as in the paper"
+        None, description="divide importance by the l2 norm over its site; default: true for gradient, as in the paper"
     )
     rescore: bool | None = Field(
         None, description="measure importance anew before every step; default: true for gradient, as in the paper"

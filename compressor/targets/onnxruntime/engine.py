@@ -69,7 +69,7 @@ ROUNDS = 6
 PAUSE_SECONDS = 0.05
 """Time after which the threads of a session have stopped spinning."""
 _AS_STORED = "compressor.as_stored"
-"""Entry of the metadata of an engine whose graph was in half precision, which every device runs with casts."""
+"""Entry of the metadata of an engine whose graph was already in half precision; every device runs it, if with casts."""
 GAIN = 1.01
 """Least speed-up for which fused normalizations are split."""
 
@@ -329,8 +329,8 @@ def _reference_outputs(source: Path, settings: Mapping[str, Any]) -> ReferenceOu
         if not draws_ids(load(source)):
             raise failure
         raise InputError(
-            f"{source}: the graph does not run on random inputs ({failure}), and carries no rows of its model; export"
-            " it again with compress, or store rows in it (compressor.targets.example_rows)",
+            f"{source}: the graph does not run on random inputs ({failure}), and stores no example rows; export it "
+            f"again with compress, or store rows in it (compressor.targets.example_rows.record_example_rows)",
             code=ErrorCode.RUNTIME_FAILED,
             path=source,
         )

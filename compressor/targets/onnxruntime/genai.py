@@ -1,8 +1,8 @@
-"""The file by which onnxruntime-genai loads the engine of a decoder.
+"""`genai_config.json`, with which onnxruntime-genai loads the engine of a decoder.
 
-Version 0.18 reads the layers, the numbers of their key/value heads and their widths off the inputs of the graph, so
-that layers may differ; what the file says of them is for earlier versions. Where the engine writes into the memory of
-its caches, past and present tensors are the same, with room for the maximum length of a text, unless that is much.
+Version 0.18 reads the layers, their numbers of key/value heads and their head widths from the inputs of the graph, so
+layers may differ; the entries of the file are for earlier versions. If the engine writes into the memory of its caches,
+past and present tensors share memory for the maximum length of a text, up to 1 GiB.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
         Why onnxruntime-genai cannot load the engine, in which case there is no file; None: it can.
     """
     if (folder / ENCODER).is_file() or model.config.get("is_encoder_decoder"):
-        return "it runs no encoder-decoders with these graphs"
+        return "it runs no encoder-decoder models from these graphs"
     path = engine_of(folder / DECODER)
     graph = load(path)
     keys = {
@@ -50,7 +50,7 @@ def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
     if not keys:
         return "no layer keeps keys and values under the names past_key_values.N.key"
     if not model.config:
-        return "no config.json says which tokens begin and end a text"
+        return "the folder of the model has no config.json, which names the tokens that begin and end a text"
     search = _search(model)
     reserves = IN_PLACE in graph.metadata_props and bytes_per_token(graph) * search["max_length"] <= _RESERVED
     search["past_present_share_buffer"] = reserves

@@ -64,9 +64,9 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
     if precision == "bf16":
         reason = "ONNX Runtime implements few operators in bfloat16; use fp32, or --target openvino or trt"
     elif precision == "fp8":
-        reason = "ONNX Runtime computes no products in fp8; use int8 or fp32, or --target trt"
+        reason = "ONNX Runtime has no matmuls in fp8; use int8 or fp32, or --target trt"
     elif precision == "int8" and chosen == "cuda":
-        reason = "ONNX Runtime computes few products in int8 on a GPU; use the cpu provider, or --target trt"
+        reason = "ONNX Runtime runs few matmuls in int8 on a GPU; use the cpu provider, or --target trt"
     elif precision == "fp16" and chosen == "cpu":
         code = ErrorCode.DEVICE_MISSING
         reason = (
@@ -165,7 +165,7 @@ def open_session(
         session = ort.InferenceSession(os.fspath(path), options, providers=providers)
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
         half = "kernel" in settings and "float16" in str(error)
-        remedy = "the kernel computes in fp32 only, omit it (--kernel)" if half else "export the graph again"
+        remedy = "the kernel computes in fp32 only, omit --kernel" if half else "export the graph again"
         raise InputError(
             f"{path}: ONNX Runtime cannot load it ({error_line(error)}); {remedy}",
             code=ErrorCode.RUNTIME_FAILED,
@@ -223,10 +223,10 @@ def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
 
 
 def run_bound(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
-    """Run a graph on what is bound.
+    """Run a graph on the inputs and outputs of a binding.
 
     Raises:
-        InputError: the graph cannot run on it.
+        InputError: the graph cannot run on these inputs.
     """
     try:
         session.run_with_iobinding(binding)

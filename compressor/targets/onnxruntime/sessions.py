@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _Device = TypeVar("_Device", bound=str)
 _ROOM = 64
-"""Positions that there is room for after those of a prompt; whenever they are filled, the room is doubled."""
+"""Positions to allocate after those of a prompt; whenever they are filled, the memory is doubled."""
 CHOICE_SECONDS = 1.0
 """Maximum time spent on choosing the form of an operator."""
 
@@ -55,17 +55,17 @@ def engine_of(graph: Path) -> Path:
 def choose_file(
     source: Path, graph: Path, metadata: Mapping[str, str], device: _Device, requested: str | None
 ) -> tuple[_Device | Literal["cpu"], Path]:
-    """The device that runs a model, and the file that it runs: only the CPU writes the caches of an engine in place.
+    """The device and the file to run: an engine that writes its caches in place runs on the CPU only.
 
     Args:
         source: the engine, if there is one, else the graph.
         graph: the graph, whose weights are in floats.
-        metadata: those of `source`.
+        metadata: metadata of `source`.
         device: the preferred device.
-        requested: name of the option that requests it; None: the CPU is used where it runs rounded weights alone.
+        requested: name of the option that requests the device; None: the CPU may replace it.
 
     Raises:
-        UsageError: the device is requested, and does not run the rounded weights of the engine.
+        UsageError: the requested device does not run the rounded weights of the engine.
     """
     if device == "cpu" or IN_PLACE not in metadata:
         return device, source
@@ -74,8 +74,8 @@ def choose_file(
     if requested is None:
         return "cpu", source
     raise UsageError(
-        f"--{requested}: the engine with rounded weights ({metadata[WEIGHTS]}) runs on the CPU; omit it, or use floats"
-        " (compress with --precision fp32, or serve with --plain)",
+        f"--{requested}: the engine with rounded weights ({metadata[WEIGHTS]}) runs on the CPU; omit --{requested}, or "
+        f"use floats (compress with --precision fp32, or serve with --plain)",
         code=ErrorCode.CONTRADICTION,
         field=requested,
         value=device,
@@ -83,7 +83,7 @@ def choose_file(
 
 
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
-    """Build the engines of graphs beside them: attention over caches is one operator where it pays.
+    """Build the engine of each graph beside it, with attention over caches as one operator where that is faster.
 
     See `Target.build_sessions`.
     """
@@ -167,7 +167,7 @@ class OrtCaches(Caches):
         length, sources: see `Caches`.
         decoded: name of an input of the decoder -> keys or values `[text, head, position, width]` that it has computed;
             or the memory of all of them, whose first positions belong to these caches.
-        encoded: the same of the encoder, for the texts that it has read.
+        encoded: name of an input of the decoder -> keys or values of the encoder, for the texts that it has read.
     """
 
     length: int
@@ -198,7 +198,7 @@ class OrtCaches(Caches):
 
 
 class OrtSessions(Sessions):
-    """The graphs of a folder in ONNX Runtime, or the engines that were built of them.
+    """The graphs of a folder in ONNX Runtime, or the engines that were built from them.
 
     Args:
         folder: the folder with `decoder.onnx`, and `encoder.onnx` where the model has an encoder.
@@ -214,7 +214,7 @@ class OrtSessions(Sessions):
     Raises:
         InputError: a graph is missing, records no caches, belongs to another plan than the others, or cannot be loaded.
         TargetMissingError: the device is missing.
-        UsageError: it does not run the rounded weights of the engine.
+        UsageError: the device does not run the rounded weights of the engine.
     """
 
     def __init__(
@@ -248,8 +248,8 @@ class OrtSessions(Sessions):
         recorded = metadata.get(CACHES)
         if recorded is None:
             raise InputError(
-                f"{folder / DECODER}: records no caches of keys and values; a run on a model that generates writes"
-                " graphs with caches into its output folder",
+                f"{folder / DECODER}: its metadata name no key/value caches; give the output folder of a run on a "
+                f"model that generates, whose graphs have caches",
                 code=ErrorCode.FILE_MISMATCH,
                 path=folder / DECODER,
             )
@@ -294,8 +294,8 @@ class OrtSessions(Sessions):
         assert isinstance(caches, OrtCaches)
         if self._pads_right and mask is not None and not mask[:, 0].all():
             raise InputError(
-                f"{self.path}: its attention reads no padding on the left, which texts of unequal lengths have; pass"
-                " texts of one length, or one at a time (--batch-size 1)",
+                f"{self.path}: its attention supports no padding on the left, which texts of different lengths need; "
+                f"pass texts of equal length, or one text at a time (--batch-size 1)",
                 code=ErrorCode.UNSUPPORTED,
                 path=self.path,
             )
@@ -330,8 +330,8 @@ class OrtSessions(Sessions):
         spans = (is_token.shape[1] - first - is_token[:, ::-1].argmax(1)) * is_token.any(1)
         if np.count_nonzero(is_token) < spans.sum():
             raise InputError(
-                f"{self.path}: a text goes on after padding, which this engine would count as tokens; pad the texts on"
-                " the left",
+                f"{self.path}: a text has padding between its tokens, which this engine would count as tokens; pad "
+                f"texts on the left",
                 code=ErrorCode.UNSUPPORTED,
                 path=self.path,
             )
@@ -341,8 +341,8 @@ class OrtSessions(Sessions):
         counted = np.arange(is_token.shape[1] - is_new.shape[1], is_token.shape[1]) - first[:, None]
         if (is_new & (positions != counted)).any():
             raise InputError(
-                f"{self.path}: {POSITIONS} differ from the places of the tokens in their texts, by which this engine"
-                " numbers them; omit them",
+                f"{self.path}: {POSITIONS} do not count the tokens of each text from 0, as this engine does; omit "
+                f"{POSITIONS}",
                 code=ErrorCode.UNSUPPORTED,
                 path=self.path,
             )

@@ -122,7 +122,7 @@ class EngineRequest:
         if self._is_fixed:
             for tensor, array in zip(self._inputs, arrays, strict=True):
                 if array.shape != tensor.shape:
-                    raise ValueError(f"an input has the shape {array.shape}, and the graph {tensor.shape}")
+                    raise ValueError(f"an input has the shape {array.shape}, and the graph expects {tensor.shape}")
                 tensor[...] = array
             outputs: tuple[np.ndarray, ...] = self._request.infer().to_tuple()
         else:
@@ -156,4 +156,6 @@ def _require_computed(output: np.ndarray) -> None:
     while last.size and last.ndim > 1:
         last = last[:, -1]
     if not output.size or (output.dtype.kind == "f" and np.isnan(last).any()):
-        raise ValueError("an output is empty or NaN: the model has fewer positions, or no such tokens")
+        raise ValueError(
+            "an output is empty or NaN: a text exceeds the positions of the model, or an id its vocabulary"
+        )

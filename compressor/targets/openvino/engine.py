@@ -117,15 +117,15 @@ def build_engine(
     in_int8, in_float = names_of(quantized_matmuls(source)), names_of(float_matmuls(source))
     if precision == "int8" and not in_int8:
         raise InputError(
-            f"{onnx}: its products are not quantized, and OpenVINO executes in int8 only what the graph quantizes; use"
-            " model.int8.onnx of a run with --precision int8, or --precision fp32",
+            f"{onnx}: has no quantized matmuls, and OpenVINO runs in int8 only matmuls that the graph quantizes; use "
+            f"model.int8.onnx of a run with --precision int8, or --precision fp32",
             code=ErrorCode.UNSUPPORTED,
             path=onnx,
         )
     info = _facts(source, shapes)
     if shapes and (reason := unfixable(info["input_axes"], info["output_axes"])):
         raise InputError(
-            f"{onnx}: it cannot be compiled for fixed shapes, {reason}; omit --shapes",
+            f"{onnx}: cannot be compiled for fixed shapes ({reason}); omit --shapes",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=onnx,
         )

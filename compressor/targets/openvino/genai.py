@@ -24,7 +24,7 @@ def write_tokenizer(folder: Path, model: GeneratingModel) -> str | None:
         Why openvino-genai cannot load the folder, or not from texts; None: it can.
     """
     if not (folder / ALONE).is_file() or model.config.get("is_encoder_decoder"):
-        return "it runs no encoder-decoders with these graphs"
+        return "it runs no encoder-decoder models from these graphs"
     if model.tokenizer is None:
         return "the model has no tokenizer; pass ids and not texts"
     try:

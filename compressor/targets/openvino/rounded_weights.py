@@ -60,18 +60,18 @@ def require_integers(model: openvino.Model, path: Path, count: int) -> None:
     Args:
         model: the graph.
         path: its file, for messages.
-        count: number of its products by rounded weights.
+        count: number of its matmuls with rounded weights.
 
     Raises:
-        InputError: it keeps those of fewer products.
+        InputError: OpenVINO keeps the integers of fewer matmuls.
     """
     types = {kind.get_type_name() for kind in _TYPES.values()}
     layers = executed_layers(compile_model(model, path, session_settings(None)))
     kept = sum(layer.kind == "FullyConnected" and layer.precision in types for layer in layers)
     if kept < count:
         raise InputError(
-            f"{path}: on this processor OpenVINO multiplies by integers in {kept} of {count} products with rounded"
-            " weights, and by floats in the others; use --target ort, or --precision fp32",
+            f"{path}: on this processor OpenVINO keeps the integers of {kept} of {count} matmuls with rounded weights, "
+            f"and turns the rest into floats; use --target ort, or --precision fp32",
             code=ErrorCode.UNSUPPORTED,
             path=path,
             count=kept,

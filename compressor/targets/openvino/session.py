@@ -96,7 +96,7 @@ def check_precision(precision: Precision) -> None:
         reason = "engines of OpenVINO compute in fp32, bf16 or int8 here; use --precision fp32, or --target trt"
     elif precision == "bf16" and not native_bfloat16():
         flags = " or ".join(OPENVINO_BFLOAT16)
-        reason = f"this processor has no instructions for products of bfloat16 ({flags}); use --precision fp32"
+        reason = f"this processor has no instructions for bfloat16 matmuls ({flags}); use --precision fp32"
     else:
         return
     raise TargetMissingError(f"{precision}: {reason}", code=ErrorCode.UNSUPPORTED, field="precision", value=precision)
@@ -215,8 +215,8 @@ def run_request(
         raise missing_input(error.args[0], names.inputs) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
-            " shapes, and no longer texts than the model has positions for",
+            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs' "
+            f"shapes, and texts no longer than the model's positions",
             code=ErrorCode.RUNTIME_FAILED,
         ) from error
     return dict(zip(names.outputs, outputs, strict=True))

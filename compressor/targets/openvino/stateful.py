@@ -78,7 +78,7 @@ def check_rounded(graph: Path) -> None:
 
 
 def _rounded(graph: ir.Model) -> int:
-    """The number of products by rounded weights."""
+    """The number of matmuls with rounded weights."""
     return sum(node.op_type == OPERATOR for node in graph.graph)
 
 
@@ -150,7 +150,7 @@ def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[s
 def _widen_states(model: openvino.Model, caches: Iterable[openvino.Node], outputs: Set[str]) -> None:
     """Hold keys and values in float32, in which OpenVINO computes on processors.
 
-    It does not fuse attention over states in halves of floats, and fails at their first call.
+    OpenVINO does not fuse attention over states in half precision, and the first call with them fails.
     """
     for cache in caches:
         if (stored := cache.get_element_type()) != openvino.Type.f32:
@@ -206,7 +206,7 @@ class OpenVinoCaches(Caches):
     Attributes:
         length, sources: see `Caches`.
         sessions: the owner of the request.
-        version: number of the state, which each call replaces by another one.
+        version: number of the state that the caches belong to; each call starts a new state.
         order: index in that state of the keys and values of each text.
         encoded: input of the decoder -> keys or values of the encoder, for the texts that it has read.
         saved: state -> its content, where the caches are a copy.
@@ -308,7 +308,7 @@ class OpenVinoSessions(Sessions):
         )
 
     def new_version(self) -> int:
-        """The number of another state."""
+        """The number of a new state."""
         self._versions += 1
         return self._versions
 
@@ -336,6 +336,6 @@ class OpenVinoSessions(Sessions):
     def _require(self, version: int) -> None:
         if version != self._version:
             raise InputError(
-                "the keys and values were extended by a later call; copy them before it",
+                "a later call has extended these caches; copy them before that call (Caches.copy)",
                 code=ErrorCode.UNSUPPORTED,
             )

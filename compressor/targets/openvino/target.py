@@ -38,12 +38,12 @@ class OpenVinoTarget(Target):
     tolerance: ClassVar[Mapping[Precision, float]] = {**TOLERANCE, "bf16": 3e-2}
 
     def reference_precision(self, precision: Precision) -> Precision:
-        """fp32, in which every processor computes the same."""
+        """fp32 for every engine, since every processor computes the same in fp32."""
         return "fp32"
 
     @property
     def float_precision(self) -> Literal["fp32", "bf16"]:
-        """bf16 where the processor multiplies it natively."""
+        """bf16 on a processor with native bfloat16 matmuls, else fp32."""
         from compressor.targets.openvino.session import native_bfloat16
 
         return "bf16" if native_bfloat16() else "fp32"

@@ -194,7 +194,8 @@ def build_engine(
     supported = bindings.features(trt)
     if options.hardware_compatible and driver.device.capability < AMPERE:
         raise UsageError(
-            f"--hardware-compatible: needs a GPU from Ampere (SM 8.0) on, and this is {driver.device}",
+            f"--hardware-compatible: needs a GPU from Ampere (SM 8.0) on, and this is {driver.device}; omit "
+            f"--hardware-compatible",
             code=ErrorCode.UNSUPPORTED,
             field="hardware_compatible",
             value=driver.device.capability,

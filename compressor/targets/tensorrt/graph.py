@@ -114,8 +114,8 @@ def _check_quantizers(model: ir.Model, source: Path, precision: Precision) -> No
     """Raise InputError unless a graph has the quantizers that a precision needs, with zero points of zero."""
     if precision in QUANTIZED and not is_quantized(model):
         raise InputError(
-            f"{source}: its products are not quantized, and TensorRT computes in {precision} only what the graph"
-            f" quantizes; use {SYMMETRIC_GRAPH} or {FP8_GRAPH} of a run with --target trt --precision {precision}",
+            f"{source}: has no quantized matmuls, and TensorRT runs in {precision} only matmuls that the graph "
+            f"quantizes; use {SYMMETRIC_GRAPH} or {FP8_GRAPH} of a run with --target trt --precision {precision}",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=source,
         )

@@ -228,10 +228,10 @@ class MatmulTypes:
     def __str__(self) -> str:
         sentences = []
         if self.known is not None:
-            sentences.append(f"{self.known.executed} of {self.known.requested} quantized products computed in 8 bits")
+            sentences.append(f"{self.known.executed} of {self.known.requested} quantized matmuls computed in 8 bits")
         if self.hidden:
             sentences.append(
-                f"it is unknown whether {self.hidden} quantized products are computed in 8 bits: TensorRT does not list"
+                f"it is unknown whether {self.hidden} quantized matmuls are computed in 8 bits: TensorRT does not list"
                 " the kernels of the layers that hold them"
             )
         return "; ".join(sentences)

@@ -237,8 +237,8 @@ class AttentionRule(Rule):
         for value, head_axis, need in zip(node.outputs, layout.outputs, outputs, strict=False):
             if head_axis is None or not _is_read(value, context):
                 continue
-            others = (head_axis.axis, layout.query_axis if value is node.outputs[0] else None)
-            if any(index is not None for axis, index in enumerate(need) if axis not in others):
+            needed_axes = (head_axis.axis, layout.query_axis if value is node.outputs[0] else None)
+            if any(index is not None for axis, index in enumerate(need) if axis not in needed_axes):
                 why = "computes every index of the axes that are not the heads'"
                 raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
             index = need[head_axis.axis] if need else None

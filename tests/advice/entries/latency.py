@@ -125,10 +125,10 @@ def _(w: World) -> None:
     def run(url: str, new: int) -> None:
         EventSource(CheckRequest(model=url, baseline=url, new_tokens=new), url)
 
-    with serving_events(texts) as url, serving_events(TEXT) as other:
+    with serving_events(texts) as url, serving_events(TEXT) as changed:
         w.fails(run, f"{url}/v1/completions", 2)
         w.right(run, f"{url}/v1/completions", 8)
-        w.right(run, f"{other}/v1/completions", 2)
+        w.right(run, f"{changed}/v1/completions", 2)
 
 
 @advice("latency.local_engine _load_built contradiction")

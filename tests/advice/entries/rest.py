@@ -400,8 +400,8 @@ def _(w: World) -> None:
     folder = load(file, tokenizer=w.model)
     plan, ids = keep_all(folder.access.groups({}, "eager")), np.array([[5, 6, 7]])
     texts = [Case({"input_ids": ids, "attention_mask": np.ones_like(ids)}, "text")]
-    other = {"logits": np.zeros((1, 3, 25), np.float32)}
-    w.patch.setattr(export_file, "run_in_steps", lambda sessions, feeds: other)
+    zeros = {"logits": np.zeros((1, 3, 25), np.float32)}
+    w.patch.setattr(export_file, "run_in_steps", lambda sessions, feeds: zeros)
     w.fails(lambda: export_file.prove_export(folder, plan, texts, file.parent, "eager", "dense"))
     rows = w.rows("lines.txt", *["good film plot"] * 40)
     w.right(file, "--tokenizer", w.model, "--data", rows, "--macs", "70%", "--no-cache", *SHORT, "-o", w.out)

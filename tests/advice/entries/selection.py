@@ -250,9 +250,9 @@ def driver(w: World, error: Exception | None, cores: int = 2) -> Any:
         available_resources=lambda: {"CPU": cores}, remote=lambda cls: worker, get=get, exceptions=exceptions
     )
     w.patch.setitem(sys.modules, "ray", ray)
-    made: Any = Driver.__new__(Driver)
-    made._where, made._restarts, made._actors, made._objects = "local:2", 1, [], {}
-    return made
+    connected: Any = Driver.__new__(Driver)
+    connected._where, connected._restarts, connected._actors, connected._objects = "local:2", 1, [], {}
+    return connected
 
 
 @advice("selection.ray_search.cluster Driver.start_workers device-missing")

@@ -388,8 +388,8 @@ def engine_builder(failure: type[Exception] | None) -> Any:
                 raise failure
 
     driver: Any = SimpleNamespace(enter=lambda: None, free_memory=lambda: 1 << 30, device=H200)
-    made: Any = Builder
-    return made(None, NEW, driver, BuildOptions(), None, "fp16", False)
+    builder: Any = Builder
+    return builder(None, NEW, driver, BuildOptions(), None, "fp16", False)
 
 
 @advice("targets.tensorrt.builder EngineBuilder.build out-of-memory")

@@ -30,14 +30,14 @@ def test_names_of_tensors_are_no_part_of_a_call(names: tuple[str, str]) -> None:
     types = dict.fromkeys(content, ir.DataType.INT64)
     call = node_call(node, model, Known(dict.fromkeys(content, (3,)), types, content))
     assert call is not None
-    other, other_model = of_only_node("c = Concat <axis=0> (a, b)")
-    values = [value for value in other.inputs if value is not None]
+    renamed, other_model = of_only_node("c = Concat <axis=0> (a, b)")
+    values = [value for value in renamed.inputs if value is not None]
     known = Known(
         shapes=dict.fromkeys(values, (3,)),
         types=dict.fromkeys(values, ir.DataType.INT64),
         constants=dict.fromkeys(values, np.arange(3)),
     )
-    expected = node_call(other, other_model, known)
+    expected = node_call(renamed, other_model, known)
     assert call == expected
     assert output_types(call) == (((6,), ir.DataType.INT64),)
     assert output_contents(call)[0].tolist() == [0, 1, 2, 0, 1, 2]
@@ -47,10 +47,10 @@ def test_names_of_tensors_are_no_part_of_a_call(names: tuple[str, str]) -> None:
 @pytest.mark.parametrize("change", ["content", "shape", "dtype", "attribute"])
 def test_everything_that_a_result_depends_on_is_part_of_a_call(change: str) -> None:
     node, model = of_only_node("y = Concat <axis=0> (x, x)")
-    other, other_model = of_only_node(f"y = Concat <axis={int(change == 'attribute')}> (x, x)")
-    (value, *_), (other_value, *_) = node.inputs, other.inputs
+    variant, variant_model = of_only_node(f"y = Concat <axis={int(change == 'attribute')}> (x, x)")
+    (value, *_), (variant_value, *_) = node.inputs, variant.inputs
     assert value is not None
-    assert other_value is not None
+    assert variant_value is not None
     array = np.zeros((2, 2), np.int64)
     variants: dict[str, np.ndarray] = {
         "content": array + 1,
@@ -59,7 +59,7 @@ def test_everything_that_a_result_depends_on_is_part_of_a_call(change: str) -> N
     }
     changed = variants.get(change, array)
     first = call_with(node, model, value, array)
-    second = call_with(other, other_model, other_value, changed)
+    second = call_with(variant, variant_model, variant_value, changed)
     assert first != second
 
 

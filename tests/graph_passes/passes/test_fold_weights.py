@@ -88,13 +88,13 @@ BRANCHES = """
     f = Transpose(w)  largest = ReduceMax <keepdims = 0> (x)  is_positive = Greater(largest, zero)
     y = If <
         then_branch = positive () => (float[B, S, 8] p) {{ {then} }},
-        else_branch = negative () => (float[B, S, 8] n) {{ {other} }}
+        else_branch = negative () => (float[B, S, 8] n) {{ {otherwise} }}
     > (is_positive)
 """
 
 
 @pytest.mark.parametrize(
-    ("then", "other", "kept"),
+    ("then", "otherwise", "kept"),
     [
         ("p = MatMul(x, f)", "n = MatMul(x, f)", {"f", "zero"}),
         ("p = MatMul(x, f)", "n = MatMul(x, w)", {"f", "w", "zero"}),
@@ -102,8 +102,8 @@ BRANCHES = """
     ],
     ids=["folded", "both", "constant"],
 )
-def test_branches_read_the_folded_weight_and_keep_their_own(then: str, other: str, kept: set[str]) -> None:
-    model = graph(BRANCHES.format(then=then, other=other), f"{SQUARE}, float zero = {{0.0}}")
+def test_branches_read_the_folded_weight_and_keep_their_own(then: str, otherwise: str, kept: set[str]) -> None:
+    model = graph(BRANCHES.format(then=then, otherwise=otherwise), f"{SQUARE}, float zero = {{0.0}}")
     result = rewritten(FoldWeights(), model)
     assert operators(result.model) == ["ReduceMax", "Greater", "If"]
     assert set(result.model.graph.initializers) == kept

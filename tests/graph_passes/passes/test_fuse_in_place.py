@@ -167,10 +167,10 @@ def compare(model: ir.Model, fused: ir.Model, texts: int = 3) -> None:
     for feeds, logits in zip(calls, logits_in_place(fused, calls), strict=True):
         read = feeds["attention_mask"][:, -feeds["input_ids"].shape[1] :].astype(bool)
         expected, *caches = run(model, _fed(model, {**feeds, **state}))
-        outputs, *others = run(fused, _fed(fused, {**feeds, **grown}))
+        outputs, *grown_caches = run(fused, _fed(fused, {**feeds, **grown}))
         assert error([outputs[read]], [expected[read]]) < 1e-5
         assert error([logits[read]], [expected[read]]) < 1e-5
-        state, grown = (dict(zip(state, tensors, strict=True)) for tensors in (caches, others))
+        state, grown = (dict(zip(state, tensors, strict=True)) for tensors in (caches, grown_caches))
 
 
 def _fed(model: ir.Model, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -280,5 +280,5 @@ def test_parts_of_one_tensor_are_read_as_it_is() -> None:
     assert len(PackAttention()(model).report) == 1
     assert operators(model) == ["GroupQueryAttention"]
     assert error(run(model, feeds), expected) < 1e-6
-    other = graph(split + "r = Neg(q)" + attention.format(q="r"), sizes, inputs=inputs, outputs=outputs)
-    assert not PackAttention()(other).modified
+    negated = graph(split + "r = Neg(q)" + attention.format(q="r"), sizes, inputs=inputs, outputs=outputs)
+    assert not PackAttention()(negated).modified

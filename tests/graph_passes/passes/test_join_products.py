@@ -11,14 +11,14 @@ from tests.graph_passes.graphs import graph, operators
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
 
 
-def products(last: str = "x", bits: int = 4, **others: int | None) -> ir.Model:
+def products(last: str = "x", bits: int = 4, **bits_of: int | None) -> ir.Model:
     """Products of `x` by three weights, the last one of `last`, whose results are summed."""
     model = graph(
         f"t = Tanh(x) a = MatMul(x, w1) b = MatMul(x, w2) c = MatMul({last}, w3) ab = Concat <axis = -1> (a, b, c)"
         " y = MatMul(ab, w4)",
         "float[8, 5] w1, float[8, 40] w2, float[8, 3] w3, float[48, 8] w4",
     )
-    return QuantizeWeights(bits, others)(model).model
+    return QuantizeWeights(bits, bits_of)(model).model
 
 
 @pytest.mark.parametrize("bits", [4, 8])

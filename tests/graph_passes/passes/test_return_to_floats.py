@@ -87,8 +87,8 @@ def test_other_products_of_a_shared_quantizer_stay_quantized(chosen: str) -> Non
     result = returned(quantized(body), chosen, expected=expected)
     assert operators(result).count("QuantizeLinear") == 1
     assert operators(result).count("DequantizeLinear") == 2, "of the activation and of the other weights"
-    (other,) = {"a", "b"} - {chosen}
-    assert all(value is not None and value.producer() is not None for value in product(result, other).inputs)
+    (remaining,) = {"a", "b"} - {chosen}
+    assert all(value is not None and value.producer() is not None for value in product(result, remaining).inputs)
 
 
 def test_every_product_of_a_shared_quantizer_may_return() -> None:

@@ -111,20 +111,20 @@ class InterruptedAnywhere(RecordingListener):
 def edited(steps: Sequence[Step], settings: Mapping[str, Any], rng: random.Random) -> tuple[list[Step], dict[str, Any]]:
     """The steps and settings with another value of one option that they allow."""
     while True:
-        changed, others = list(steps), dict(settings)
+        changed, new_settings = list(steps), dict(settings)
         number = rng.randrange(len(steps) + 1)
         if number == len(steps):
             name = rng.choice(sorted(SETTINGS))
-            others[name] = rng.choice(SETTINGS[name])
+            new_settings[name] = rng.choice(SETTINGS[name])
         else:
             option = rng.choice(sorted(type(steps[number]).model_fields))
             if values := values_of(steps[number], option):
                 with suppress(pydantic.ValidationError):
                     changed[number] = type(steps[number])(**{**dict(steps[number]), option: rng.choice(values)})
-        if (changed, others) != (list(steps), dict(settings)):
+        if (changed, new_settings) != (list(steps), dict(settings)):
             with suppress(UsageError):  # steps and settings may exclude each other
-                Recipe(model="model", data="rows.tsv", steps=changed, **others)
-                return changed, others
+                Recipe(model="model", data="rows.tsv", steps=changed, **new_settings)
+                return changed, new_settings
 
 
 def located(steps: Sequence[Step], inputs: Path, folder: Path) -> list[Step]:

@@ -98,7 +98,7 @@ def test_an_attempt_goes_on_from_the_fastest_that_holds(
     for number, attempt in enumerate(attempts):
         faster = [attempts[start].speedup for start in held if start < number]
         assert attempt.start == (None if not faster else max(held, key=lambda n: attempts[n].speedup * (n < number)))
-        failed = [other.speedup for index, other in enumerate(attempts[:number]) if index not in held]
+        failed = [former.speedup for index, former in enumerate(attempts[:number]) if index not in held]
         assert all(attempt.speedup > speed for speed in faster)
         assert all(attempt.speedup < speed for speed in failed if speed > max(faster, default=0))
 

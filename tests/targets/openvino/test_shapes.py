@@ -114,8 +114,8 @@ def test_an_engine_computes_the_same_at_every_size(size: Shape, engines: Engines
 
 
 def test_a_refused_batch_leaves_the_engine_as_it_was(engines: Engines) -> None:
-    feeds, others = feeds_of(2, 8), feeds_of(3, 9)
-    refused = {**others, "attention_mask": others["attention_mask"][None]}
+    feeds, further = feeds_of(2, 8), feeds_of(3, 9)
+    refused = {**further, "attention_mask": further["attention_mask"][None]}
     for engine in (engines.free, engines.fixed):
         expected = engine.run(feeds)
         with fails_with(ErrorCode.RUNTIME_FAILED):

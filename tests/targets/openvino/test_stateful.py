@@ -63,8 +63,8 @@ def test_texts_are_selected_and_repeated(sessions: OpenVinoSessions) -> None:
     _, caches = decode(sessions, IDS, sessions.start(2))
     token = np.array([[4], [4], [4]])
     logits, _ = decode(sessions, token, caches.copy().select(np.array([1, 0, 1])))
-    other, _ = decode(sessions, token, decode(sessions, IDS[[1, 0, 1]], sessions.start(3))[1])
-    np.testing.assert_allclose(logits, other, atol=1e-5)
+    expected, _ = decode(sessions, token, decode(sessions, IDS[[1, 0, 1]], sessions.start(3))[1])
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def test_copies_are_read_again_and_others_once(sessions: OpenVinoSessions) -> None:

@@ -45,8 +45,8 @@ def main(precision: str, folder: str) -> dict[str, Any]:
 
 
 def _ratios(engines: Sequence[Engine], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:
-    control, *others = (seconds_by_macs(engine, *SIZE) for engine in engines)
-    return [(time / control, 1e-3) for time in others]
+    control, *times = (seconds_by_macs(engine, *SIZE) for engine in engines)
+    return [(time / control, 1e-3) for time in times]
 
 
 def table(choice: Choice, folder: Path) -> dict[str, Any]:

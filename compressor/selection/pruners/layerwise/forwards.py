@@ -1,4 +1,4 @@
-"""Forwards on calibration batches: when they call layers and linears, and what the linears read.
+"""Forwards on calibration batches: when they call layers and linears, and the inputs of the linears.
 
 A layer is an element of the model's outermost module lists, see `outermost_layers`. Layers of one list form a chain:
 each reads the output of the one before.
@@ -69,7 +69,7 @@ class CallOrder:
     def of(self, linear: str) -> Sequence[int]:
         """The number of layer calls that end before each call of a linear; ValueError if the forward never calls it."""
         if linear not in self._calls:
-            raise ValueError(f"{linear}: no module that a forward calls; use the path of a linear of this model")
+            raise ValueError(f"{linear}: a forward calls no such module; use the path of a linear of this model")
         return self._calls[linear]
 
 
@@ -107,7 +107,8 @@ def count_tokens(
 ) -> dict[str, int]:
     """The number of tokens that `collect_inputs` passes on for each linear, without a forward on every batch.
 
-    The first batch runs; the others have tokens in proportion to what is not padding, or to the sizes of their inputs.
+    The first batch runs; tokens of further batches are in proportion to their tokens without padding, or to the sizes
+    of their inputs.
     """
     tokens = dict.fromkeys(linears, 0)
 
@@ -135,8 +136,8 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | N
 def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
     """The tokens of a linear's input that are not padding: bool, of `shape`, on the device of the model.
 
-    All are where there is no mask (images), or the axes of the input differ from those of the mask. Tokens that are
-    flattened row by row are recognised.
+    All tokens count if there is no mask (images), or if the axes of the input differ from those of the mask. Tokens
+    that are flattened row by row are recognised.
 
     Args:
         batch: inputs of the model `[batch, ...]`, with or without `labels`.
@@ -168,8 +169,8 @@ def entries_per_row(linear: str, entries: int, rows: int) -> int:
     """
     if entries % rows:
         text = (
-            f"{linear}: it reads {entries} tokens of {rows} rows, as experts do that read chosen tokens; how much a row"
-            " depends on it cannot be measured: leave it out of the groups"
+            f"{linear}: reads {entries} tokens of {rows} rows, like an expert that reads chosen tokens, so its effect "
+            f"on a row cannot be measured; leave it out of the groups"
         )
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, linear=linear, entries=entries, rows=rows)
     return entries // rows

@@ -1,4 +1,4 @@
-"""Run a model layer by layer over many batches, of each of which only the latest layer output is held.
+"""Run a model layer by layer over many batches; only the latest layer output of each batch is held.
 
 A run over the dense model and one over a copy that is pruned on the way see the calls of a linear side by side.
 
@@ -57,9 +57,9 @@ class LinearCall:
     """One call of a linear `y = W x + b`. Its tensors are those of the forward and must not be changed.
 
     Attributes:
-        number: which of the calls of the linear in the forward it is, from 0.
+        number: number of the call among the calls of the linear in the forward, from 0.
         input: x `[batch, position, in]`.
-        output: y `[batch, position, out]`; None if neither it nor a sum is observed.
+        output: y `[batch, position, out]`; None if neither y nor a sum is observed.
         sum: s = y + R `[batch, position, out]`, R the residual stream; None if it is not observed.
     """
 

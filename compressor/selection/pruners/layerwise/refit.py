@@ -26,9 +26,9 @@ from compressor.units.prunable import LinearWeights
 _log = logging.getLogger(__name__)
 
 _LEAST_DAMP = 1e-8
-"""The damping that follows zero when a factorisation fails."""
+"""The damping that is tried after zero when a factorisation fails."""
 _MOST_DAMP = 1e4
-"""A matrix that has no factor at this damping is refused."""
+"""A matrix without a Cholesky factor at this damping is refused."""
 
 Array = Any
 """An array of NumPy, or a tensor of PyTorch on any device."""
@@ -53,7 +53,8 @@ class Gram:
 
     @property
     def damping(self) -> np.ndarray:
-        """What a damping of one adds to the diagonal: the mean diagonal of the inputs; nothing for the ones."""
+        """The numbers that a damping of one adds to the diagonal: the mean diagonal of the inputs; zero for the
+        ones."""
         diagonal = np.diagonal(self.matrix)[: self.inputs]
         scale = (diagonal.mean() if len(diagonal) else 0.0) or 1.0
         return np.append(np.full(self.inputs, scale), np.zeros(int(self.has_ones)))

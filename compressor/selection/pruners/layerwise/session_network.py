@@ -1,4 +1,4 @@
-"""An ONNX graph as a refit sees it: its layers run in ONNX Runtime, and its tokens are arrays."""
+"""An ONNX graph for refits: its layers run in ONNX Runtime, and its tokens are arrays."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from graph_passes.passes import DropUnreadPositions
 _MODULES = "compressor.selection.pruners.layerwise.torch_network"
 """The module of `TorchNetwork`, which is imported where gradients are computed."""
 TEMPERATURE = 2.0
-"""Temperature of the divergence. At temperature 1, few rows whose answer flips have most of it, and its mean over the
-rows varies more from draw to draw."""
+"""Temperature of the divergence. At temperature 1, the few rows with changed answers have most of the divergence, and
+its mean over the rows varies more from draw to draw."""
 _MASK = "attention_mask"
 _RECORDED_BYTES = 2**30
 """Memory for values between layers of the held-out examples, which the last batch that is recorded may exceed."""
@@ -73,7 +73,8 @@ class SessionNetwork:
         write: called with the name of an initializer and its values after each refit.
 
     Attributes:
-        obstacle: why `weigh` has no gradients, although it was to have them: an operator of the graph; None: it has.
+        obstacle: the operator of the graph for which the requested gradients of `weigh` cannot be computed; None: they
+            can be, or were not requested.
     """
 
     obstacle: str | None = None

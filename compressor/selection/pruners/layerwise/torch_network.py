@@ -1,4 +1,4 @@
-"""A model of PyTorch as a refit sees it, by hooks of its modules, and the network that a model runs on."""
+"""A model of PyTorch for refits, observed by hooks of its modules, and the network that a model runs on."""
 
 from __future__ import annotations
 

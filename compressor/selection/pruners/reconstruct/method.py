@@ -1,6 +1,7 @@
-"""Which units each group keeps at every number of units, what a network loses by it, and the refit of its linears.
+"""The units that each group keeps at every number of units, the loss of the network, and the refit of its linears.
 
-It works on arrays, on any network behind `Network`: modules of PyTorch, or the layers of an ONNX graph in ONNX Runtime.
+The code works on arrays, on any network behind `Network`: modules of PyTorch, or the layers of an ONNX graph in ONNX
+Runtime.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from compressor.units.prunable import LinearWeights, PrunableGroup, unit_columns
 logger = logging.getLogger(__name__)
 
 _LOSS_SHARES = (1 / 8, 3 / 8, 3 / 4)
-"""Shares of the units of a group at which the loss is measured, besides none, all and one step: between none and few
-units lies most of the loss. More widths do not make the interpolated curve more exact than the rows do."""
+"""Shares of the units of a group at which the loss is measured, besides none, all and one step: most of the loss lies
+between none and few units. With more widths, the rows limit the accuracy of the interpolated curve."""
 
 _UNIFORM = 1.0
 """Weight of the identity in the metric of outputs, whose mean eigenvalue is one: the gradients of few rows may miss
@@ -33,7 +34,7 @@ directions. The value was chosen by the divergence of MiniLM on SST-2."""
 SumsOfLinears = Callable[[], Mapping[str, RefitSums]]
 """Runs the calibration examples; path of a linear -> sums over its inputs and its targets."""
 Divergence = Callable[[str, LinearWeights], float]
-"""The mean divergence of the answers with other weights of the linear at a path."""
+"""The mean divergence of the answers with new weights of the linear at a path."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class RefitSet:
 
     Attributes:
         linears: their paths.
-        weighted_by: path of the linear whose token weights their tokens have; None: all tokens have equal weights.
+        weighted_by: path of the linear whose token weights are used; None: all tokens have equal weights.
         columns: indices of the inputs that are summed up; None: all.
     """
 
@@ -73,7 +74,7 @@ class Network(Protocol):
         """A copy of the present weights of a linear."""
 
     def set_linear(self, path: str, weights: LinearWeights) -> None:
-        """Give a linear other weights, and another bias where it has one."""
+        """Set the weights of a linear, and its bias if it has one."""
 
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
         """About the number of tokens that each linear reads on the calibration examples."""
@@ -159,9 +160,9 @@ def require_tokens(network: Network, groups: Sequence[PrunableGroup]) -> None:
             continue
         needed = int(np.ceil(network.rows * inputs / max(count, 1)))
         raise InputError(
-            f"{group.name}: the {network.rows} rows that units are chosen by have {count} tokens, fewer than its"
-            f" {inputs} inputs; allow at least {needed} rows (--prune-rows), and give a third more than that (--data),"
-            " because up to a quarter is held out",
+            f"{group.name}: the {network.rows} rows that choose units have {count} tokens, fewer than its {inputs} "
+            f"inputs; allow at least {needed} rows (--prune-rows), and give a third more than that (--data), because "
+            f"up to a quarter is held out",
             code=ErrorCode.TOO_FEW_ROWS,
             group=group.name,
             rows=network.rows,
@@ -186,7 +187,7 @@ def choices_of(
 
 
 def loss_curve(choice: GroupChoice, divergence: Divergence) -> dict[int, float]:
-    """What the model loses if one group alone keeps fewer units: number of units -> loss, at every number.
+    """The loss of the model if one group alone keeps fewer units: number of units -> loss, at every number.
 
     The loss is the mean divergence of the model's outputs from those of the whole model, with the linear of the group
     reconstructed. It is measured at some numbers, and interpolated between them.
@@ -201,8 +202,8 @@ def loss_curve(choice: GroupChoice, divergence: Divergence) -> dict[int, float]:
 
 
 class Damping(NamedTuple):
-    """What is added to the diagonal of Gram matrices, as shares of their mean diagonals: `damp` in the choice of units
-    and the reconstruction of weights, `ridge` in refits."""
+    """The shares of their mean diagonals that are added to the diagonals of Gram matrices: `damp` in the choice of
+    units and the reconstruction of weights, `ridge` in refits."""
 
     damp: float
     ridge: float

@@ -42,12 +42,15 @@ class ReconstructOptions(MethodOptions):
         0.01, gt=0, description="share of the mean diagonal of a Gram matrix that is added to its diagonal"
     )
     ridge: float = Field(
-        0.2, gt=0, description="weight of the distance from the reconstructed weights in a refit, as such a share"
+        0.2,
+        gt=0,
+        description="weight of the distance from the reconstructed weights in a refit, as a share of the "
+        "mean diagonal of a Gram matrix",
     )
     weights: Literal["gradients", "equal"] | None = Field(
         None,
-        description="weights of tokens and of errors of outputs: by gradients, which need PyTorch, or equal, for the"
-        " graph of a file; by default equal for the graph of a file on the CPU, which ONNX Runtime runs",
+        description="weights of tokens and of errors of outputs: gradients, which need PyTorch, or equal, for an ONNX "
+        "file only; default: equal for an ONNX file on the CPU, else gradients",
     )
 
 
@@ -63,7 +66,7 @@ def network_of(inputs: PruningInputs, weights: str | None = None) -> Network:
 
     if weights == "equal":
         raise UsageError(
-            "weights=equal: PyTorch runs this model, and weighs by gradients; omit it",
+            "weights=equal: PyTorch runs this model, and weighs by gradients; omit the option",
             code=ErrorCode.CONTRADICTION,
             field="options",
             value="weights=equal",
@@ -161,7 +164,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
 
     def _weights_note(self) -> list[Note]:
         reason = getattr(self._network, "obstacle", None)
-        text = f"tokens and errors of outputs counted alike when units were chosen, without gradients: {reason}"
+        text = f"tokens and errors of outputs had equal weights when units were chosen, without gradients: {reason}"
         return [] if reason is None else [Note(code=NoteCode.EQUAL_WEIGHTS, text=text)]
 
     def _damping_note(self) -> list[Note]:
