@@ -151,7 +151,11 @@ def remove_weights(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
 
 
-@pytest.mark.parametrize("damage", [change_weights, remove_weights])
+def forget_originals(folder: Path) -> None:
+    Plan.load(folder / "plan.json").model_copy(update={"weights": {}}).save(folder / "plan.json")
+
+
+@pytest.mark.parametrize("damage", [change_weights, remove_weights, forget_originals])
 @pytest.mark.parametrize("fields", [{}, DISTILLED])
 def test_weights_that_are_not_those_of_the_plan_are_refused(
     damage: Any, fields: dict[str, Any], inputs: Path, tmp_path: Path, copy: Path
