@@ -36,7 +36,7 @@ class NoteCode(Code):
     FILES_UNREAD = auto(), "Files of the model folder are neither read nor copied."
     SPLIT_CHOSEN = auto(), "Evaluation or test rows are a split of the training data that was recognized by its name."
     ROWS_UNLABELLED = auto(), "Training rows without labels, which are enough to choose units under a budget."
-    ANSWERS_AS_LABELS = auto(), "Rows without labels are scored by what the whole model answers."
+    ANSWERS_AS_LABELS = auto(), "Rows without labels are scored by the answers of the whole model."
     ROWS_DRAWN = auto(), "Only some of many training rows were encoded, because a run needs no more."
     SPLIT_UNUSED = auto(), "A split was left out because its labels are withheld."
     ROWS_SET_ASIDE = auto(), "Evaluation or test rows were taken out of other rows."

@@ -50,7 +50,7 @@ class ShrunkGraph:
         dense: masked sites that were to be block-sparse, with the operator that prevents it.
         unused: site -> number of key blocks that are not projected.
         thinned: names of the matmuls that compute only the positions that are read.
-        shared: sites whose dropped queries or keys are still computed -> the norm that reads all heads.
+        shared: sites whose dropped queries or keys are still computed, with the norm that reads all heads.
     """
 
     name: VariantName
@@ -172,7 +172,7 @@ def prove_build(
     """Prove an engine: its int8 matmuls one by one, and the whole.
 
     Args:
-        graph: the graph that it was built from, unless `quantized`.
+        graph: the graph that it was built from, unless `quantized` is given.
         config: target and precision, with which the matmuls are built alone.
         quantized: the quantized graph that it was built from; None: it was built from `graph`.
 
@@ -213,7 +213,7 @@ def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
 
 
 def require_precision(engine: Engine, config: EngineConfig) -> None:
-    """Check that the runtime executes every quantized matmul in int8, and every matmul of an engine in bf16 in bf16.
+    """Check that the runtime executes every quantized matmul in int8, and every matmul of a bf16 engine in bf16.
 
     Raises:
         MismatchError: the runtime computes some in fp32, and the configuration does not accept that.

@@ -184,7 +184,7 @@ def _built(
 ) -> list[Trial]:
     """The candidates, built and scored; and further ones.
 
-    Where an engine computes products in floats because they alone are faster there, the engine with all of them in int8
+    Where an engine computes matmuls in floats because they alone are faster there, the engine with all of them in int8
     is tried too. Where int8 loses too much, products return to floats.
     """
     built: list[Trial] = []

@@ -62,7 +62,7 @@ class MatmulTimes:
             exact: whether matmuls are timed at their own widths; False: at rounded widths, which many plans share.
 
         Returns:
-            Its target, its precision (of floats where no matmul is faster in int8), and its options.
+            Its target, its precision, which is one of floats if no matmul is faster in int8, and its options.
 
         Raises:
             TargetMissingError: the runtime is missing.

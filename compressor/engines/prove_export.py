@@ -59,7 +59,7 @@ def prove_export(
         except InputError as error:
             raise InputError(
                 f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); "
-                f"the export of transformers fixes a size of this family; use a model with another head, or another "
+                f"the exporter of transformers fixes a size of this family; use a model with another head, or another "
                 f"form of attention",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(model),
@@ -111,8 +111,8 @@ def require_export(prove: Callable[[], Proof], model: PreTrainedModel, cases: Se
             what = " ".join(filter(None, (change.module, change.name)))
             known = change.before is not None and getattr(model.config, change.name, None) == change.before
             remedy = (
-                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json,'
-                " which computes a different function than the folder"
+                f'to compress the changed model, set "{change.name}": {json.dumps(change.after)} in config.json;'
+                " the result computes a different function than the folder"
                 if known
                 else "use a model without this change"
             )
@@ -147,7 +147,7 @@ def prove_with_ties(prove: Callable[[], Proof]) -> tuple[Proof, int | None]:
 
     Returns:
         The proof, and the smallest number of chosen keys where scores are equal; None: the proof does not hold, or no
-        scores are equal, so ties are not the reason of a difference.
+        scores are equal, so ties are not the reason for a difference.
     """
     with FirstOfEqual() as choices:
         proof = prove()
@@ -169,7 +169,7 @@ def _change(model: PreTrainedModel, case: Case) -> Change | None:
 
 
 def require_defined(model: PreTrainedModel, inputs: Mapping[str, Tensor], outputs: Mapping[str, np.ndarray]) -> None:
-    """Check that the outputs of a model are finite, and name the module where they overflow.
+    """Check that each output has no NaN and some finite number; name the module where they overflow.
 
     Raises:
         InputError: an output has NaN, or no finite number.

@@ -196,13 +196,13 @@ class EngineTrials:
         return tuple(matmul_names(graph_passes.load(source), error.details.get("outputs", ())))
 
     def _in_floats(self, choice: Choice, source: Path, names: Sequence[str]) -> tuple[Choice, Path]:
-        """The choice and the quantized graph with further products in floats."""
+        """The choice and the quantized graph with further matmuls in floats."""
         path = self.scratch / f"returned{next(self._numbers)}.onnx"
         graph_passes.save(ReturnToFloats(names)(graph_passes.load(source)).model, path)
         return dataclasses.replace(choice, in_float=(*choice.in_float, *names)), path
 
     def _quantized_without(self, trial: Trial, quantized: QuantizedGraph, names: Sequence[str]) -> tuple[Choice, Path]:
-        """The choice and the quantized graph of a candidate with further products in floats.
+        """The choice and the quantized graph of a candidate with further matmuls in floats.
 
         In the portable graph, weights of products were smoothed and rounded, and biases corrected for it, so that the
         graph is quantized again without these products; otherwise they drop their quantizers.
@@ -260,7 +260,7 @@ class EngineTrials:
         return self._ranked[quantized]
 
     def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The candidates, with the peak memory at the first size of each that keeps the metric."""
+        """The candidates; those that keep the metric have their peak memory at the first size."""
         feeds = next(iter(self.inputs.values()))
         with self.log.stage("measuring the memory of all engines") as on_progress:
             measured = []

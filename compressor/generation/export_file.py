@@ -61,9 +61,8 @@ def prove_export(
     if not itself.holds:
         raise InputError(
             f"{file.file}: its outputs in steps, with caches, differ from its outputs for a whole text at once "
-            f"(relative"
-            f" error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph without"
-            " caches (--no-cache)",
+            f"(relative error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph"
+            " without caches (--no-cache)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=file.file,
             error=itself.error,

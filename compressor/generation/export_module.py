@@ -72,7 +72,7 @@ def prove_export(
         except InputError as error:
             raise InputError(
                 f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
-                f" ({error}); the export of transformers fixes a size of this family",
+                f" ({error}); the exporter of transformers fixes a size of this family",
                 code=ErrorCode.EXPORT_FAILED,
                 family=family(fresh),
             ) from error

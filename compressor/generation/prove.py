@@ -22,7 +22,8 @@ from graph_passes.errors import listed
 _READ = frozenset((TEXT, MASK, TARGET, "input_features"))
 """Inputs of the models whose graphs have caches."""
 _LEFT_OUT = frozenset(("decoder_attention_mask", "token_type_ids"))
-"""Inputs that graphs with caches lack: a decoder's texts have no padding here, and one type of token."""
+"""Inputs that graphs with caches lack: the decoder of an encoder-decoder reads no padding, and a continued text has
+one type of token."""
 
 
 def generation_cases(
@@ -92,7 +93,7 @@ def prove_engines(
     variant: VariantName,
     tolerance: float = TOLERANCE["fp32"],
 ) -> Proof:
-    """The proof that the engines compute what their graphs do, run without optimizations.
+    """The proof that the engines compute what ONNX Runtime computes from their graphs without optimizations.
 
     Args:
         folder: the folder of the graphs and engines.
@@ -102,7 +103,8 @@ def prove_engines(
         variant: name of the variant.
         tolerance: largest relative error.
 
-    Raises: MismatchError: it does not hold.
+    Raises:
+        MismatchError: the proof does not hold.
     """
     engines = runtime.open_sessions(folder, provider="cpu", threads=threads)
     return prove_steps(ProofStage.CACHED_BUILD, variant, texts, graph_outputs(folder, texts), engines, tolerance)

@@ -67,7 +67,7 @@ def require_rounded(runtime: Target) -> None:
             runtime.check_rounded(path)
     except InputError as error:
         raise TargetMissingError(
-            f"weights of few bits: the installed {runtime.title} has no such matmuls on this machine ({error});"
+            f"weights of few bits: the installed {runtime.title} has no matmuls with them on this machine ({error});"
             f" install the package {runtime.packages[0]}, or use --precision fp32",
             code=ErrorCode.UNSUPPORTED,
             field="precision",

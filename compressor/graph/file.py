@@ -47,12 +47,14 @@ _TOKENS, _TYPES = "input_ids", "token_type_ids"
 class GraphFile(ModelAccess):
     """The graph of a file, as `ModelFolder.model`.
 
-    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`), and runs on arrays (`RunsArrays`). Training
-    converts it into a PyTorch model (`network`), which has the weights from then on.
+    It knows its groups (`KnowsGroups`) and its signature (`HasSignature`), and runs on arrays (`RunsArrays`). Methods
+    with gradients convert it into a PyTorch model (`network`), which has the weights from then on.
 
     Args:
         program: the graph.
-        config: its configuration, for tasks. Attributes:
+        config: its configuration, for tasks.
+
+    Attributes:
         input_specs: type and axes of each input by name.
         output_specs: type and axes of each output by name.
     """

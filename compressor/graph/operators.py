@@ -91,7 +91,7 @@ def executor(node: ir.Node, opset: int) -> Callable[[Inputs], Outputs]:
     if operator is None:
         name = f"{domain}.{node.op_type}" if domain else node.op_type
         if node.op_type in _CONTROL_FLOW:
-            raise _unsupported(node, "the executed branch depends on the inputs; export the graph without control flow")
+            raise _unsupported(node, "its operators depend on the inputs; export the graph without control flow")
         advice = "replace it by standard ONNX operators" if domain else "docs/graphs.md lists the supported operators"
         raise _unsupported(node, f"operator {name} is not supported; {advice}")
     function = functools.partial(operator.function, **_keywords(node, operator, opset))

@@ -71,7 +71,7 @@ class ComparisonPoint(BaseModel):
         return self
 
     def is_at(self, speed: Speed) -> bool:
-        """Whether the engine was measured at the size of a speed, or its size is unknown."""
+        """Whether the engine was measured at the size of a speed, or has no size, which stands for any."""
         return self.batch in (None, speed.batch) and self.seq in (None, speed.seq)
 
     def speed_over(self, dense: float) -> tuple[float, float, float]:

@@ -398,7 +398,7 @@ def _mixed(
     if mixed.precision == config.precision:
         return options
     text = (
-        f"each product of this engine alone is faster in {mixed.precision} than in int8 on this machine; time an engine"
+        f"each matmul of this engine alone is faster in {mixed.precision} than in int8 on this machine; time an engine"
         f" in {mixed.precision} too (--precision {mixed.precision})"
     )
     stages.log.add_notes([Note(code=NoteCode.ENGINE_CHOSEN, text=text)])

@@ -39,7 +39,7 @@ def graph_notes(graph: ShrunkGraph) -> Iterator[Note]:
     if graph.thinned:
         yield Note(
             code=NoteCode.POSITIONS_DROPPED,
-            text=f"{len(graph.thinned)} matrix products and attentions compute only the positions that the outputs"
+            text=f"{len(graph.thinned)} matmuls and attentions compute only the positions that the outputs"
             " depend on (--keep-unread-positions computes all)",
         )
     if sites := sorted(frozenset().union(*(norm.sites for norm in graph.shared))):

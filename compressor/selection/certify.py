@@ -229,7 +229,7 @@ def check_rows_unseen(data: Data) -> None:
 
 
 def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
-    """Record a certificate, and count the earlier certificates that used some of its rows, without equal ones.
+    """Record a certificate, and count the earlier certificates that used some of its rows; an equal one is not counted.
 
     Args:
         rows: the evaluation rows, those of the search and those of the test.

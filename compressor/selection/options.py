@@ -66,7 +66,7 @@ class PoolOptions(MethodOptions):
     pool: Literal["model", "kind", Kind] = Field(
         "model",
         description="heads that compete: all of the model, those of each kind of attention for its share, or those of "
-        "one kind: keep then counts these, and all remaining heads stay",
+        "one kind: keep then counts these, and heads of other kinds stay",
     )
 
 
@@ -77,7 +77,7 @@ class SearchOptions(MethodOptions):
     pool: Literal["model", Kind] = Field(
         "model",
         description="heads that are searched: all of the model, or those of one kind of attention: keep then counts "
-        "these, and all remaining heads stay",
+        "these, and heads of other kinds stay",
     )
 
 

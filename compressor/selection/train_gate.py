@@ -50,7 +50,7 @@ class UnitPool:
 
     @property
     def budget(self) -> UnitBudget:
-        """The costs that the bundles of a gate may have."""
+        """The most that the bundles which a gate keeps may cost."""
         return UnitBudget(self.costs, self.limits)
 
     def to_json(self) -> dict[str, Any]:

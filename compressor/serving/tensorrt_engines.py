@@ -210,7 +210,7 @@ def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet)
     if {tensor.name: tensor.dims for tensor in metadata.specs} != {tensor.name: tensor.dims for tensor in first.specs}:
         raise _conflict(
             f"{path}: the engine fixes different sizes than another engine, and a configuration has one shape for each "
-            f"input; build all engines for the same sizes (--batch, --seq)",
+            f"input; build all engines with the same fixed and free sizes (--batch, --seq)",
             *("shapes", path),
         )
 

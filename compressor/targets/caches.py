@@ -205,7 +205,7 @@ def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
     if len(set(known.values())) > 1:
         first, *_, last = known
         raise InputError(
-            f"{folder / first}: keeps different units than {last}; copy the whole folder of one run",
+            f"{folder / first}: keeps different units than {last} records; copy the whole folder of one run",
             code=ErrorCode.FILE_MISMATCH,
             path=folder / first,
             files=tuple(known),

@@ -377,8 +377,8 @@ class Arrays(Task):
         output = self._outputs[self.outputs[0]]
         if (row := self._form.first_wrong(labels, output)) is not None:
             problem = (
-                f"{labels[row]} in {name!r} is no class of the output {self.outputs[0]} {_axes(output.shape)}; correct "
-                f"it or remove the row"
+                f"{labels[row]} in {name!r} is no label of the output {self.outputs[0]} {_axes(output.shape)}; correct"
+                " it or remove the row"
             )
             details = {"array": name, "value": labels[row].tolist()}
             raise RowError.of(source, row + 1, problem, code=ErrorCode.LABEL_MISMATCH, **details)

@@ -347,7 +347,7 @@ class TextFile:
         high, single = len(_HIGH.findall(content)), _SINGLE.findall(content)
         valid = _HIGH.findall(content.decode(errors="ignore").encode())
         if len(valid) > high - len(valid):
-            return f"UTF-8 (byte 0x{content[error.start]:02x}), but earlier lines are; correct the line"
+            return f"UTF-8 (byte 0x{content[error.start]:02x}), but other lines are; correct the line"
         known = len(_LATIN.findall(content))
         if len(single) * 2 <= len(_RUNS.findall(content)) or known < _LEAST_KNOWN * high:
             return "UTF-8, and its encoding is unknown; save the file as UTF-8"

@@ -226,8 +226,7 @@ class TokenClassification(TokenLabels):
             text = (
                 f"{source}: {problem} the words of the tags, as a list in each row, among "
                 f"{', '.join(rows.column_names)}; name the column (--text-columns {WORD_COLUMNS[0]}), or give a file "
-                f"in the"
-                " format of CoNLL (.conll)"
+                "in the format of CoNLL (.conll)"
             )
             details = {"field": "text_columns", "value": tuple(requested), "columns": tuple(rows.column_names)}
             raise InputError(text, code=ErrorCode.COLUMN_MISSING, **details)

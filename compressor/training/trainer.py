@@ -49,8 +49,9 @@ def lamb(groups: Any, learning_rate: float, betas: tuple[float, float]) -> Lamb:
     """The optimizer LAMB (You et al. 2020, algorithm 2), with weight decay inside the norm of the update.
 
     As in `pytorch_optimizer`, the scaling function phi limits the norm of a tensor to 10. The norm of the persistent
-    vectors of a layer exceeds 10, so each step changes them by a smaller fraction than a small matrix. There is no bias
-    correction, as in version 3 of the paper; that of `pytorch_optimizer` would be partial.
+    vectors of a layer exceeds 10, so each step changes them by a smaller fraction than a small matrix.
+
+    There is no bias correction, as in version 3 of the paper; that of `pytorch_optimizer` would be partial.
 
     Args:
         groups: parameters or parameter groups.

@@ -44,7 +44,7 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
     in_model = {site.name: site for site in sites}
     in_plan = {site.name: site for site in plan.sites}
     if foreign := [name for name in in_plan if name not in in_model]:
-        named = f", its sites are {listed(in_model, 3)}" if in_model else " and to no other site"
+        named = f", its sites are {listed(in_model, 3)}" if in_model else ", and has none"
         raise plan_mismatch(f"the model has no attention site {foreign[0]}{named}", foreign[0], source)
     check_no_site_is_missing(plan, sites, source=source)
     for name, site in in_model.items():

@@ -178,7 +178,7 @@ class KnowsGroups(Protocol):
         sites: the attentions, named by the linears that mix their heads.
         feed_forwards: path of each linear that reads neurons -> their number.
         group_names: names of all groups, in the order in which the model calls them.
-        obstacles: operators that look like an attention or a feed-forward but are no group -> why.
+        obstacles: operators that look like an attention or a feed-forward but are no group, with the reason.
         search_outcome: the result of the search for groups, for messages.
         file: the file that holds them.
     """
@@ -199,7 +199,9 @@ class KnowsGroups(Protocol):
 
 def known_groups(model: KnowsGroups, group_by: GroupBy) -> list[PrunableGroup]:
     """The groups of a model that knows them, in the order in which it calls them; see `find_groups` for `group_by`.
-    Raises: InputError: there are none.
+
+    Raises:
+        InputError: the model has no groups.
     """
     if not model.group_names:
         raise nothing_to_remove(model)

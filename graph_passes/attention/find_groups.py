@@ -480,7 +480,7 @@ def _end_of_shapes(model: ir.Model, probe: Probe) -> Refusal | None:
         inputs_known = all(value is None or probe.shape(value) is not None for value in node.inputs)
         unknown = [value for value in node.outputs if value.uses() and probe.shape(value) is None]
         if inputs_known and unknown and node.op_type not in _INTEGER_PRODUCTS:
-            why = "has outputs of unknown shape, after which no units are searched"
+            why = "has outputs of unknown shape, after which no units are found"
             name = frozenset((unknown[0].name or "",))
             return Refusal(name, node.op_type, node.name or "", why, RefusalCode.UNKNOWN_SHAPE, unknown[0].name or "")
     return None

@@ -190,7 +190,9 @@ def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float
     """The product of queries and keys that scores are computed from, its scale, and its addends."""
     node = value.producer() if value is not None else None
     if node is None:
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "computes the scores and is not a matmul", op="graph input")
+        raise NoMatchError(
+            RefusalCode.UNMATCHED_ATTENTION, "holds the scores, which no matmul computes", op="graph input"
+        )
     if node.op_type == "MatMul":
         return node, 1.0, []
     if node.op_type in ("Mul", "Div"):

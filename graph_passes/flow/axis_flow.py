@@ -103,7 +103,7 @@ class Flow(Cuts):
         rules: (domain, operator type) -> rule.
         gated_inputs: inputs of nodes, as (node, position), that are read as if a gate multiplied them -> their gain.
         order: the order of the graph; None: it is computed.
-        returned: name of an output -> the need of the graph that reads it as a cache.
+        returned: name of an output -> the indices that the graph which reads it as a cache needs.
 
     Attributes:
         gains: the gain of each tensor that gates multiply.

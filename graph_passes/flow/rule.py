@@ -44,7 +44,7 @@ class SummedGain:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """The needs and the outputs of a node of which only some indices are needed.
+    """The needs and the outputs of a node when only some indices of its outputs are needed.
 
     Attributes:
         inputs: the indices that each input must hold; None: the node reads no data from it.

@@ -63,7 +63,7 @@ class GraphPass(ir.passes.PassBase, Generic[Report]):
 
 
 def changed(model: ir.Model, names: Iterable[str | None], *, is_other: bool = False) -> ReportedResult[Names]:
-    """The result of a pass that changed these names, or something else (`is_other`)."""
+    """The result of a pass that changed what has these names, or something else (`is_other`)."""
     report = tuple(name or "" for name in names)
     return ReportedResult(model, bool(report) or is_other, report)
 

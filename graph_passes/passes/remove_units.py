@@ -38,7 +38,7 @@ class RemoveUnits(GraphPass[RemovedUnits]):
     """Cut the heads whose gate is zero out of the graph.
 
     Args:
-        returned: name of an output -> the need of the graph that reads it as a cache.
+        returned: name of an output -> the indices that the graph which reads it as a cache needs.
 
     Cases:
         1. A computed tensor holds more than a node needs (shared tables, unevenly grouped heads): it is cut before the

@@ -370,7 +370,7 @@ def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: P
     engines = _plan_engines(context, candidate.choice, folder, candidate.source)
     engine = replace(engines, unpruned=candidate.variant.engine).build(plan)
     if candidate.choice.config.definite_precision in QUANTIZED and engine.precision not in QUANTIZED:
-        raise InputError("no product is faster in int8 with these numbers of units", code=ErrorCode.UNSUPPORTED)
+        raise InputError("no matmul is faster in int8 with these numbers of units", code=ErrorCode.UNSUPPORTED)
     return engine
 
 

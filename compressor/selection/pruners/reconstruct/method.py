@@ -202,8 +202,8 @@ def loss_curve(choice: GroupChoice, divergence: Divergence) -> dict[int, float]:
 
 
 class Damping(NamedTuple):
-    """The shares of their mean diagonals that are added to the diagonals of Gram matrices: `damp` in the choice of
-    units and the reconstruction of weights, `ridge` in refits."""
+    """Numbers that are added to the diagonals of Gram matrices, as shares of their means: `damp` in the choice of units
+    and the reconstruction of weights, `ridge` in refits."""
 
     damp: float
     ridge: float

@@ -50,7 +50,7 @@ class ReconstructOptions(MethodOptions):
     weights: Literal["gradients", "equal"] | None = Field(
         None,
         description="weights of tokens and of errors of outputs: gradients, which need PyTorch, or equal, for an ONNX "
-        "file only; default: equal for an ONNX file on the CPU, else gradients",
+        "file only; default: equal where ONNX Runtime runs an ONNX file, else gradients",
     )
 
 
