@@ -149,8 +149,8 @@ def shrink(
         lower: names of the masked sites to make block-sparse; other masked sites stay dense. None: all.
         weights: name of a parameter -> the values that the plan belongs to, e.g. `WeightFile`. They replace the values
             that the parameter had before the plan's run changed it. None: the graph must have them.
-        returned: name of an output -> the indices that a graph which reads it as a cache needs, from `Shrunk.caches` of that graph.
-            An output that is refused stays whole, and is among the sites of `Shrunk.refused`.
+        returned: name of an output -> the indices that a graph which reads it as a cache needs, from `Shrunk.caches` of
+            that graph. An output that is refused stays whole, and is among the sites of `Shrunk.refused`.
 
     Raises:
         PlanError: the plan's groups are not those of the graph, its units are removed already, a mask is missing, or

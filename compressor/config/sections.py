@@ -365,7 +365,7 @@ class DistillationConfig(DistillOptions):
     )
     distill_steps: Count = distillation_field("training steps of the distillation; in a ladder, of each rung", 2000)
     distill_learning_rate: Positive | None = distillation_field(
-        "peak learning rate of the distillation; by default 2e-4, and 1e-4 with --max-drop", None
+        "peak learning rate of the distillation; by default 2e-4, and 1e-4 with --max-drop alone", None
     )
 
 

@@ -34,7 +34,7 @@ _QUANTIZED = frozenset(
     " MatMulIntegerToFloat MatMulNBits QAttention QGemm QLinearAdd QLinearConv QLinearMatMul QuantizeLinear".split()
 )
 """Operators of quantized graphs, whose weights no rule cuts."""
-_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
 """Domains of the operators that ONNX Runtime has."""
 _LEAST_OPSET = 11
 """First version of ONNX's operators that is read."""

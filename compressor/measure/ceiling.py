@@ -1,27 +1,24 @@
-"""How much a classifier loses at most where its answers change, by the probabilities of the whole model."""
+"""How much accuracy a classifier loses at most where its answers change, by the probabilities of the whole model."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from compressor.measure.divergence import log_softmax
 
-_TEMPERATURES = np.geomspace(0.05, 20, 121)
-_DRAWN_LABELS, _LEAST_DRAWS = 50_000, 4
-"""Labels that are drawn together, and least number of draws for each row: with more rows fewer suffice."""
+_TEMPERATURES = np.geomspace(0.05, 20, 61)
+_CALIBRATION_ROWS = 2000
+_FEWEST_ROWS = 100
+"""Rows below which a temperature says too little."""
 _QUANTILE = 1.645
 """Quantile of the standard normal distribution at 95%."""
-Statistics = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Sufficient statistics of a metric `[rows, k]`, of logits `[rows, classes]` and labels `[rows]`."""
 
 
 @dataclass(frozen=True)
 class LossCeiling:
-    """An upper bound of the loss of a changed classifier, which labels of few rows tell only to about a point.
+    """An upper bound of the accuracy that a changed classifier loses; labels of few rows tell it only to about a point.
 
     Where a changed model answers as before, it loses nothing. Where its answer changes, either answer may be right,
     with the probabilities that the whole model gives them. A change that knew more about the label would lose less.
@@ -29,57 +26,38 @@ class LossCeiling:
     networks", section 4.2).
 
     Attributes:
-        whole: logits of the whole model, `[rows, classes]`.
-        chances: its calibrated probabilities, `[rows, classes]`.
-        labels: drawn from these, `[draws, rows]`.
-        statistics: sufficient statistics of the metric.
-        score: the metric of sufficient statistics.
+        chances: calibrated probabilities of the whole model, `[rows, classes]`.
     """
 
-    whole: np.ndarray
     chances: np.ndarray
-    labels: np.ndarray
-    statistics: Statistics
-    score: Callable[[np.ndarray], float]
 
     @classmethod
-    def of(
-        cls,
-        whole: np.ndarray,
-        labels: np.ndarray,
-        statistics: Statistics,
-        score: Callable[[np.ndarray], float],
-        seed: int,
-    ) -> LossCeiling:
-        """The ceiling for a model with some logits `[rows, classes]` on rows with labels `[rows]`."""
-        chances = np.exp(log_softmax(whole / _temperature(whole, labels)))
-        sums, last = chances.cumsum(-1), whole.shape[-1] - 1
-        rng, draws = np.random.default_rng(seed), max(_LEAST_DRAWS, math.ceil(_DRAWN_LABELS / len(whole)))
-        drawn = [np.minimum((sums < rng.random((len(whole), 1))).sum(-1), last) for _ in range(draws)]
-        return cls(whole, chances, np.stack(drawn), statistics, score)
+    def of(cls, logits: np.ndarray, labels: np.ndarray, *, are_answers: bool = False) -> LossCeiling | None:
+        """The ceiling for a model with some logits `[rows, classes]` on rows with labels `[rows]`; None: few rows.
 
-    def loss(self, logits: np.ndarray, *, higher_is_better: bool) -> float:
-        """What a model with other logits `[rows, classes]` loses at most, in the unit of the metric; at least zero.
-
-        The loss is raised to the upper limit of its interval for the rows, so that few changes on few rows are not
-        taken for none. What the rows lose is a sum over the answers that happen to change. It varies as a number of
-        equal losses from a Poisson distribution does that has the same mean and variance.
+        Args:
+            are_answers: whether the labels are the answers of this model, so that each changed answer is wrong.
         """
-        rows, before, after = np.arange(len(self.whole)), self.whole.argmax(-1), logits.argmax(-1)
-        losses = self.chances[rows, before] - self.chances[rows, after]
-        if not losses.any():
-            return _upper_count(0) / len(rows)
-        sign = 1 if higher_is_better else -1
-        drawn = np.array([
-            sign * (self.score(self.statistics(self.whole, labels)) - self.score(self.statistics(logits, labels)))
-            for labels in self.labels
-        ])  # fmt: skip
-        # The loss of accuracy is known without draws, and corrects the mean of few (a control variate).
-        accuracy = ((self.labels == before).astype(float) - (self.labels == after)).mean(1)
-        slope = np.cov(drawn, accuracy)[0, 1] / max(float(accuracy.var(ddof=1)), 1e-12)
-        expected = max(0.0, float(drawn.mean() + slope * (losses.mean() - accuracy.mean())))
-        equal = losses.sum() ** 2 / np.square(losses).sum()
-        return expected * _upper_count(equal) / equal
+        if are_answers:
+            return cls(np.eye(logits.shape[1])[logits.argmax(-1)])
+        if len(logits) < _FEWEST_ROWS:
+            return None
+        drawn = np.linspace(0, len(logits) - 1, min(len(logits), _CALIBRATION_ROWS)).astype(int)
+        return cls(np.exp(log_softmax(logits / _temperature(logits[drawn], labels[drawn]))))
+
+    def loss(self, answers: np.ndarray) -> float:
+        """The accuracy that a model with other answers `[rows]` loses at most, as a share of the rows.
+
+        It is the upper limit of the interval for the rows, so that few changes on few rows are not taken for none. What
+        the rows lose is a sum over the answers that happen to change. It varies as a number of equal losses from a
+        Poisson distribution does that has the same mean and variance. Changes that would lose everything may be as many
+        as do not show.
+        """
+        rows = np.arange(len(self.chances))
+        losses = self.chances.max(-1) - self.chances[rows, answers]
+        total, unseen = float(losses.sum()), _upper_count(0)
+        equal = total**2 / np.square(losses).sum() if total else 0.0
+        return max(unseen, total * _upper_count(equal) / equal if equal else 0.0) / len(rows)
 
 
 def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 IMAGES = "pixel_values"
 """Name of the input that holds images."""
-_TYPES = "token_type_ids"
 _TOKENIZER_FILES = ("tokenizer_config.json", TOKENIZER_FILE)
 PREPROCESSOR = "preprocessor_config.json"
 _IMAGE_FILES = (PREPROCESSOR, "processor_config.json")
@@ -80,18 +78,6 @@ def require_processor(processor: Any, path: Path, *, images: bool = False) -> No
             raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, path=path, reason=one_line(error)) from error
     text = f"{path}: no {kind}; save that of the model there ({kind.replace(' ', '_')}.save_pretrained)"
     raise InputError(text, code=ErrorCode.FILE_MISSING, path=path / (PREPROCESSOR if images else "tokenizer.json"))
-
-
-def require_types(tokenizer: Any, inputs: Collection[str], path: Path) -> None:
-    """Raise InputError if a graph reads the types of tokens, and its tokenizer in the folder `path` returns none."""
-    names = getattr(tokenizer, "model_input_names", (_TYPES,))
-    if _TYPES in inputs and _TYPES not in names:
-        listed = json.dumps([*names, _TYPES])
-        text = (
-            f'{path}: the graph reads {_TYPES}, which the tokenizer does not return; write "model_input_names":'
-            f" {listed} into its tokenizer_config.json"
-        )
-        raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=path, input=_TYPES)
 
 
 def _load(path: Path, trust_remote_code: bool, images: bool) -> Any:

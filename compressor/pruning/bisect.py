@@ -29,8 +29,10 @@ a model that answers by chance loses no more, however far it diverges."""
 _CONFIDENCE = 0.95
 """Probability that a plan loses at most its upper loss. The fastest of several attempts is chosen, so that less of a
 margin delivers what loses too much."""
-_SMALLEST_TAIL = 1e-12
-"""Probability beyond which a quantile of the normal distribution is one of the limits in any case."""
+MARGIN = 1.96
+"""Standard errors above an estimate of zero at which this probability is reached, since a plan does not gain."""
+_FARTHEST = 6.0
+"""Standard errors below zero from which on the tail of a normal distribution is computed as an exponential one."""
 _ERRORS_ALONE = 2.0
 """Standard errors by which the loss that a plan itself shows may exceed what is allowed."""
 
@@ -42,8 +44,8 @@ class ResampledScore:
     Attributes:
         draws: the metric on bootstrap draws of the rows, the same draws for every model.
         divergence: mean KL of the outputs of the model from those of the whole model.
-        ceiling: the loss if an answer that changed is no more often right than the probabilities of the whole model
-            say; None: the whole model has none.
+        ceiling: the loss of accuracy if an answer that changed is no more often right than the probabilities of the
+            whole model say; None: the metric is another one.
         constant: of the whole model, the metric of an answer that is the same for every row; None: there is none.
         order: of the whole model, why the labels seem to have another order than its classes; None: they do not.
     """
@@ -193,9 +195,12 @@ def _quantile_between(estimate: LossEstimate, highest: float) -> float:
     """The quantile `_CONFIDENCE` of a loss that is known by an estimate and lies between zero and a highest loss."""
     if not 0 < estimate.error < math.inf:
         return min(max(estimate.loss, 0.0), highest)
+    if estimate.loss < -_FARTHEST * estimate.error:
+        return min(-math.log(1 - _CONFIDENCE) * estimate.error**2 / -estimate.loss, highest)
     normal = NormalDist(estimate.loss, estimate.error)
     # Of the upper tail, which keeps its digits where the estimate is far below zero.
     above_none, above_highest = normal.cdf(2 * estimate.loss), normal.cdf(2 * estimate.loss - highest)
     tail = above_none - _CONFIDENCE * (above_none - above_highest)
-    tail = min(max(tail, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL)
+    if not 0 < tail < 1:  # the estimate is far above the highest loss
+        return highest
     return min(max(2 * estimate.loss - normal.inv_cdf(tail), 0.0), highest)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -21,22 +22,6 @@ _DRAWS = 500
 _BATCH_SIZE = 16
 """Rows of a batch, for which the outputs of two models are in memory."""
 Arrays = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """What is measured of a model on the rows.
-
-    Attributes:
-        values: its metric sums, `[rows, k]`.
-        divergence: its divergence from the whole model.
-        logits, labels: its logits `[rows, classes]` and the labels `[rows]`; None where these are no classes of rows.
-    """
-
-    values: np.ndarray
-    divergence: float
-    logits: np.ndarray | None = None
-    labels: np.ndarray | None = None
 
 
 class Scorer:
@@ -59,44 +44,58 @@ class Scorer:
 
     def score_whole(self) -> ResampledScore:
         """The score of the whole model, whose outputs later weights are compared with."""
-        measured, task = self._measure(None, "the whole model"), self._task
-        logits, labels = measured.logits, measured.labels
-        if logits is not None and labels is not None and np.isfinite(logits).all():
-            self._ceiling = LossCeiling.of(logits, labels, task.per_example, task.score, self._seed)
-        constant = task.constant_score(measured.values)
-        order = task.order_text(measured.values, "evaluation")
-        return replace(self._resampled(measured), constant=constant, order=order)
+        values, divergence = self._measure(None, "the whole model")
+        self._ceiling = self._ceiling_of(values)
+        constant, order = self._task.constant_score(values), self._task.order_text(values, "evaluation")
+        return replace(self._resampled(values, divergence), constant=constant, order=order)
 
     def score(self, label: str, engine: Forward | None = None) -> ResampledScore:
         """The score of the model as it is, or of an engine of it."""
-        return self._resampled(self._measure(engine or self._model.forward(), label))
+        return self._resampled(*self._measure(engine or self._model.forward(), label))
 
-    def _measure(self, run: Forward | None, label: str) -> _Measured:
-        """What is measured of a model; None: of the whole one."""
-        task, divergences = self._task, list[np.ndarray]()
-        measured, answers = dict[int, np.ndarray](), dict[int, tuple[np.ndarray, int]]()
-        has_own_forwards = type(task).measure is not Task.measure  # for its metric
-        stage = f"comparing {label} with the whole model" if has_own_forwards else f"scoring {label}"
+    def _measure(self, run: Forward | None, label: str) -> tuple[np.ndarray, float]:
+        """The metric sums of a model, `[rows, k]`, and its divergence from the whole model; None: it is that."""
+        task, measured, divergences = self._task, dict[int, np.ndarray](), list[np.ndarray]()
+        stage = f"comparing {label} with the whole model" if self._has_own_forwards else f"scoring {label}"
         with self._log.stage(f"{stage} on the evaluation rows") as on_progress:
             for number, (indices, batch, inputs) in enumerate(self._batches()):
                 before = self._whole_outputs(number, inputs)
                 outputs = before if run is None else self._scored(run, inputs)
                 rows = divergence(before, outputs, task.loss_outputs, inputs, self._variance, kind=self._kind)
                 divergences.append(task.example_means(rows, batch))
-                if not has_own_forwards:
-                    logits, labels = task.logits(outputs), batch[task.label_name]
-                    measured.update(zip(indices, task.per_example(logits, labels), strict=True))
-                    if task.labels_are_classes:
-                        answers.update(zip(indices, zip(logits, labels.tolist(), strict=True), strict=True))
+                if not self._has_own_forwards:
+                    parts = task.per_example(task.logits(outputs), batch[task.label_name])
+                    measured.update(zip(indices, parts, strict=True))
                 on_progress(min(_BATCH_SIZE * (number + 1), len(self._rows)), len(self._rows))
         mean = float(np.concatenate(divergences).mean())
-        if has_own_forwards:
-            return _Measured(metric_sums(run or self._whole, task, self._rows, label, self._log), mean)
-        values = task.summarize(np.stack([measured[row] for row in sorted(measured)]))
-        if not answers:
-            return _Measured(values, mean)
-        logits, labels = (np.array(part) for part in zip(*(answers[row] for row in sorted(answers)), strict=True))
-        return _Measured(values, mean, logits.astype(np.float64), labels)
+        if self._has_own_forwards:
+            return metric_sums(run or self._whole, task, self._rows, label, self._log), mean
+        return task.summarize(np.stack([measured[row] for row in sorted(measured)])), mean
+
+    @property
+    def _has_own_forwards(self) -> bool:
+        """Whether the metric needs forwards of its own, e.g. to generate texts."""
+        return type(self._task).measure is not Task.measure
+
+    def _ceiling_of(self, values: np.ndarray) -> LossCeiling | None:
+        """What models lose at most, by the metric sums `[rows, 2]` of the whole one: its classes and the labels.
+
+        None: the metric is not the share of rows whose class, that of the largest logit, is the label.
+        """
+        if self._has_own_forwards or values.ndim != 2 or values.shape[1] != 2:
+            return None
+        answers, labels = values.T.astype(np.int64)
+        is_accuracy = np.array_equal(self._drawn(values, self._task.score), self._drawn(answers == labels, np.mean))
+        logits: dict[int, np.ndarray] = {}
+        for number, (indices, _, inputs) in enumerate(self._batches()) if is_accuracy else ():
+            logits.update(zip(indices, self._task.logits(self._whole_outputs(number, inputs)), strict=True))
+        if len({row.shape for row in logits.values()}) != 1:
+            return None
+        rows = np.stack([logits[row] for row in sorted(logits)]).astype(np.float64)
+        is_known = rows.ndim == 2 and labels.min() >= 0 and labels.max() < rows.shape[1]
+        if not is_known or not np.isfinite(rows).all() or not np.array_equal(rows.argmax(-1), answers):
+            return None
+        return LossCeiling.of(rows, labels, are_answers=self._task.scores_agreement)
 
     def _batches(self) -> Iterator[tuple[list[int], dict[str, np.ndarray], dict[str, np.ndarray]]]:
         """The numbers of the rows of each batch, the batch, and the inputs of the model in it."""
@@ -117,13 +116,14 @@ class Scorer:
             self._small[number] = outputs
         return outputs
 
-    def _resampled(self, measured: _Measured) -> ResampledScore:
-        values, ceiling = measured.values, None
-        if self._ceiling is not None and measured.logits is not None and np.isfinite(measured.logits).all():
-            ceiling = self._ceiling.loss(measured.logits, higher_is_better=self._task.higher_is_better)
+    def _resampled(self, values: np.ndarray, divergence: float) -> ResampledScore:
+        ceiling = None if self._ceiling is None else self._ceiling.loss(values[:, 0].astype(np.int64))
+        return ResampledScore(self._task.score(values), self._drawn(values, self._task.score), divergence, ceiling)
+
+    def _drawn(self, values: np.ndarray, score: Callable[[np.ndarray], Any]) -> np.ndarray:
+        """A score of values `[rows, ...]` on bootstrap draws of the rows, which are the same in each call."""
         rng, count = np.random.default_rng(self._seed), len(values)
-        draws = [self._task.score(values[rng.integers(0, count, count)]) for _ in range(_DRAWS)]
-        return ResampledScore(self._task.score(values), np.array(draws), measured.divergence, ceiling)
+        return np.array([score(values[rng.integers(0, count, count)]) for _ in range(_DRAWS)])
 
 
 def metric_sums(run: Forward, task: Task, rows: Dataset, label: str, log: RunLog) -> np.ndarray:

@@ -30,8 +30,8 @@ Shape = tuple[int, int]
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
 Widths = tuple[int, int]
-"""Numbers of inputs and outputs of a matmul with constant weights. Matmuls of the same activations count as one with the sum of
-their outputs: the projections of queries, keys and values, for example."""
+"""Numbers of inputs and outputs of a matmul with constant weights. Matmuls of the same activations count as one with
+the sum of their outputs: the projections of queries, keys and values, for example."""
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
 """Precisions of engines that compute matmuls in 8 bits."""

@@ -411,10 +411,6 @@ class Arrays(Task):
         """One input a row, and the positions of the longest."""
         return 1, max(examples["positions"][:], default=1)
 
-    @property
-    def labels_are_classes(self) -> bool:
-        return isinstance(self._form, Classes)
-
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return self._form.per_example(logits, labels)
 

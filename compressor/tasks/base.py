@@ -15,7 +15,7 @@ from compressor.config.sections import RowsConfig
 from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.signature import HasSignature
-from compressor.model_folder.processor import require_processor, require_types
+from compressor.model_folder.processor import require_processor
 from compressor.results import MetricUnit, Note, NoteCode
 from compressor.silence_libraries import one_line
 from compressor.tasks.metrics import Metric
@@ -147,11 +147,6 @@ class Task(ABC):
         return None
 
     @property
-    def labels_are_classes(self) -> bool:
-        """Whether the label of an example is a class, and the output has a logit for each class `[batch, classes]`."""
-        return False
-
-    @property
     def retrieves(self) -> bool:
         """Whether the metric is one of retrieval, which compares all examples with each other."""
         return False
@@ -170,8 +165,6 @@ class Task(ABC):
     def check_processor(cls, folder: ModelFolder) -> None:
         """Raise an error unless a folder has a tokenizer or processor, which converts rows to inputs of the model."""
         require_processor(folder.processor, folder.path)
-        if folder.access.file is not None:  # a graph has no defaults for its inputs
-            require_types(folder.processor, folder.access.inputs, folder.tokenizer or folder.path)
 
     def read(self, source: str) -> SplitRows:
         """The rows of the value of `--data`, `--eval-data` or `--test-data` by split; see `splits.named_splits`."""

@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, RowError
+from compressor.graph.signature import HasSignature
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.feeds import ordinary_ids, vocabulary_size
 from compressor.model_folder.text_limits import takes_token_types, token_limit
@@ -24,6 +25,7 @@ from compressor.tasks.labelled_rows import LabelledRows
 from compressor.tasks.metrics import Metric
 from compressor.tasks.row_store import RowStore
 
+_TYPES = "token_type_ids"
 _CHUNK_ROWS = 2000  # rows that are encoded at once
 _TEXTS = 2  # maximum number of texts of an example that are shown
 _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
@@ -60,6 +62,8 @@ class TextTokenizer:
             details = {"field": "max_length", "value": self.longest, "minimum": special + (least or texts)}
             raise InputError(text, code=ErrorCode.OUT_OF_RANGE, **details)
         self.takes_types = takes_token_types(folder.model, self._tokenizer)
+        # A graph has no default for an input that its tokenizer does not return.
+        self._needs_types = isinstance(folder.model, HasSignature) and _TYPES in folder.model.input_specs
         ids = (folder.config.get_text_config().pad_token_id, self._tokenizer.pad_token_id)
         self._padding = next((number for number in ids if isinstance(number, int) and number >= 0), 0)  # it is masked
 
@@ -86,15 +90,16 @@ class TextTokenizer:
     def collate(
         self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None, *, left: bool = False
     ) -> Batch:
-        """Token ids, attention mask and, where the model reads them, token types, each `[examples, longest]`.
+        """Token ids, attention mask and, if the model reads them, token types, each `[examples, longest]`.
 
         Without `types`, all are zero. Padding comes last, or first with `left`.
         """
         padded = pad(ids, self._padding, left=left)
         batch = {"input_ids": padded, "attention_mask": pad([[1] * len(row) for row in ids], 0, left=left)}
-        if self.takes_types:
-            fill = self._tokenizer.pad_token_type_id
-            batch["token_type_ids"] = np.zeros_like(padded) if types is None else pad(types, fill, left=left)
+        if types is not None and self.takes_types:
+            batch[_TYPES] = pad(types, self._tokenizer.pad_token_type_id, left=left)
+        elif self.takes_types or self._needs_types:
+            batch[_TYPES] = np.zeros_like(padded)
         return batch
 
     def cut_notes(self, source: str, cut: int, total: int, kind: str = "rows") -> tuple[Note, ...]:

@@ -128,10 +128,6 @@ class ClassLabels(LabelledRows):
 
     _class_ids: Mapping[str, int] = MappingProxyType({})
 
-    @property
-    def labels_are_classes(self) -> bool:
-        return True
-
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         if answer_kind(folder.config) is AnswerKind.CLASSES:
             text = (

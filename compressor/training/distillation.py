@@ -36,7 +36,6 @@ _HIDDEN_STATES = ("hidden_states", "encoder_hidden_states", _DECODER_STATES)
 """Outputs with one tensor for each layer, the embeddings first."""
 _DOCUMENTS = 1024
 """Maximum number of documents that texts are ranked against."""
-"""Receives the numbers of the rows of a batch, the collated batch, and the outputs of a model on it."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ _TOLERANCE = 1e-5
 _ROUNDING = 8
 """Number of machine epsilons that count as rounding in a less precise type."""
 _PROJECTIONS = (("query",), ("key",), ("query", "key", "key"), ("key", "key"))
-"""Projections that one linear of an attention may compute together; a value projection keeps the same rows as the key projection."""
+"""Projections that one linear of an attention may compute together; a value projection keeps the same rows as the key
+projection."""
 Producer = tuple[Linear, Sequence[Tensor], Sequence[int]]
 """A linear that computes units; by projection that it fuses, ids of the units that stay, and number of all units."""
 Resize = tuple[nn.Module, str, int]

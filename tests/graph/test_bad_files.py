@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,6 @@ def with_flags(*flags: str) -> Fault:
 
 def outside_of_table(inputs: Path) -> list[str | Path]:
     """A tokenizer with more tokens than the table of the graph."""
-    from tests import folders
 
     tokenizer = folders.tokenizer()
     tokenizer.add_tokens(["film"])
@@ -175,25 +173,6 @@ def images_alone(inputs: Path) -> list[str | Path]:
     """Images, and a graph without the file that says how they become its input."""
     image_classifier(inputs, has_processor=False)
     return [*run(inputs)[:2], pictures.write_folder(inputs / "images", 12), *run(inputs)[3:]]
-
-
-def without_types(inputs: Path) -> list[str | Path]:
-    """Rows of text, and a tokenizer that does not return the types of tokens that the graph reads."""
-    folders.tokenizer().save_pretrained(inputs)
-    file = inputs / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "model_input_names": ["input_ids", "attention_mask"]}))
-    nodes = [
-        helper.make_node("Cast", ["token_type_ids"], ["types"], "cast", to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["types"], ["mean"], "mean", axes=[1]),
-        helper.make_node("Add", ["before", "mean"], ["logits"], "add"),
-    ]
-
-    def edit(graph: onnx.GraphProto) -> None:
-        graph.input.append(helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch", "seq"]))
-        with_last(*nodes)(graph)
-
-    edited(inputs, edit)
-    return run(inputs, rows="rows.tsv")
 
 
 UNSUPPORTED = ErrorCode.UNSUPPORTED_MODEL
@@ -248,7 +227,6 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         *(3, ErrorCode.TENSOR_MISMATCH, {}),
     ),
     "no tokenizer": (lambda i: run(i, rows="rows.tsv"), 3, ErrorCode.FILE_MISSING, {"field": "tokenizer"}),
-    "no types": (without_types, 3, ErrorCode.FILE_MISMATCH, {"input": "token_type_ids"}),
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),
     "no image processor": (images_alone, 3, ErrorCode.FILE_MISSING, {"inputs": ("pixel_values",)}),
     "task of arrays": (lambda i: run(i, "--task", "fill-mask"), 2, ErrorCode.CONTRADICTION, {"field": "task"}),

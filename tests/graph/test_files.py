@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,32 @@ def test_an_output_among_several_has_the_name_of_the_task(tmp_path: Path) -> Non
     with pytest.raises(InputError) as error:
         open_data(rows_config(str(texts(tmp_path / "rows.tsv"))), load(whole))
     assert (error.value.code, error.value.details["output"]) == (ErrorCode.UNSUPPORTED_MODEL, "logits")
+
+
+def test_token_types_that_a_tokenizer_does_not_return_are_zero(tmp_path: Path) -> None:
+    """As in the model, whose input of token types has zeros by default."""
+    file = classifier(tmp_path / "model.onnx")
+    model = onnx.load(file)
+    for node in model.graph.node:
+        node.output[:] = ["before" if name == "logits" else name for name in node.output]
+    axes = ["batch", "seq"]
+    model.graph.input.append(onnx.helper.make_tensor_value_info("token_type_ids", onnx.TensorProto.INT64, axes))
+    model.graph.node.extend([
+        onnx.helper.make_node("Cast", ["token_type_ids"], ["types"], "cast", to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("ReduceMean", ["types"], ["mean"], "mean", axes=[1]),
+        onnx.helper.make_node("Add", ["before", "mean"], ["logits"], "add"),
+    ])  # fmt: skip
+    onnx.save(model, file)
+    folders.tokenizer().save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    names = ["input_ids", "attention_mask"]
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_input_names": names}))
+    folder = load(file)
+    data = open_data(rows_config(str(texts(tmp_path / "rows.tsv"))), folder, drawn_rows=8)
+    inputs = data.task.model_inputs(data.task.collate(list(data.train.select(range(3)))))
+    assert inputs.keys() >= folder.model.input_specs.keys()
+    assert not inputs["token_type_ids"].any()
+    assert np.isfinite(folder.model.run(inputs)["logits"]).all()
 
 
 def test_arrays_need_no_task(tmp_path: Path) -> None:

@@ -73,6 +73,38 @@ def test_scores_are_those_of_the_rows(source: Callable[[Path], tuple[ModelFolder
     assert all(np.array_equal(values, before[name]) for name, values in scorer.whole_state.items())
 
 
+@pytest.mark.parametrize(
+    ("metric", "rows", "has_ceiling"), [("accuracy", 120, True), ("f1", 120, False), ("accuracy", 60, False)]
+)
+def test_only_the_accuracy_of_enough_rows_has_a_ceiling(
+    metric: str, rows: int, has_ceiling: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    folder = load(folders.save(folders.bert(initializer_range=0.5), tmp_path / "model"))
+    lines = [f"{number % 3 % 2}\t{' '.join(folders.WORDS[number % 7 : number % 9 + 5])}" for number in range(rows)]
+    file = tsv(tmp_path / "rows.tsv", *lines)
+    data = open_data(folders.rows_config(file, file, file, metric=metric), folder)
+    scorer = Scorer(folder.access, data.task, data.eval, 0, RunLog(NullListener()))
+    whole = scorer.score_whole()
+    assert (whole.ceiling is not None) == has_ceiling
+    folder.access.load_state(changed_state(folder.access))
+    changed = scorer.score("other weights")
+    assert (changed.ceiling is not None) == has_ceiling
+    if whole.ceiling is not None and changed.ceiling is not None:
+        assert whole.ceiling == pytest.approx(3 / rows, rel=0.02)
+        assert whole.ceiling <= changed.ceiling
+
+
+def test_outputs_that_are_no_classes_have_no_ceiling(tmp_path: Path) -> None:
+    """Rows of spans have as many logits as positions; the answers of the whole graph are its labels."""
+    sources = {regression: False, question_answering: False, graph: True}
+    for number, (source, has_ceiling) in enumerate(sources.items()):
+        (path := tmp_path / str(number)).mkdir()
+        folder, data = source(path)
+        scorer = Scorer(folder.access, data.eval_task, data.eval, 0, RunLog(NullListener()))
+        assert (scorer.score_whole().ceiling is not None) == has_ceiling
+
+
 def test_the_whole_model_computes_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = load(folders.save(folders.bert(), tmp_path / "model"))
     file = tsv(tmp_path / "rows.tsv", *(f"{number % 2}\tword {number}" for number in range(20)))

@@ -21,6 +21,7 @@ from compressor.graph.signature import GeneratingForward
 from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
+    MARGIN,
     ResampledScore,
     estimate_losses,
     mean_table,
@@ -621,11 +622,12 @@ class _Search(_Attempts):
         text, advice = f"no unit is removed: none of {count} attempts keeps {kept}", "allow more loss (--max-drop)"
         if losses:
             closest = min(bounds, key=bounds.__getitem__)
-            loss, most = max(0.0, losses[closest].loss), bounds[closest]
+            loss, error = max(0.0, losses[closest].loss), losses[closest].error
             text += f"; the closest is {speed(closest)}: {expected(closest)}"
-            if loss < self._allowed and math.isfinite(most):
-                rows = self.searched * ((most - loss) / (self._allowed - loss)) ** 2
-                advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
+            if loss < self._allowed and math.isfinite(error):
+                rows = self.searched * (MARGIN * error / (self._allowed - loss)) ** 2
+                if rows > self.searched:
+                    advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
         code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         return Note(code=code, text=f"{text}; {advice}")
 

@@ -117,7 +117,7 @@ def _as_matmul(node: ir.Node) -> None:
     added = []
     if is_transposed:
         added.append(ir.node("Transpose", [weights], {"perm": (1, 0)}, name=f"{node.name}.weights"))
-        added[0].outputs[0].name = f"{weights.name}.transposed"
+        added[0].outputs[0].name = f"{node.outputs[0].name}.weights"  # several nodes may read the same weights
         weights = added[0].outputs[0]
     added.append(ir.node("MatMul", [activation, weights], name=node.name))
     output = node.outputs[0]

@@ -69,7 +69,8 @@ ROUNDS = 6
 PAUSE_SECONDS = 0.05
 """Time after which the threads of a session have stopped spinning."""
 _AS_STORED = "compressor.as_stored"
-"""Entry of the metadata of an engine whose graph was already in half precision; every device runs it, some with casts."""
+"""Entry of the metadata of an engine whose graph was already in half precision; every device runs it, some with
+casts."""
 GAIN = 1.01
 """Least speed-up for which fused normalizations are split."""
 

@@ -175,6 +175,7 @@ def test_weights_behind_layout_operators_are_quantized(tmp_path: Path) -> None:
         "y = Gemm(x, w)",
         "y = Gemm(x, w, b)",
         "y = Gemm <transB = 1> (x, v, b)",
+        "a = Gemm <transB = 1> (x, v, b)  c = Gemm <transB = 1> (x, v)  y = Add(a, c)",
         "y = com.microsoft.FusedMatMul <transB = 1> (x, v)",
     ],
 )
@@ -184,7 +185,7 @@ def test_matmuls_of_some_widths_stay_in_floats_whatever_operator_computes_them(
     weights = "float[8, 32] w, float[32, 8] v, float[32] b, float[32, 4] u"
     graph = tmp_path / "graph.onnx"
     save(parsed(f"{product}  r = Relu(y)  z = MatMul(r, u)", "float[B, 8] x", "float[B, 4] z", weights), graph)
-    widths = frozenset([(8, 32)] if kept_in_float else [])
+    widths = frozenset([(8, 32 * product.count("(x"))] if kept_in_float else [])
     engine = build_engine(
         graph,
         tmp_path / "engine.onnx",
@@ -194,8 +195,10 @@ def test_matmuls_of_some_widths_stay_in_floats_whatever_operator_computes_them(
         options=BuildOptions(float_widths=widths),
     )
     assert engine.quantized is not None
-    assert engine.quantized.executed == engine.quantized.requested == 2 - kept_in_float
-    assert engine.products == {"int8": 2 - kept_in_float, "fp32": int(kept_in_float)}
+    in_float = product.count("(x") if kept_in_float else 0
+    in_int8 = product.count("(x") + 1 - in_float
+    assert engine.quantized.executed == engine.quantized.requested == in_int8
+    assert engine.products == {"int8": in_int8, "fp32": in_float}
     feeds = {"x": np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)}
     assert error_of(engine, graph, feeds) < SANITY
 
