@@ -68,7 +68,9 @@ def load_graph(
     folder, own_task = _companion_folder(path, graph), load_own_task(task)
     rows = rows or {}
     if rows and task is not None:
-        text = "the rows are arrays, and the outputs of the graph decide the task; omit the option, or give rows of text"
+        text = (
+            "the rows are arrays, and the outputs of the graph decide the task; omit the option, or give rows of text"
+        )
         raise UsageError(f"--task {task}: {text}", code=ErrorCode.CONTRADICTION, field="task", value=task)
     names = {value.name for value in graph_passes.load(graph).graph.inputs}
     reads_images = not rows and IMAGES in names and _TOKENS not in names

@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines run graphs as they are: fusing takes most of the time in which a tiny engine is built."""
 
-    def copy(source: Path, out: Path, settings: object, rewrite: object) -> Fusion:
+    def copy(source: Path, out: Path, settings: object) -> Fusion:
         save(load(source), out)
         return Fusion(fused=False, reason="not tried")
 
