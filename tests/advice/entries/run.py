@@ -711,8 +711,9 @@ def _(w: World) -> None:
     with w.patch.context() as patch:
         patch.setattr(runtime, "run_fixed", wrong)
         w.notes(*w.run("--plan", "plan.json", "--target", "openvino", "--precision", "int8", short[-1]))
-    advised = [match for text in w.texts for match in re.findall(r"compress (build) OUT (--target \S+ --precision \w+)", text)]
-    builds = [[command, w.out, *flags.split()] for command, flags in advised]
+    command = re.compile(r"compress (build) OUT (--target \S+ --precision \w+)")
+    advised = [match for text in w.texts for match in command.findall(text)]
+    builds = [[name, w.out, *flags.split()] for name, flags in advised]
     assert len(builds) == 2
     for build in builds:
         w.right(*build, *short)
