@@ -189,8 +189,8 @@ def _built(
     """
     built: list[Trial] = []
     for choice in every:
-        is_missing = target(choice.config.target).missing() is not None  # which more time does not change
-        if trials.is_late and not is_missing and any(trial.candidate.holds for trial in built):
+        is_enough = trials.is_late and any(trial.candidate.holds for trial in built)
+        if is_enough and target(choice.config.target).missing() is None:  # more time adds no runtime
             built.append(Trial(choice, choice.row).failed(no_time()))
             continue
         built.append(trials.score(trials.build(choice, quantized.get(choice.quantized_graph))))

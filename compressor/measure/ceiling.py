@@ -39,7 +39,7 @@ class LossCeiling:
             are_answers: whether the labels are the answers of this model, so that each changed answer is wrong.
         """
         if are_answers:
-            return cls(np.eye(logits.shape[1])[logits.argmax(-1)])
+            return cls(np.eye(logits.shape[1], dtype=np.float32)[logits.argmax(-1)])
         if len(logits) < _FEWEST_ROWS:
             return None
         drawn = np.linspace(0, len(logits) - 1, min(len(logits), _CALIBRATION_ROWS)).astype(int)

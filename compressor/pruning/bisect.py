@@ -193,7 +193,9 @@ def upper_losses(whole: ResampledScore, scores: Sequence[ResampledScore], *, hig
 
 def _quantile_between(estimate: LossEstimate, highest: float) -> float:
     """The quantile `_CONFIDENCE` of a loss that is known by an estimate and lies between zero and a highest loss."""
-    if not 0 < estimate.error < math.inf:
+    if math.isinf(estimate.error):  # nothing is known of it
+        return highest
+    if not estimate.error:
         return min(max(estimate.loss, 0.0), highest)
     if estimate.loss < -_FARTHEST * estimate.error:
         return min(-math.log(1 - _CONFIDENCE) * estimate.error**2 / -estimate.loss, highest)

@@ -106,6 +106,22 @@ def test_a_gain_on_few_rows_says_less_than_a_margin_around_it(gain: float) -> No
     assert max(0.0, estimate.loss + 1.645 * estimate.error) < bound < 2.1 * estimate.error
 
 
+@pytest.mark.parametrize(("ceiling", "expected"), [(None, math.inf), (0.01, 0.01)])
+def test_a_plan_of_which_no_draw_is_defined_is_bounded_by_its_ceiling_alone(
+    ceiling: float | None, expected: float
+) -> None:
+    whole, plan = with_loss(-0.01, 0.004, ceiling)
+    plan.draws[:] = NAN
+    assert upper_losses(whole, [plan], higher_is_better=True) == [expected]
+
+
+@pytest.mark.parametrize("ceiling", [None, 0.001])
+def test_a_plan_without_finite_answers_has_no_bound(ceiling: float | None) -> None:
+    whole, _ = with_loss(0.0, 0.004)
+    failed = ResampledScore(0.5, np.full(DRAWS, 0.5), NAN, ceiling)
+    assert upper_losses(whole, [failed], higher_is_better=True) == [math.inf]
+
+
 def test_a_clear_loss_keeps_its_margin() -> None:
     whole, plan = with_loss(0.05, 0.004)
     (bound,) = upper_losses(whole, [plan], higher_is_better=True)
