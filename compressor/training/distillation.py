@@ -28,6 +28,7 @@ from compressor.tasks import Data, Task, batches
 from compressor.tasks.scoring import BATCH_SIZE, draw_rows
 from compressor.tasks.sentence_similarity import pair_embeddings
 from compressor.training.divergence import are_numbers, divergence, variances
+from compressor.training.precision import autocast, training_autocast
 from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
@@ -55,8 +56,7 @@ class Distillation:
         outputs: names of the model's outputs that the task scores.
         temperature: T.
         hidden_weight: weight of the error of the hidden states; models without hidden states have none.
-        teacher_precision: precision of the teacher's matmuls in training steps; evaluations compare with
-            float32.
+        precision: precision of the matmuls of teacher and student in training steps; evaluations are in float32.
         kept: file of the teacher's outputs; None: the teacher runs in every step.
         variance: variance of the teacher's outputs in a regression, `[numbers]`, by which squared differences are
             divided; None: the variance in each batch.
@@ -69,7 +69,7 @@ class Distillation:
     outputs: tuple[str, ...]
     temperature: float = 2.0
     hidden_weight: float = 1.0
-    teacher_precision: MixedPrecision = "no"
+    precision: MixedPrecision = "no"
     kept: KeptOutputs | None = None
     variance: Tensor | None = None
     _evaluated: dict[bytes, Outputs] = field(default_factory=dict, repr=False, compare=False)
@@ -79,7 +79,7 @@ class Distillation:
             "outputs": not isinstance(self.outputs, str) and len(self.outputs) > 0,
             "temperature": 0 < self.temperature < math.inf,
             "hidden_weight": 0 <= self.hidden_weight < math.inf,
-            "teacher_precision": self.teacher_precision in get_args(MixedPrecision),
+            "precision": self.precision in get_args(MixedPrecision),
         }
         for name in (name for name, valid in is_valid.items() if not valid):
             raise InputError(
@@ -104,7 +104,7 @@ class Distillation:
     @property
     def settings(self) -> list[Any]:
         """The settings that the loss depends on; checkpoints of another teacher or loss are not resumed."""
-        loss = [list(self.outputs), self.temperature, self.hidden_weight, self.teacher_precision]
+        loss = [list(self.outputs), self.temperature, self.hidden_weight, self.precision]
         return [self._teacher_key, *loss]
 
     @property
@@ -129,7 +129,7 @@ class Distillation:
             folder: folder of the file; runs with the same teacher may share it.
             tokens: number of tokens in the training rows.
         """
-        inputs = [self._teacher_key, list(self.outputs), self.hidden_weight > 0, self.teacher_precision]
+        inputs = [self._teacher_key, list(self.outputs), self.hidden_weight > 0, self.precision]
         store = Store(folder / digest(inputs)[:16], {"teacher": inputs})
 
         def by_position(name: str, value: Tensor) -> bool:
@@ -147,7 +147,8 @@ class Distillation:
         """
         if target is None:
             target = self.teach(batch) if self.kept is None else self.kept(batch)
-        with evaluation_mode(student):  # dropout would hide the small errors that are left
+        # Dropout would hide the small errors that are left.
+        with evaluation_mode(student), training_autocast(self.teacher.device, self.precision, batch):
             output = self._outputs(student, batch)
         return self._loss(target, output, batch)
 
@@ -248,8 +249,7 @@ class Distillation:
 
     @versioned(1)
     def teach(self, batch: Mapping[str, Tensor]) -> Outputs:
-        device, is_half = self.teacher.device.type, self.teacher_precision == "bf16"
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=is_half):
+        with torch.no_grad(), autocast(self.teacher.device, self.precision):
             return self._outputs(self.teacher, batch)
 
     def _outputs(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outputs:

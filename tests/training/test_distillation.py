@@ -18,6 +18,7 @@ from compressor.config.sections import RowsConfig
 from compressor.errors import DivergedError, ErrorCode, InputError
 from compressor.model_folder import load
 from compressor.tasks import open_data
+from compressor.training import precision
 from compressor.training.distillation import Distillation
 from compressor.training.trainer import WEIGHTS
 from tests import folders, zoo
@@ -79,10 +80,29 @@ def test_padded_targets_of_a_decoder_have_no_influence() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_a_teacher_in_bfloat16_teaches_nearly_the_same_and_is_evaluated_in_float32() -> None:
+@pytest.mark.parametrize("positions", (0, 256), ids=("fused attention", "plain attention"))
+@pytest.mark.parametrize("family", quick(FAMILIES, ("bert", "bart")))
+def test_gradients_in_bfloat16_are_those_in_float32_up_to_rounding(
+    family: str, positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_PLAIN_POSITIONS", positions)
+    model, batch = zoo.FAMILIES[family](0)
+    student, gradients = changed(model.eval()).train(False), []
+    for name in ("no", "bf16"):
+        Distillation.of(model, FAMILIES[family], precision=name).loss(student, batch).backward()
+        gradients.append(
+            torch.cat([weight.grad.flatten() for weight in student.parameters() if weight.grad is not None])
+        )
+        student.zero_grad()
+    exact, rounded = gradients
+    assert rounded.dtype == torch.float32
+    assert 0 < (rounded - exact).norm() < 0.1 * exact.norm()
+
+
+def test_a_loss_in_bfloat16_is_nearly_the_same_and_divergences_are_in_float32() -> None:
     model = folders.bert().eval()
     student, batch = changed(model).eval(), bert_batch()
-    exact, half = (Distillation.of(model, ("logits",), teacher_precision=name) for name in ("no", "bf16"))
+    exact, half = (Distillation.of(model, ("logits",), precision=name) for name in ("no", "bf16"))
     loss = half.loss(student, batch)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact.loss(student, batch).item(), rel=0.05)
@@ -239,7 +259,7 @@ def test_the_teacher_reads_each_evaluation_row_once() -> None:
         *(("temperature", value) for value in (0.0, -1.0, math.inf, math.nan)),
         *(("hidden_weight", value) for value in (-1.0, math.nan)),
         *(("outputs", value) for value in ((), "logits")),
-        ("teacher_precision", "fp16"),
+        ("precision", "fp16"),
     ],
 )
 def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:

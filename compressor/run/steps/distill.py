@@ -104,11 +104,11 @@ def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
         task.loss_outputs,
         temperature=step.temperature,
         hidden_weight=step.hidden_weight,
-        teacher_precision=native_precision(),
+        precision=native_precision(),
     )
 
 
-@versioned(3, "compressor.training", "compressor.tasks.augmentation")
+@versioned(4, "compressor.training", "compressor.tasks.augmentation")
 def _run(step: Distill, state: State, context: StepContext, store: Store) -> State:
     """The plan, whose units the model has with trained weights."""
     run = context.run
