@@ -80,7 +80,7 @@ def test_padded_targets_of_a_decoder_have_no_influence() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("positions", (0, 256), ids=("fused attention", "plain attention"))
+@pytest.mark.parametrize("positions", [0, 256], ids=["fused attention", "plain attention"])
 @pytest.mark.parametrize("family", quick(FAMILIES, ("bert", "bart")))
 def test_gradients_in_bfloat16_are_those_in_float32_up_to_rounding(
     family: str, positions: int, monkeypatch: pytest.MonkeyPatch
