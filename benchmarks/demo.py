@@ -108,7 +108,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
 
     from compressor.cli.console import Console
     from compressor.silence_libraries import quiet_transformers
-    from compressor.training.precision import native_autocast
+    from compressor.training.precision import native_precision, training_autocast
 
     torch.manual_seed(SEED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -130,7 +130,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         for step, number in enumerate(order, 1):
             batch = batches[number]
             inputs = tokenizer.pad([rows[row] for row in batch], return_tensors="pt").to(device)
-            with native_autocast(device):
+            with training_autocast(device, native_precision(), inputs):
                 loss = model(**inputs, labels=labels[batch].to(device)).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,10 +10,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
 
 from compressor.answers import MASK
 from compressor.config.values import MixedPrecision
 from compressor.environment import bfloat16_instructions
+from compressor.models.forwards import forward_arguments
+
+logger = logging.getLogger(__name__)
 
 # oneDNN compiles a bfloat16 matmul for each shape and keeps 1,024 of them. The layers of a pruned model have different
 # sizes, and batches different lengths, so that a training needs several thousand.
@@ -37,22 +42,32 @@ def native_precision(device_type: str | None = None) -> MixedPrecision:
     return "bf16" if is_native else "no"
 
 
-def native_autocast(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.autocast:
-    """A context in which forwards compute matmuls in the precision that a device is fastest in.
+def usable_precision(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> MixedPrecision:
+    """The precision in which the matmuls of a model are fastest, of those in which it runs.
 
-    Weights are cast in every forward, so that they may change between forwards.
+    Under `torch.autocast`, which casts the inputs of matmuls alone, models fail whose code mixes types, such as DeBERTa
+    and X-MOD. Weights of other types than float32 are computed in as they are.
 
     Args:
-        device: the device of the model.
-        dtype: type of its weights; matmuls of types other than float32 are computed in this type.
+        inputs: inputs of the model, `[batch, ...]` each, on which it is tried.
     """
-    is_reduced = dtype == torch.float32 and native_precision(device.type) == "bf16"
-    return torch.autocast(device.type, torch.bfloat16, enabled=is_reduced, cache_enabled=False)
+    if model.dtype != torch.float32 or native_precision(model.device.type) == "no":
+        return "no"
+    try:
+        with torch.no_grad(), autocast(model.device, "bf16"):
+            model(**forward_arguments(model, inputs))
+    except RuntimeError as error:
+        logger.debug("%s is computed in float32: %s", type(model).__name__, error)
+        return "no"
+    return "bf16"
 
 
 def autocast(device: torch.device, precision: MixedPrecision) -> torch.autocast:
-    """A context in which matmuls on a device have a precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """A context in which matmuls on a device have a precision.
+
+    Weights are cast in every forward, so that they may change between forwards.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 @contextmanager

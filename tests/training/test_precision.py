@@ -1,4 +1,4 @@
-"""The precision of matrix products, and weights that change under it."""
+"""The precision of matmuls, and weights that change under it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.families_tiny import tiny_model
 from compressor.selection.pruners.layerwise.torch_network import PartialKL, with_weight
 from compressor.training import precision as precisions
-from compressor.training.precision import native_autocast, native_precision
+from compressor.training.precision import autocast, native_precision, usable_precision
 from tests.zoo import FAMILIES
 
 CPU = torch.device("cpu")
@@ -32,23 +33,25 @@ def test_bfloat16_is_used_where_a_processor_multiplies_it(
 
 
 def test_a_device_without_native_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = FAMILIES["bert"](0)
     monkeypatch.setattr(precisions, "bfloat16_instructions", lambda: ())
-    linear, x = nn.Linear(3, 2), torch.randn(4, 3)
-    with native_autocast(CPU):
-        assert linear(x).dtype == torch.float32
+    assert usable_precision(model, batch) == "no"
 
 
 @pytest.mark.usefixtures("bfloat16")
-def test_weights_of_other_types_are_computed_in_as_they_are() -> None:
-    linear, x = nn.Linear(3, 2).half(), torch.randn(4, 3).half()
-    with native_autocast(CPU, torch.float16):
-        assert linear(x).dtype == torch.float16
+def test_bfloat16_is_used_where_a_model_runs_in_it() -> None:
+    model, batch = FAMILIES["bert"](0)
+    assert usable_precision(model, batch) == "bf16"
+    assert usable_precision(model.half(), batch) == "no"
+    deberta = tiny_model("deberta")
+    batch = {"input_ids": torch.ones(2, 4, dtype=torch.int64), "attention_mask": torch.ones(2, 4, dtype=torch.int64)}
+    deberta(**batch)
+    assert usable_precision(deberta, batch) == "no", "its smallest number in float32 is none in bfloat16"
 
 
-@pytest.mark.usefixtures("bfloat16")
 def test_weights_that_change_between_forwards_are_used() -> None:
     linear, x = nn.Linear(3, 2), torch.randn(4, 3)
-    with torch.no_grad(), native_autocast(CPU):
+    with torch.no_grad(), autocast(CPU, "bf16"):
         before = linear(x)
         with with_weight(linear, 2 * linear.weight, 2 * linear.bias):
             changed = linear(x)
@@ -56,14 +59,13 @@ def test_weights_that_change_between_forwards_are_used() -> None:
     torch.testing.assert_close(changed, 2 * before)
 
 
-@pytest.mark.usefixtures("bfloat16")
 def test_divergences_are_those_of_float32_but_for_rounding() -> None:
     model, batch = FAMILIES["bert"](0)
     linear = next(name for name, module in model.named_modules() if name.endswith("output.dense"))
     weight = model.get_parameter(f"{linear}.weight").detach().clone()
     weight[:, ::2] = 0
     expected = PartialKL(model, [batch], ("logits",)).mean(linear, weight)
-    with native_autocast(CPU):
+    with autocast(CPU, "bf16"):
         divergence = PartialKL(model, [batch], ("logits",)).mean(linear, weight)
     assert divergence == pytest.approx(expected, rel=0.05, abs=1e-4)
     assert divergence != expected

@@ -45,7 +45,7 @@ from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
-from compressor.training.precision import native_precision
+from compressor.training.precision import usable_precision
 from compressor.training.trainer import EVALUATION_FACTOR
 from compressor.units import compacted
 from compressor.units.layers import embedding_tables, gradients_of, is_linear
@@ -91,20 +91,20 @@ def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     teacher = load_named_folder(inputs.recipe, "teacher", step.teacher)
     require_same_interface(teacher, model, compares_hidden=step.hidden_weight > 0)
     data = inputs.rows
-    batch = range(min(len(data.train), step.batch_size))
     # The export checks the model itself.
-    _loss(step, teacher, task).require_defined_teacher(_inputs_of(task, data.train, batch))
+    _loss(step, teacher, data.with_task(task)).require_defined_teacher(_first_inputs(step, task, data))
 
 
-def _loss(step: Distill, teacher: ModelFolder, task: Task) -> Distillation:
+def _loss(step: Distill, teacher: ModelFolder, data: Data) -> Distillation:
     """The loss of the distillation."""
+    task = data.task
     task.declare_answers(teacher.model.config)
     return Distillation.of(
         teacher.network,
         task.loss_outputs,
         temperature=step.temperature,
         hidden_weight=step.hidden_weight,
-        precision=native_precision(),
+        precision=usable_precision(teacher.network, _first_inputs(step, task, data)),
     )
 
 
@@ -131,7 +131,7 @@ def _train(
     network, whole = run.model.folder.network, run.rows.with_task(run.rows.eval_task.chooser)
     precision = rounded_precision(step, run.recipe.engine, selected)
     path = run.recipe.source.model if step.teacher is None else step.teacher
-    distillation = _loss(step, load_folder(run.recipe, path), whole.task)
+    distillation = _loss(step, load_folder(run.recipe, path), whole)
     with ExitStack() as contexts:
         contexts.enter_context(compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)))
         contexts.enter_context(gradients_of(_shared_tables(network, distillation.teacher), required=False))
@@ -304,8 +304,7 @@ def affordable_length(
         lengths = data.eval["length"][:] if further and len(data.eval) else data.train["length"][:]
         counts = rows + further, tokens + math.ceil(further * np.mean(lengths))
         kept = _keeping(step, distillation, store, *counts).kept
-        batch = range(min(len(data.train), step.batch_size))
-        return kept is not None and kept.obstacle(_inputs_of(data.task, data.train, batch)) is None
+        return kept is not None and kept.obstacle(_first_inputs(step, data.task, data)) is None
 
     def measure(_: Path) -> TrainingLength:
         available, (seconds, teaching) = 60 * minutes, _step_seconds(step, data, distillation, network)
@@ -339,6 +338,11 @@ def affordable_length(
 def _inputs_of(task: Task, rows: Dataset, batch: Iterable[int]) -> dict[str, torch.Tensor]:
     """The inputs of a batch of rows."""
     return tensors_of(task.model_inputs(task.collate([rows[int(row)] for row in batch])))
+
+
+def _first_inputs(step: Distill, task: Task, data: Data) -> dict[str, torch.Tensor]:
+    """The inputs of the first training rows, as many as a step reads."""
+    return _inputs_of(task, data.train, range(min(len(data.train), step.batch_size)))
 
 
 def _step_seconds(

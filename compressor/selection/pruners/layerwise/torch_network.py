@@ -34,7 +34,7 @@ from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.layerwise.session_network import TEMPERATURE
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 from compressor.training.divergence import are_numbers, divergence, variances
-from compressor.training.precision import native_autocast
+from compressor.training.precision import autocast, usable_precision
 from compressor.units.layers import (
     AroundLayer,
     Linear,
@@ -102,13 +102,16 @@ class TorchNetwork:
         return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
 
     def divergence(self) -> Divergence:
+        batches, device = self._inputs.tensors(self._inputs.held_out), self._model.device
+        precision = usable_precision(self._model, batches[0])
+
         def mean(linear: str, weights: LinearWeights) -> float:
             bias = None if weights.bias is None else torch.from_numpy(weights.bias)
-            with native_autocast(self._model.device, self._model.dtype):
+            with autocast(device, precision):
                 return losses.mean(linear, torch.from_numpy(weights.weight), bias)
 
-        with native_autocast(self._model.device, self._model.dtype):
-            losses = PartialKL(self._model, self._inputs.tensors(self._inputs.held_out), self._inputs.outputs)
+        with autocast(device, precision):
+            losses = PartialKL(self._model, batches, self._inputs.outputs)
         return mean
 
     def feeders(self, linear: str) -> tuple[str, ...]:
