@@ -56,7 +56,7 @@ class LossCeiling:
         rows = np.arange(len(self.chances))
         losses = self.chances.max(-1) - self.chances[rows, answers]
         total, unseen = float(losses.sum()), _upper_count(0)
-        equal = total**2 / np.square(losses).sum() if total else 0.0
+        equal = total**2 / float(np.square(losses).sum()) if total else 0.0
         return max(unseen, total * _upper_count(equal) / equal if equal else 0.0) / len(rows)
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from compressor.model_folder import ModelFolder, load
 from compressor.model_folder.access import ModelAccess
 from compressor.models.forwards import forward_arguments, tensors_of
 from compressor.progress import NullListener, RunLog
+from compressor.pruning.bisect import ResampledScore
 from compressor.run.scorer import Scorer, metric_sums
 from compressor.tasks import Data, open_data
 from compressor.training.distillation import Distillation
@@ -92,7 +94,10 @@ def test_only_the_accuracy_of_enough_rows_has_a_ceiling(
     assert (changed.ceiling is not None) == has_ceiling
     if whole.ceiling is not None and changed.ceiling is not None:
         assert whole.ceiling == pytest.approx(3 / rows, rel=0.02)
-        assert whole.ceiling <= changed.ceiling
+        assert whole.ceiling < changed.ceiling
+    stored = TypeAdapter(ResampledScore)
+    read = stored.validate_json(stored.dump_json(changed))
+    assert (read.metric, read.divergence, read.ceiling) == (changed.metric, changed.divergence, changed.ceiling)
 
 
 def test_outputs_that_are_no_classes_have_no_ceiling(tmp_path: Path) -> None:
