@@ -59,7 +59,9 @@ def test_where_labels_are_the_answers_every_change_is_lost(scale: float) -> None
     answers = (whole + scale * rng.standard_normal(whole.shape)).argmax(-1)
     share = (whole.argmax(-1) != answers).mean()
     ceiling = ceiling_of(whole, whole.argmax(-1), are_answers=True)
-    assert share < ceiling.loss(answers) < 1.3 * share
+    loss = ceiling.loss(answers)
+    assert share < loss < 1.3 * share
+    assert isinstance(loss, float), "it is stored as JSON"
 
 
 def test_few_rows_have_no_ceiling() -> None:
