@@ -66,9 +66,8 @@ _FIRST_RATIO, _LATER_RATIO = 1.6, 1.4
 fastest that holds. A training that goes on from weights that hold is not lost, and that of too fast a plan is."""
 _ONLY_RATIO = 1.3
 """The same for the first attempt of a run in whose minutes nothing can be trained."""
-_TRAINING_RATIO = 3.0
-"""Least ratio of the time of a training to the rest of its attempt, by which there are fewer attempts. A short training
-on rows that many steps read ends further from the teacher than it began."""
+_TRAINING_RATIO = 1.0
+"""Least ratio of the time of a training to the rest of its attempt, by which there are fewer attempts."""
 _PRUNED_SHARE, _PRUNED_SHARE_UNTRAINED = 0.12, 0.5
 """Share of the time that is left which choosing and refitting the units of an attempt may take, by fewer rows."""
 _FORWARDS_OF_ROW = 30.0
