@@ -167,15 +167,15 @@ def check_start(path: Path, model: LoadedModel) -> Plan:
         raise InputError(text, code=ErrorCode.FILE_MISSING, field="start_from", path=path)
     plan = Plan.load(file)
     units, planned = ({group.name: group.units for group in part} for part in (model.groups, plan.groups))
-    if planned != units:
+    if planned != units or plan.masks:  # after masks units would have to be refitted again
         raise _other_model_error(path, model)
     return plan
 
 
 def _other_model_error(path: Path, model: LoadedModel) -> InputError:
     text = (
-        f"it is not the output of a run under a budget on {model.folder.path}; name the output folder of such a run"
-        " (--start-from)"
+        f"it is not the output of a run under a budget on {model.folder.path}, without masks; name the output folder of"
+        " such a run (--start-from)"
     )
     return InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, field="start_from")
 
