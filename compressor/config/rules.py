@@ -310,10 +310,8 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
         fields = (
             (later.flag, "plan" if len(at_fault) == 1 else at_fault[1].flag) if recipe.steps is None else ("steps",)
         )
-        listed, text = steps if recipe.steps is None else at_fault, f": {reason}"
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION, _subject(recipe, listed) + text, *fields, step=_number(recipe, later)
-        )
+        listed, number = steps if recipe.steps is None else at_fault, _number(recipe, later)
+        raise FieldConflictError(ErrorCode.CONTRADICTION, f"{_subject(recipe, listed)}: {reason}", *fields, step=number)
     order = [name for name in STEPS if name != Within.name]
     for earlier, later in itertools.pairwise(steps):
         if order.index(earlier.name) >= order.index(later.name):
