@@ -334,8 +334,8 @@ def _recorded(site: AdviceSite) -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (CompressorError, GraphPassError, FieldConflictError, InvalidValueError):
-            patch.setattr(kind, "__init__", _recording(kind.__init__, record, lambda self, *_, **__: str(self)))
-        patch.setattr(Note, "__init__", _recording(Note.__init__, record, lambda self, *_, **__: self.text))
+            patch.setattr(kind, "__init__", _recording(kind.__init__, record, lambda self: getattr(self, "message", str(self))))
+        patch.setattr(Note, "__init__", _recording(Note.__init__, record, lambda self: self.text))
         yield texts
 
 
