@@ -176,9 +176,9 @@ conflict(
 )
 conflict(
     ORDER,
+    ROWS + "--steps '[{ blocks = { share = 0.5 } }, { units = { macs = 0.5 } }]'",
+    ROWS + "--steps '[{ units = { macs = 0.5 } }, { blocks = { share = 0.5 } }]'",
     ROWS + "--macs 50% --drop-blocks 50%",
-    ROWS + "--macs 50%",
-    ROWS + "--drop-blocks 50%",
 )
 conflict(
     UNITS + "keep rule",
