@@ -16,8 +16,8 @@ from typing import Any
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import BUDGETS, ROW_SOURCES
-from compressor.config.step_list import OPTIONS_OF_STEPS, with_flags
-from compressor.config.steps import STEPS, Step, parts_of, step_of, steps_from
+from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of, with_flags
+from compressor.config.steps import STEPS, Heads, Step, Units, parts_of, step_of, steps_from
 from compressor.config.tasks import is_own_task
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
@@ -80,7 +80,10 @@ class RecipeFile:
             if step is None and not keys:
                 raise
             raise self.located(error, step) from error
-        return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
+        selecting = selecting_step(recipe)
+        if not options or selecting is None:
+            return recipe
+        return recipe.with_option(type(selecting), "options", {**selecting.options, **options})
 
     def located(self, error: UsageError, step: int | None) -> UsageError:
         """An error of what the file says, whose message begins with the file, and with the line of a step."""
@@ -127,6 +130,11 @@ def stored_recipe(model: str | None, file: str | None) -> RecipeFile:
     recipe = read_recipe(path)
     check_folder_recipe(recipe)
     return recipe
+
+
+def selecting_step(recipe: Recipe) -> Heads | Units | None:
+    """The step of a recipe whose method selects the first units that are removed; None: none are."""
+    return next((step for step in parts_of(steps_of(recipe)) if isinstance(step, Heads | Units)), None)
 
 
 def read_recipe(path: Path) -> RecipeFile:
