@@ -138,6 +138,10 @@ class Recipe(RecipeSections):
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
 
+    def following(self, plan: Path, model: Path) -> Recipe:
+        """A copy that follows the plan of its model folder on another model, whether flags or a list request it."""
+        return self.updated(model=model, **({} if self.steps is not None else {"plan": plan}))
+
     def with_option(self, kind: type[Step], name: str, value: Any) -> Recipe:
         """A copy with another value for an option of its step of a kind, which flags or a list request.
 

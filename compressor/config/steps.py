@@ -227,6 +227,10 @@ class Heads(TrainingOptions, Step):
     certify: Annotated[float, Field(gt=0, lt=1)] | None = None
     ray: Workers | None = None
 
+    def __init__(self, method: str | None = None, /, **options: Any) -> None:
+        # `Heads("dsp", keep=36)`; a method that is not given stays unset.
+        super().__init__(**options if method is None else {"method": method, **options})
+
     facts: ClassVar[Mapping[str, str]] = {"searches": "method", "ranks": "method"}
     rules = (
         Rule(

@@ -97,8 +97,7 @@ def on_first_model(recipe: Recipe) -> tuple[Recipe, tuple[Note, ...]]:
             reason = str(error)
         else:
             text = f"{stored.parent} goes on from {first}: the result is compared with that model"
-            plan_field = {} if recipe.steps is not None else {"plan": stored}
-            return recipe.updated(model=first, **plan_field), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
+            return recipe.following(stored, first), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
     text = f"the result is compared with {stored.parent}, not with a model that it was made from: {reason}"
     return recipe, (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
 

@@ -349,6 +349,11 @@ def test_flags_replace_options_of_the_steps_that_a_step_carries_out(tmp_path: Pa
     assert steps_of(Recipe(**recipe.flat())) == (step,)
 
 
+def test_the_method_of_heads_need_not_be_named() -> None:
+    assert Heads("taylor", keep=3) == Heads(method="taylor", keep=3)
+    assert Heads(keep=3).model_fields_set == {"keep"}
+
+
 def test_attempts_have_both_steps_by_default() -> None:
     assert step_of({"within": {"max_drop": 0.1}}) == step_of(within())
     assert Within(max_drop=0.1, steps=[Units(), Distill()]) == step_of(within())
