@@ -71,7 +71,7 @@ _COMPARED_ROWS = 32
 
 
 @overload
-def compress(model: Recipe, rows: Listener | None = None, /) -> Report: ...
+def compress(model: Recipe, rows: Listener | None = None, /, listener: Listener | None = None) -> Report: ...
 @overload
 def compress(
     model: str | Path, rows: str | Path | None = None, /, listener: Listener | None = None, **fields: Any
