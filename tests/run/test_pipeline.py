@@ -132,7 +132,12 @@ def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finis
 @pytest.mark.parametrize("rows", [None, "rows.tsv", Path("rows.tsv")])
 def test_a_run_of_a_model_is_that_of_its_recipe(rows: Path | str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes, fields = list[Recipe](), dict[str, Any](keep=1 if rows else None)
-    monkeypatch.setattr("compressor.run.pipeline.run_rungs", lambda rungs, _: recipes.extend(rungs) or [None])
+
+    def run(rungs: list[Recipe], _: object) -> list[None]:
+        recipes.extend(rungs)
+        return [None]
+
+    monkeypatch.setattr("compressor.run.pipeline.run_rungs", run)
     engine = compressor.Engine(target="auto", precision="auto")
     compressor.compress("model", rows, engine=engine, **fields)
     assert recipes == [Recipe(model="model", data=rows, engine=engine, **fields)]
