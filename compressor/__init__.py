@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.config.run import Recipe
+    from compressor.config.sections import EngineConfig as Engine
     from compressor.config.steps import Blocks, Distill, Follow, Heads, Units, Within
     from compressor.export import export_reference
     from compressor.generation.runner import load_engine
@@ -40,6 +41,7 @@ __all__ = [
     "CostTable",
     "Distill",
     "Distillation",
+    "Engine",
     "FisherPruner",
     "Follow",
     "Heads",
@@ -84,6 +86,7 @@ _NAMES = {
     "compressor.units": ("PrunableGroup", "Site", "find_groups", "find_sites", "gated"),
     "compressor.selection.pruners.base": ("PruningInputs",),
     "compressor.config.run": ("Recipe",),
+    "compressor.config.sections": ("Engine",),
     "compressor.selection.pruners.reconstruct.pruner": ("ReconstructPruner",),
     "compressor.results": ("Report",),
     "compressor.targets.segment_stream": ("Stream",),
@@ -95,6 +98,8 @@ _NAMES = {
     "compressor.run.model_units": ("measure_costs",),
     "compressor.targets": ("target",),
 }
+_RENAMED = {"Engine": "EngineConfig"}
+"""Name -> that in its module, where the package has other engines."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
@@ -103,7 +108,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(_MODULES[name]), name)
+        value = getattr(import_module(_MODULES[name]), _RENAMED.get(name, name))
     except ModuleNotFoundError as error:
         from compressor.environment import missing_pytorch
 

@@ -111,6 +111,7 @@ class NoteCode(Code):
 
     # Selection of heads and blocks.
     NOTHING_REMOVED = auto(), "A search found no head that may be removed within the loss allowed."
+    LOSS_UNSEEN = auto(), "The evaluation rows are too few to show a loss as small as the one that is allowed."
     NOTHING_HOLDS = auto(), "No attempt to remove units and train the rest keeps the metric: every unit stays."
     MORE_HEADS_KEPT = auto(), "A search could not remove exactly as many heads as requested."
     COSTS_DECREASED = auto(), "Heads cost less than a search assumed, so it may have missed cheaper heads."

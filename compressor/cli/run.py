@@ -23,7 +23,7 @@ from compressor.cli.console import Console, text_table
 from compressor.config.fields import reference_rows
 from compressor.config.ladder import recipes_of
 from compressor.config.methods import METHODS, PENALISED_METHODS
-from compressor.config.recipe_file import FILE_NAME, json_schema
+from compressor.config.recipe_file import FILE_NAME, json_schema, selecting_step
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe
 from compressor.config.sections import AUTO, HEADS, MODEL
 from compressor.config.step_list import steps_of
@@ -100,7 +100,8 @@ def _recipes(model: str | None, file: str | None, fields: dict[str, Any], penalt
         UsageError: the method has no penalty.
     """
     recipes = recipes_of(model, file, fields, options={} if penalty is None else {"penalty": penalty})
-    method = recipes[0].selection.method
+    selecting = selecting_step(recipes[0])
+    method = recipes[0].selection.method if selecting is None else selecting.method
     if penalty is not None and method not in PENALISED_METHODS:
         raise UsageError(
             f"--lambda {penalty:g}: {method} has no penalty; omit it, or use --method {' or '.join(PENALISED_METHODS)}",

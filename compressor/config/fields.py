@@ -24,11 +24,12 @@ class FieldConflictError(ValueError):
     Args:
         message: `<name>` stands for a field; it is replaced by the flag or the key of a file that set the field.
         fields: the fields at fault, the main one first.
+        step: the index of the step at fault in a list that is written out; None: no single step is.
     """
 
-    def __init__(self, code: ErrorCode, message: str, *fields: str) -> None:
-        super().__init__(message)
-        self.code, self.message, self.fields = code, message, fields
+    def __init__(self, code: ErrorCode, message: str, *fields: str, step: int | None = None) -> None:
+        super().__init__(_PLACEHOLDER.sub(r"\1", message))
+        self.code, self.message, self.fields, self.step = code, message, fields, step
 
     def text(self, name_of: Callable[[str], str]) -> str:
         """The message with each `<name>` replaced by `name_of(name)`."""
@@ -235,7 +236,8 @@ def usage_error(
     secrets = {name for name, field in fields.items() if extra_of(field, "is_secret")}
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, FieldConflictError):
-        return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields)
+        at_fault = {} if cause.step is None else {"step": cause.step}
+        return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields, **at_fault)
     if fault["type"] == "extra_forbidden":
         unknown = str(fault["loc"][-1])
         message = f"unknown field {unknown}; {suggestion(unknown, list(fields))}"

@@ -11,8 +11,8 @@ from compressor.config.fields import as_list, flag_of
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.recipe_file import recipe_of, stored_recipe
 from compressor.config.run import BUDGETS, Recipe
-from compressor.config.step_list import rungs_of, steps_of
-from compressor.config.steps import Step, Units, steps_from
+from compressor.config.step_list import OPTIONS_OF_STEPS, rungs_of, steps_of, with_flags
+from compressor.config.steps import Blocks, Step, Units, steps_from
 from compressor.config.values import PER_TOKEN, milliseconds_of
 from compressor.errors import ErrorCode, UsageError
 
@@ -61,9 +61,20 @@ def recipes_of(
     elif "steps" in flags:
         recipes = [recipe_of(model, file, {**flags, "steps": part}, options=options) for part in parts]
     else:
-        files = (replace(stored, fields={**stored.fields, "steps": part}) for part in parts)
-        recipes = [file.with_flags(model, flags, options) for file in files]
-    return _rungs(recipes, name, is_listed="steps" in fields)
+        steps = with_flags(stored.fields, stored.fields["steps"], flags)["steps"]  # refuses flags of several rungs
+        starts = itertools.accumulate(map(len, parts), initial=0)
+        files = (
+            replace(stored, fields={**stored.fields, "steps": steps[start:end]}, lines=stored.lines[start:end])
+            for start, end in itertools.pairwise(starts)
+        )
+        rest = {name: value for name, value in flags.items() if name not in OPTIONS_OF_STEPS}
+        recipes = [file.with_flags(model, rest, options) for file in files]
+    try:
+        return _rungs(recipes, name, is_listed="steps" in fields)
+    except UsageError as error:
+        if "steps" not in stored.fields or "steps" in flags:
+            raise
+        raise stored.located(error, error.details.get("step")) from error
 
 
 def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Recipe, ...]:
@@ -91,7 +102,9 @@ def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Re
     if is_listed and ordered != rungs:
         values_in_order = ", ".join(str(_budget(rung, name)) for rung in rungs)
         text = f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest"
-        raise UsageError(text, code=ErrorCode.CONTRADICTION, field="steps")
+        milder = (_mildness(rung, name) > _mildness(before, name) for before, rung in itertools.pairwise(rungs))
+        step = len(rungs[0].steps or ()) * (1 + list(milder).index(True))
+        raise UsageError(text, code=ErrorCode.CONTRADICTION, field="steps", step=step)
     if not _removes_units_first(rungs[0]):  # heads, or units that a gate learns, are selected of the whole model
         return tuple(ordered)
     chained = (rung.with_option(Units, "start_from", before.output.out) for before, rung in itertools.pairwise(ordered))
@@ -99,8 +112,13 @@ def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Re
 
 
 def _removes_units_first(recipe: Recipe) -> bool:
-    """Whether the first step of a recipe removes units without training, so that it can go on from another run."""
-    first = steps_of(recipe)[0]
+    """Whether the first step of a recipe removes units without training, so that it can go on from another run.
+
+    Masks, which are learned after that, belong to the units of their run.
+    """
+    first, *later = steps_of(recipe)
+    if any(isinstance(step, Blocks) for step in later):
+        return False
     is_alone = recipe.steps is not None or recipe.selection.method in BUDGET_METHODS
     return is_alone and isinstance(first, Units) and not first.learns
 

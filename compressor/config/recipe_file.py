@@ -16,13 +16,13 @@ from typing import Any
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import BUDGETS, ROW_SOURCES
-from compressor.config.step_list import OPTIONS_OF_STEPS, with_flags
-from compressor.config.steps import STEPS, Step, parts_of, step_of
+from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of, with_flags
+from compressor.config.steps import STEPS, Heads, Step, Units, parts_of, step_of, steps_from
 from compressor.config.tasks import is_own_task
 from compressor.config.values import names_row_file
 from compressor.errors import ErrorCode, UsageError, suggestion
 
-_STEPS_HEADER = re.compile(r"\s*\[\[\s*steps\s*\]\]")
+_STEPS_HEADER, _STEPS_KEY = re.compile(r"\s*\[\[\s*steps\s*\]\]"), re.compile(r"\s*\[?\s*steps\b")
 FILE_NAME = "compress.toml"
 """Name of the recipe in a model folder, which is read where no other recipe is named."""
 
@@ -34,10 +34,12 @@ class RecipeFile:
     Attributes:
         path: the file.
         fields: field name -> value; relative paths have been joined to the file's folder.
+        lines: the line of each step that the file writes out.
     """
 
     path: Path
     fields: Mapping[str, Any]
+    lines: tuple[int, ...] = ()
 
     def with_flags(
         self, model: str | None, flags: Mapping[str, Any], options: Mapping[str, Any] | None = None
@@ -57,15 +59,36 @@ class RecipeFile:
                 field="model",
             )
 
+        is_listed = "steps" in self.fields and "steps" not in flags
+        keys = set[str]()
+
         def name_of(name: str) -> str:
-            return f"{self.path}: {name}" if name in self.fields and name not in flags else flag_of(name)
+            if name in flags or name not in self.fields:
+                return flag_of(name)
+            keys.add(name)
+            return name
 
         if "steps" in flags:  # which replace what the file says of them
             fields = {name: value for name, value in fields.items() if name in flags or name not in OPTIONS_OF_STEPS}
-        elif "steps" in self.fields:
+        elif is_listed:
             fields = with_flags(fields, self.fields["steps"], flags)
-        recipe = Recipe(name_of, **fields)
-        return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
+        try:
+            recipe = Recipe(name_of, **fields)
+        except UsageError as error:
+            is_of_list = "steps" in keys or error.details.get("field") == "steps"
+            step = error.details.get("step", 0 if is_of_list else None) if is_listed else None
+            if step is None and not keys:
+                raise
+            raise self.located(error, step) from error
+        selecting = selecting_step(recipe)
+        if not options or selecting is None:
+            return recipe
+        return recipe.with_option(type(selecting), "options", {**selecting.options, **options})
+
+    def located(self, error: UsageError, step: int | None) -> UsageError:
+        """An error of what the file says, whose message begins with the file, and with the line of a step."""
+        line = f":{self.lines[step]}" if step is not None and step < len(self.lines) else ""
+        return UsageError(f"{self.path}{line}: {error}", code=error.code, **{**error.details, "path": self.path})
 
 
 def recipe_of(
@@ -109,6 +132,11 @@ def stored_recipe(model: str | None, file: str | None) -> RecipeFile:
     return recipe
 
 
+def selecting_step(recipe: Recipe) -> Heads | Units | None:
+    """The step of a recipe whose method selects the first units that are removed; None: none are."""
+    return next((step for step in parts_of(steps_of(recipe)) if isinstance(step, Heads | Units)), None)
+
+
 def read_recipe(path: Path) -> RecipeFile:
     """Read a recipe file. Relative paths in it are joined to its folder.
 
@@ -125,9 +153,9 @@ def read_recipe(path: Path) -> RecipeFile:
         raise UsageError.of_file(
             path, f"not a recipe ({error}); correct the TOML", ErrorCode.FILE_UNREADABLE
         ) from error
-    fields: dict[str, Any] = {}
+    fields, lines = dict[str, Any](), tuple[int, ...]()
     if "steps" in content:
-        fields["steps"] = _read_steps(path, content.pop("steps"))
+        fields["steps"], lines = _read_steps(path, content.pop("steps"))
     for key, value in content.items():
         table = value if key in SECTIONS and isinstance(value, dict) else {key: value}
         for name, entry in ((name.replace("-", "_"), entry) for name, entry in table.items()):
@@ -142,28 +170,36 @@ def read_recipe(path: Path) -> RecipeFile:
                 raise UsageError.of_file(path, text, ErrorCode.CONTRADICTION, field=name)
             is_path = isinstance(entry, str) and _is_path(name, path.parent / entry)
             fields[name] = str(path.parent / entry) if is_path else entry
-    return RecipeFile(path, fields)
+    return RecipeFile(path, fields, lines)
 
 
-def _read_steps(path: Path, tables: Any) -> list[Step]:
-    """The steps of `[[steps]]`; relative paths in their options are joined to the folder of the file.
+def _read_steps(path: Path, tables: Any) -> tuple[list[Step], tuple[int, ...]]:
+    """The steps of `[[steps]]`, and the line of each; relative paths in their options are joined to the file's folder.
 
     Raises:
         UsageError: a table is no step; the message names the file and the line of the table.
     """
-    lines = [number for number, line in enumerate(_read_text(path).splitlines(), 1) if _STEPS_HEADER.match(line)]
-    if not isinstance(tables, list):
-        tables, lines = [tables], []
-    steps = []
-    for number, table in enumerate(tables):
-        try:
-            step = step_of(table)
-        except UsageError as error:
-            line = f":{lines[number]}" if number < len(lines) else ""
-            raise UsageError(f"{path}{line}: {error}", code=error.code, **error.details, path=path) from error
-        joined = {name: path.parent / value for name, value in step if isinstance(value, Path)}
-        steps.append(step.model_copy(update=joined))
-    return steps
+    tables = tables if isinstance(tables, list) else [tables]
+    content = _read_text(path).splitlines()
+    lines = tuple(number for number, line in enumerate(content, 1) if _STEPS_HEADER.match(line))
+    if len(lines) != len(tables):  # they are an array, `steps = [...]`, which may begin with a line
+        first = next((number for number, line in enumerate(content, 1) if _STEPS_KEY.match(line)), 1)
+        lines = (first,) * max(1, len(tables))
+    steps = list[Step]()
+    try:
+        for table in tables:
+            steps.append(_joined(step_of(table), path.parent))
+        return list(steps_from(steps)), lines
+    except UsageError as error:
+        raise RecipeFile(path, {}, lines).located(error, len(steps)) from error
+
+
+def _joined(step: Step, folder: Path) -> Step:
+    """A step whose relative paths, and those of the steps that it carries out, are joined to a folder."""
+    changes: dict[str, Any] = {name: folder / value for name, value in step if isinstance(value, Path)}
+    if step.parts != (step,):
+        changes["steps"] = tuple(_joined(part, folder) for part in step.parts)
+    return step.model_copy(update=changes)
 
 
 def check_folder_recipe(recipe: RecipeFile) -> None:

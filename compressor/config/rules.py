@@ -108,7 +108,8 @@ _STEPS = (
         excludes=("ignores_plan",),
         fields=("steps",),
     ),
-    # 5. Rows are settings of the run, since all steps share them, and a plan is followed without any.
+    # 5. Rows are settings of the run, since all steps share them, and a plan is followed without any. The loss that
+    # bounds units may be that of the step that carries them out.
     *(
         Rule(
             fact,
@@ -121,6 +122,14 @@ _STEPS = (
             ("learns_labels", ""),
             ("learns", ", whose labels are not needed"),
         )
+    ),
+    Rule(
+        "has_no_bound",
+        "it needs a budget; set <speedup>, <latency>, <macs>, <parameters>, the number of heads (<keep>), or the loss"
+        " allowed (<max_drop>)",
+        excludes=("has_no_bound",),
+        fields=("method", "speedup"),
+        code=ErrorCode.MISSING_VALUE,
     ),
     # 6. The whole model learns nothing from itself; whether it is whole depends on the steps before.
     Rule(
@@ -234,6 +243,9 @@ def _facts_of_steps(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[t
     if learning is not None:
         fact = "learns_labels" if learning.reads_labels else "learns"
         yield ("selects_heads" if isinstance(learning, Heads) else fact), subject(learning)
+    unbounded = next((step for step in steps if isinstance(step, Units) and step.is_unbounded), None)
+    if unbounded is not None and unbounded.max_drop is None:
+        yield "has_no_bound", ("method", unbounded.method)
     if isinstance(first, Distill):
         yield "begins_to_distill", subject(first)
     if (labelled := next((step for step in steps if step.reads_labels), None)) is not None:
@@ -262,6 +274,13 @@ def _subject(recipe: RecipeSections, steps: Sequence[Step]) -> str:
 def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     # 11. The type of a list neither orders its steps nor bounds their number, and flags can request steps that no list
     # may have together.
+    for first, later in itertools.pairwise(recipe.steps or ()):
+        if isinstance(first, Within):
+            text = (
+                f"<steps> {first.name}, {later.name}: the model that {first.name} delivers keeps the metric, and this"
+                f" step changes it; omit it, or write {Distill.name} into the steps of {first.name}"
+            )
+            raise FieldConflictError(ErrorCode.CONTRADICTION, text, "steps", step=_number(recipe, later))
     for earlier, later in itertools.combinations(steps, 2):
         at_fault = [later]
         match earlier, later:
@@ -275,26 +294,41 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             case Follow(plan=plan), Heads():
                 reason = f"the heads are those of the plan {plan}; omit one of them"
                 at_fault += [step for step in steps if isinstance(step, Blocks)]
-            case Follow(plan=plan), Blocks() if recipe.selection.plan is not None:
+            case Follow(plan=plan), Blocks() if recipe.selection.plan is not None or Units in map(type, steps):
                 reason = f"the plan {plan} already says what is kept; omit one of them"
             case Blocks(), Units():
-                reason = "after blocks are dropped by training, units would have to be refitted again; omit one of them"
+                reason = "units are refitted, and blocks dropped by training after that; write units before blocks"
+                at_fault.append(earlier)
+            case Units(), _ if earlier.is_unbounded and not isinstance(later, Distill):
+                reason = (
+                    "the loss before this step is bounded, not that of the model that is delivered; set a budget"
+                    " (<speedup>), or omit one of them"
+                )
                 at_fault.append(earlier)
             case _:
                 continue
         fields = (
             (later.flag, "plan" if len(at_fault) == 1 else at_fault[1].flag) if recipe.steps is None else ("steps",)
         )
-        listed = steps if recipe.steps is None else at_fault
-        raise FieldConflictError(ErrorCode.CONTRADICTION, f"{_subject(recipe, listed)}: {reason}", *fields)
-    names, order = [step.name for step in steps], [name for name in STEPS if name != Within.name]
-    if names != [name for name in order if name in names]:
-        raise FieldConflictError(
-            ErrorCode.CONTRADICTION,
-            f"{_subject(recipe, steps)}: steps run in the order {', '.join(order)}, each at most once ({Within.name}"
-            " replaces the last two); write them in this order, or run compress on the output of another run",
-            "steps",
-        )
+        listed, number = steps if recipe.steps is None else at_fault, _number(recipe, later)
+        raise FieldConflictError(ErrorCode.CONTRADICTION, f"{_subject(recipe, listed)}: {reason}", *fields, step=number)
+    order = [name for name in STEPS if name != Within.name]
+    for earlier, later in itertools.pairwise(steps):
+        if order.index(earlier.name) >= order.index(later.name):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"{_subject(recipe, steps)}: steps run in the order {', '.join(order)}, each at most once,"
+                f" {Within.name} in place of {Units.name} and {Distill.name}, and only a ladder repeats them, all with"
+                " stricter budgets of one kind; write them in this order, or run compress on the output of another run",
+                "steps",
+                step=_number(recipe, later),
+            )
+
+
+def _number(recipe: RecipeSections, part: Step) -> int | None:
+    """The index in the list that is written out of the last step with such a part; None: flags request it."""
+    steps = reversed(list(enumerate(recipe.steps or ())))
+    return next((number for number, step in steps if step.part(type(part)) is not None), None)
 
 
 def _check_units_after_heads(recipe: RecipeSections, steps: Sequence[Step]) -> None:
@@ -310,4 +344,5 @@ def _check_units_after_heads(recipe: RecipeSections, steps: Sequence[Step]) -> N
             f"{shown(option, units[option])}: {heads.method} selects heads of the whole model, and the budget then"
             f" removes neurons only; omit it, or {remedy}",
             *(("steps",) if recipe.steps else (option, "method")),
+            step=_number(recipe, next(step for step in steps if isinstance(step, Units))),
         )

@@ -75,8 +75,7 @@ class Recipe(RecipeSections):
 
         def name_in_message(name: str) -> str:
             option = None if name in fields else option_of(steps or (), name)
-            file = name_of("steps").removesuffix(flag_of("steps")).removesuffix("steps")
-            return name_of(name) if option is None else f"{file}{option}"
+            return name_of(name) if option is None else option[1]
 
         try:
             # The loss that a step of a list allows bounds the run too.
@@ -84,7 +83,10 @@ class Recipe(RecipeSections):
             implied = {"max_drop": max(bounds)} if bounds and fields.get("max_drop") is None else {}
             super().__init__(**{**fields, **implied, "steps": steps})
         except pydantic.ValidationError as error:
-            raise usage_error(error, FIELDS, name_in_message) from error
+            fault = usage_error(error, FIELDS, name_in_message)
+            if (option := option_of(steps or (), fault.details["field"])) is not None:
+                fault.details.setdefault("step", option[0])
+            raise fault from error
         named = {name for section in SECTIONS for name in _names_of(fields.get(section))} | fields.keys()
         if steps is None and "max_drop" not in named:
             self.selection.model_fields_set.discard("max_drop")
@@ -135,6 +137,10 @@ class Recipe(RecipeSections):
             sections.setdefault(SECTION_OF[name], {})[name] = value
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
+
+    def following(self, plan: Path, model: Path) -> Recipe:
+        """A copy that follows the plan of its model folder on another model, whether flags or a list request it."""
+        return self.updated(model=model, **({} if self.steps is not None else {"plan": plan}))
 
     def with_option(self, kind: type[Step], name: str, value: Any) -> Recipe:
         """A copy with another value for an option of its step of a kind, which flags or a list request.

@@ -145,9 +145,8 @@ class RecipeSections(Sections):
 def steps_of(recipe: RecipeSections) -> tuple[Step, ...]:
     """The steps of a recipe, in order: those that it writes out, or those of its flags; empty if nothing is learned.
 
-    A plan is followed in place of learning one. Blocks are dropped from the heads that are selected, or from those of
-    the plan in the model folder. A budget removes units last, of those that a plan keeps, and whatever is left is
-    distilled.
+    A plan is followed in place of learning one. A budget removes units of those that are selected, or that the plan
+    keeps; blocks are dropped from the heads that are left, and whatever is left is distilled.
     """
     return tuple(_completed(recipe, requested_steps(recipe)))
 
@@ -182,15 +181,17 @@ def requested_steps(recipe: RecipeSections) -> tuple[Step, ...]:
     Raises:
         pydantic.ValidationError: a rule of one of the steps is violated.
     """
-    if recipe.steps is not None:
-        return recipe.steps
-    steps = tuple(make(recipe) for make in _requests(recipe).values())
+    steps = tuple(make(recipe) for make in _requests(recipe).values()) if recipe.steps is None else recipe.steps
     *_, last, distill = (None, None, *steps)
-    if isinstance(last, Units) and isinstance(distill, Distill) and last.is_unbounded and last.certify is None:
+    if isinstance(last, Units) and isinstance(distill, Distill) and _is_bounded_by_loss(last):
         # As many units are removed as the metric permits after they are distilled.
         parts = (last, distill.model_copy(update={"minutes": None}))
         return (*steps[:-2], Within(max_drop=last.max_drop, minutes=distill.minutes, steps=parts))
     return steps
+
+
+def _is_bounded_by_loss(units: Units) -> bool:
+    return units.is_unbounded and units.max_drop is not None and units.certify is None
 
 
 def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSections], Step]]:
@@ -199,8 +200,8 @@ def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSectio
     requests: tuple[tuple[type[Step], object, Callable[[RecipeSections], Step]], ...] = (
         (Follow, plan, lambda _: Follow(plan=plan)),
         (Heads, recipe.selects_heads, heads_of),
-        (Blocks, recipe.blocks.drops_any, blocks_of),
         (Units, recipe.prunes, units_of),
+        (Blocks, recipe.blocks.drops_any, blocks_of),
         (Distill, recipe.distillation.distill, distill_of),
     )
     return {kind: make for kind, is_requested, make in requests if is_requested}
@@ -300,12 +301,16 @@ def _values(section: Config, options: type[Config]) -> dict[str, Any]:
     return {name: getattr(section, name) for name in options.model_fields}
 
 
-def option_of(steps: Sequence[Step], flag: str) -> str | None:
-    """The name of a flag in a list that is written out: `units.macs`, `distill`; None where no step sets it."""
+def option_of(steps: Sequence[Step], flag: str) -> tuple[int, str] | None:
+    """The step of a list that sets what a flag sets, and its name there: `units.macs`, `distill`; None: no step does.
+
+    The step is given by its index in the list.
+    """
     option = _RENAMED.get(flag, flag)
-    for step in steps:
-        if step.name == flag or option in step.model_fields_set:
-            return flag if step.name == flag else f"{step.name}.{option}"
+    parts = [(number, part) for number, step in enumerate(steps) for part in (step, *step.parts)]
+    for number, part in parts:
+        if part.name == flag or option in part.model_fields_set:
+            return number, flag if part.name == flag else f"{part.name}.{option}"
     return None
 
 

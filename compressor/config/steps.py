@@ -55,6 +55,7 @@ and take most of the time where rows are long."""
 
 
 StepT = TypeVar("StepT", bound="Step")
+_BOUND = pydantic.TypeAdapter[float](NonNegative)
 
 
 class Step(Config):
@@ -185,6 +186,10 @@ class Follow(Step):
         return self.plan
 
     @property
+    def flag(self) -> str:
+        return "plan"
+
+    @property
     def summary(self) -> str:
         return f"follow the plan {self.plan}, with the weights in its folder if its run changed some"
 
@@ -221,6 +226,10 @@ class Heads(TrainingOptions, Step):
     max_drop: NonNegative | None = None
     certify: Annotated[float, Field(gt=0, lt=1)] | None = None
     ray: Workers | None = None
+
+    def __init__(self, method: str | None = None, /, **options: Any) -> None:
+        # `Heads("dsp", keep=36)`; a method that is not given stays unset.
+        super().__init__(**options if method is None else {"method": method, **options})
 
     facts: ClassVar[Mapping[str, str]] = {"searches": "method", "ranks": "method"}
     rules = (
@@ -364,14 +373,6 @@ class Units(UnitOptions, TrainingOptions, Step):
             "budget_at",
             "there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
             needs=("speedup", "latency", "macs"),
-        ),
-        Rule(
-            "is_unbounded",
-            "it needs a budget; set <speedup>, <latency>, <macs>, <parameters>, the number of heads (<keep>), or the"
-            " loss allowed (<max_drop>)",
-            needs=("max_drop",),
-            fields=("method", "speedup"),
-            code=ErrorCode.MISSING_VALUE,
         ),
         Rule(
             "learns",
@@ -589,9 +590,13 @@ class Within(Step):
         if not isinstance(values, dict):
             return values
         values = {"steps": [{Units.name: {}}, {Distill.name: {}}], **values}
+        try:
+            bound = _BOUND.validate_python(values.get("max_drop"))
+        except pydantic.ValidationError:  # which that of this option repeats
+            return {**values, "steps": ()}
         if not isinstance(values["steps"], list | tuple):
             return values
-        bound, steps = values.get("max_drop"), list[Step]()
+        steps = list[Step]()
         for step in values["steps"]:
             if isinstance(step, dict) and isinstance(options := step.get(Units.name), dict):
                 step = {Units.name: {"max_drop": bound, **options}}
@@ -682,7 +687,7 @@ class Within(Step):
         return max(step.rows_drawn(processes) for step in self.steps)
 
 
-STEPS: dict[str, type[Step]] = {step.name: step for step in (Follow, Heads, Blocks, Units, Distill, Within)}
+STEPS: dict[str, type[Step]] = {step.name: step for step in (Follow, Heads, Units, Blocks, Distill, Within)}
 """Key of `[[steps]]` -> the step. To add one, write its class here and its module in `compressor.run.steps`."""
 
 
@@ -736,4 +741,7 @@ def steps_from(value: Any) -> Any:
             field="steps",
             value=value,
         )
+    if not value:
+        text = "steps: the list is empty; write a step, such as { units = { speedup = 4 } }, or omit the list"
+        raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="steps")
     return tuple(map(step_of, value))

@@ -78,9 +78,9 @@ def _as_count_or_share(value: Any) -> Any:
         number = float(text[:-1]) if text.endswith("%") else int(text)
     except ValueError as error:
         raise InvalidValueError("neither a count nor a share; give a number such as 36, or 50%") from error
-    if number < 0 or (text.endswith("%") and not number <= 100):
+    if not number > 0 or (text.endswith("%") and number > 100):  # without heads no token depends on another
         raise InvalidValueError(
-            "out of range; give a number of heads from 0, or a share from 0% to 100%", ErrorCode.OUT_OF_RANGE
+            "out of range; give a number of heads from 1, or a share above 0% such as 50%", ErrorCode.OUT_OF_RANGE
         )
     return f"{number:.15g}%" if text.endswith("%") else number
 

@@ -191,6 +191,16 @@ def upper_losses(whole: ResampledScore, scores: Sequence[ResampledScore], *, hig
     return upper
 
 
+def unseen_share(rows: int) -> float:
+    """The share of the answers that may change where those to some rows do not, at most with `_CONFIDENCE`."""
+    return 1 - (1 - _CONFIDENCE) ** (1 / rows)
+
+
+def rows_that_show(share: float) -> int:
+    """The number of rows of which one shows with `_CONFIDENCE` that a share of the answers changes."""
+    return math.ceil(math.log(1 - _CONFIDENCE) / math.log1p(-share))
+
+
 def _quantile_between(estimate: LossEstimate, highest: float) -> float:
     """The quantile `_CONFIDENCE` of a loss that is known by an estimate and lies between zero and a highest loss."""
     if math.isinf(estimate.error):  # nothing is known of it

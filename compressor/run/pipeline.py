@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.run import Recipe
@@ -70,14 +70,29 @@ _COMPARED_ROWS = 32
 """Calibration rows on which a quantized graph is compared with its float graph."""
 
 
-def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
+@overload
+def compress(model: Recipe, rows: Listener | None = None, /, listener: Listener | None = None) -> Report: ...
+@overload
+def compress(
+    model: str | Path, rows: str | Path | None = None, /, listener: Listener | None = None, **fields: Any
+) -> Report: ...
+def compress(
+    model: Recipe | str | Path,
+    rows: str | Path | Listener | None = None,
+    /,
+    listener: Listener | None = None,
+    **fields: Any,
+) -> Report:
     """Run a recipe and write its output folder, which appears complete or not at all.
 
-    Under `accelerate launch` every process learns; the worker processes end after that.
+    `compress("model", "rows.tsv", steps=[...])` is short for `compress(Recipe(model="model", data="rows.tsv",
+    steps=[...]))`. Under `accelerate launch` every process learns; the worker processes end after that.
 
     Args:
-        recipe: what to do.
+        model: the recipe, or the model folder or ONNX file.
+        rows: the training rows, if a model is given; else the listener.
         listener: receives stages, progress and notes.
+        **fields: further fields of the recipe of a model.
 
     Returns:
         The report. A metric that fell too far (`report.drop_status`) raises no error: the output is the evidence.
@@ -86,9 +101,15 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         CompressorError: see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
         GraphPassError: a plan or a graph cannot be used.
     """
-    if not isinstance(recipe, Recipe):
-        text = f"{recipe!r}: no recipe; use compress(Recipe(model=...))"
-        raise UsageError(text, code=ErrorCode.INVALID_VALUE, value=recipe)
+    if isinstance(model, Recipe) and not fields and not isinstance(rows, str | Path):
+        recipe, listener = model, listener or rows
+    elif isinstance(model, str | Path) and (rows is None or isinstance(rows, str | Path)):
+        recipe = Recipe(model=model, **({} if rows is None else {"data": rows}), **fields)
+    else:
+        text = (
+            f"{model!r}: neither a recipe nor a model; use compress(Recipe(model=...)) or compress('model', 'rows.tsv')"
+        )
+        raise UsageError(text, code=ErrorCode.INVALID_VALUE, value=model)
     (report,) = run_rungs([recipe], listener or NullListener())
     return report
 

@@ -97,8 +97,7 @@ def on_first_model(recipe: Recipe) -> tuple[Recipe, tuple[Note, ...]]:
             reason = str(error)
         else:
             text = f"{stored.parent} goes on from {first}: the result is compared with that model"
-            plan_field = {} if recipe.steps is not None else {"plan": stored}
-            return recipe.updated(model=first, **plan_field), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
+            return recipe.following(stored, first), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
     text = f"the result is compared with {stored.parent}, not with a model that it was made from: {reason}"
     return recipe, (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
 
@@ -167,15 +166,15 @@ def check_start(path: Path, model: LoadedModel) -> Plan:
         raise InputError(text, code=ErrorCode.FILE_MISSING, field="start_from", path=path)
     plan = Plan.load(file)
     units, planned = ({group.name: group.units for group in part} for part in (model.groups, plan.groups))
-    if planned != units:
+    if planned != units or plan.masks:  # after masks units would have to be refitted again
         raise _other_model_error(path, model)
     return plan
 
 
 def _other_model_error(path: Path, model: LoadedModel) -> InputError:
     text = (
-        f"it is not the output of a run under a budget on {model.folder.path}; name the output folder of such a run"
-        " (--start-from)"
+        f"it is not the output of a run under a budget on {model.folder.path}, without masks; name the output folder of"
+        " such a run (--start-from)"
     )
     return InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, field="start_from")
 

@@ -156,14 +156,15 @@ def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
     except (ValueError, OverflowError) as error:
         message = f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%"
         raise UsageError(message, code=ErrorCode.INVALID_VALUE, field="keep", value=keep) from error
-    check_count(count, heads, f"{flag} {text}", keep)
+    check_count(count, heads, f"{flag} {text}", keep, least=1)
     return count
 
 
-def check_count(count: int, maximum: int, setting: str, value: int | str) -> None:
+def check_count(count: int, maximum: int, setting: str, value: int | str, least: int = 0) -> None:
     """Raise UsageError unless a number of units can be kept; `setting` names the option with its value."""
-    if not 0 <= count <= maximum:
-        text = f"{setting}: there are {maximum} to choose from; give a number from 0 to {maximum}, or 0% to 100%"
+    if not least <= count <= maximum:
+        reason = f"none of {maximum} would be kept" if count == 0 else f"there are {maximum} to choose from"
+        text = f"{setting}: {reason}; give a number from {least} to {maximum}, or a share such as 50%"
         raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="keep", value=value, maximum=maximum)
 
 

@@ -334,9 +334,14 @@ def _recorded(site: AdviceSite) -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (CompressorError, GraphPassError, FieldConflictError, InvalidValueError):
-            patch.setattr(kind, "__init__", _recording(kind.__init__, record, lambda self, *_, **__: str(self)))
-        patch.setattr(Note, "__init__", _recording(Note.__init__, record, lambda self, *_, **__: self.text))
+            patch.setattr(kind, "__init__", _recording(kind.__init__, record, _text_of))
+        patch.setattr(Note, "__init__", _recording(Note.__init__, record, lambda self: self.text))
         yield texts
+
+
+def _text_of(error: Exception) -> str:
+    """The text of an error, with a mark at the names of fields in a conflict."""
+    return error.message if isinstance(error, FieldConflictError) else str(error)
 
 
 def _recording(method: Any, record: Callable[[str], None], text_of: Callable[..., str]) -> Any:

@@ -124,10 +124,23 @@ def test_lists_that_are_no_ladder_are_refused(steps: str) -> None:
     assert caught.value.code is ErrorCode.CONTRADICTION
 
 
-def test_flags_of_a_step_beside_a_list_hold_for_every_rung(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [{"distill_steps": 7}, {"macs": "0.7"}, {"prune_rows": 16}])
+def test_a_flag_of_a_step_that_a_ladder_repeats_is_refused(flags: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text(f"data = 'train.tsv'\nsteps = [{UNITS}]")
-    rungs = recipes_of(str(tmp_path), None, {"distill_steps": 7})
-    assert [step.training_steps for rung in rungs for step in steps_of(rung) if isinstance(step, Distill)] == [7, 7]
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field=next(iter(flags))):
+        recipes_of(str(tmp_path), None, flags)
+
+
+def test_settings_beside_a_list_hold_for_every_rung(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(f"data = 'train.tsv'\nsteps = [{UNITS}]")
+    rungs = recipes_of(str(tmp_path), None, {"seed": 7})
+    assert [step.seed for rung in rungs for step in steps_of(rung)] == [7] * 4  # type: ignore[attr-defined]
+
+
+def test_masks_of_a_rung_are_learned_of_the_whole_model() -> None:
+    rungs = recipes_of("model", "/dev/null", {"data": "train.tsv", "macs": "90%,80%", "drop_blocks": 0.5})
+    assert [[step.name for step in steps_of(rung)] for rung in rungs] == [["units", "blocks"]] * 2
+    assert all(step.units.start_from is None for rung in rungs for step in steps_of(rung) if step.units is not None)
 
 
 def test_heads_of_a_list_are_selected_of_the_whole_model_for_every_rung() -> None:

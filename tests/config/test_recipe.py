@@ -197,6 +197,14 @@ def test_lambda_sets_the_penalty_and_keeps_the_other_options(tmp_path: Path) -> 
     assert context.params["penalty"] == 0.02
 
 
+@pytest.mark.parametrize("kind", ["heads = {", "units = { macs = 0.5,"])
+def test_lambda_sets_the_penalty_of_the_step_in_a_list(kind: str, tmp_path: Path) -> None:
+    table = f"{kind} method = 'bin-concrete', options = {{ initial = 0, penalty = 1 }} }}"
+    (tmp_path / "compress.toml").write_text(f"data = 'd'\n[[steps]]\n{table}")
+    (step,) = steps_of(recipe_of(str(tmp_path), None, {}, options={"penalty": 0.02}))
+    assert step.options == {"initial": 0, "penalty": 0.02}  # type: ignore[attr-defined]
+
+
 def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
     schema = json_schema()
     dashed = {name.replace("_", "-") for name in FIELDS}

@@ -12,7 +12,7 @@ from compressor.config.fields import Config, FieldConflictError, Rule
 from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import recipe_of
 from compressor.config.run import FIELDS, Recipe
-from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Units
+from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Units, Within
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 
@@ -91,7 +91,7 @@ def test_rules_of_a_run_name_fields_steps_and_facts() -> None:
     facts = {
         *("rows", "no_rows", "lacks_device", "lacks_kernels", "requests_nothing", "ignores_plan", "selects_heads"),
         *("learns_labels", "learns", "begins_to_distill", "reads_labels", "draws_rows", "certified"),
-        *("changes_certified", "rounds_certified", "masks_blocks", "graph"),
+        *("changes_certified", "rounds_certified", "masks_blocks", "graph", "has_no_bound"),
     }
     for rule in (*run_rules._SETTINGS, *run_rules._STEPS):
         names = {name.partition("=")[0] for name in (rule.option, *rule.needs, *rule.excludes)}
@@ -242,9 +242,9 @@ def test_neurons_alone_are_removed_after_heads(steps: list[dict[str, Any]]) -> N
             ("start_from", "max_drop"),
         ),
         (
-            {"data": "x", "method": "dsp", "macs": "50%", "drop_blocks": 0.5},
+            {"data": "x", "max_drop": 0.1, "method": "reconstruct", "drop_blocks": 0.5},
             ErrorCode.CONTRADICTION,
-            ("macs", "drop_blocks"),
+            ("drop_blocks", "max_drop"),
         ),
         ({"data": "x", "macs": "50%", "plan": "p", "method": "dsp"}, ErrorCode.CONTRADICTION, ("macs", "plan")),
         ({"speedup": 2, "plan": "p"}, ErrorCode.MISSING_VALUE, ("speedup", "data")),
@@ -312,6 +312,14 @@ def test_no_rung_of_a_ladder_follows_a_plan() -> None:
         ([{"blocks": {}}], ErrorCode.MISSING_VALUE, "share"),
         ([Units(macs=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
         ([Blocks(share=0.5), Units(macs=0.4)], ErrorCode.CONTRADICTION, "steps"),
+        ([Units(max_drop=0.1), Blocks(share=0.5)], ErrorCode.CONTRADICTION, "steps"),
+        ([Within(max_drop=0.1, steps=[Units()]), Distill()], ErrorCode.CONTRADICTION, "steps"),
+        ([Within(max_drop=0.1), Blocks(share=0.5)], ErrorCode.CONTRADICTION, "steps"),
+        ([Follow(plan=Path("p")), Units(macs=0.4), Blocks(share=0.5)], ErrorCode.CONTRADICTION, "steps"),
+        ([{"within": {}}], ErrorCode.MISSING_VALUE, "max_drop"),
+        ([{"within": {"max_drop": -1}}], ErrorCode.OUT_OF_RANGE, "max_drop"),
+        ([{"heads": {"keep": 0}}], ErrorCode.OUT_OF_RANGE, "keep"),
+        ([], ErrorCode.MISSING_VALUE, "steps"),
         ([{"blocks": {"share": 0.5, "maps": "m", "entmax": True}}], ErrorCode.CONTRADICTION, "maps"),
         ([{"units": {"keep": 3, "macs": 0.5}}], ErrorCode.CONTRADICTION, "keep"),
         (

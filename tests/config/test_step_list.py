@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ KINDS: list[tuple[dict[str, Any], list[type[Step]]]] = [
     ({"data": "x", "max_drop": 0.1, "macs": 0.5, "distill": True}, [Units, Distill]),
     ({"data": "x", "method": "dsp", "macs": 0.5}, [Units]),
     ({"data": "x", "keep": 3, "macs": 0.5, "distill": True}, [Heads, Units, Distill]),
+    ({"data": "x", "macs": 0.5, "drop_blocks": 0.5, "distill": True}, [Units, Blocks, Distill]),
     ({"data": "x", "plan": "p", "distill": True}, [Follow, Distill]),
     ({"data": "x", "distill": True, "teacher": "t", "keep": "100%", "target": "auto"}, [Distill]),
     ({"plan": "p"}, [Follow]),
@@ -133,12 +135,54 @@ def test_a_wrong_step_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{file}:5: ")
 
 
+_TABLES = {
+    "heads": "heads = { keep = 3 }",
+    "units": "units = { macs = 0.5 }",
+    "blocks": "blocks = { share = 0.5 }",
+    "distill": "distill = {}",
+    "within": "within = { max_drop = 0.1 }",
+}
+
+
+@pytest.mark.parametrize("names", [pair * times for pair in itertools.permutations(_TABLES, 2) for times in (1, 2)])
+def test_a_list_that_is_refused_names_the_file_and_a_line_of_a_step(names: Sequence[str], tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text("\n".join(['data = "d"', *(f"[[steps]]\n{_TABLES[name]}" for name in names)]))
+    if [name for name in STEPS if name in names] == list(names) and ("within" not in names or "heads" in names):
+        recipes_of(str(tmp_path), None, {})
+        return
+    with pytest.raises(UsageError) as caught:
+        recipes_of(str(tmp_path), None, {})
+    lines = {2 * number + 2 for number in range(len(names))}
+    assert str(caught.value).startswith(tuple(f"{file}:{line}: " for line in lines))
+
+
+@pytest.mark.parametrize("name", ["distil", "unit"])
+def test_a_step_of_an_array_in_a_file_is_named_with_the_line_of_the_array(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text(f'data = "d"\n\nsteps = [\n{{ units = {{ macs = 0.5 }} }},\n{{ {name} = {{}} }},\n]')
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, path=file) as caught:
+        recipe_of(str(tmp_path), None, {})
+    assert str(caught.value).startswith(f"{file}:3: ")
+
+
+def test_paths_of_steps_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    steps = "within = { max_drop = 0.1, steps = [{ units = { statistics = 's' } }, { distill = { teacher = 't' } }] }"
+    file.write_text(f"data = 'd'\n[[steps]]\n{steps}")
+    (step,) = steps_of(recipe_of("model", str(file), {}))
+    assert step.units is not None
+    assert step.units.statistics == tmp_path / "s"
+    assert step.distill is not None
+    assert step.distill.teacher == tmp_path / "t"
+
+
 def test_an_option_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "compress.toml"
     file.write_text('data = "d"\n[[steps]]\nunits = { max_drop = 0.1, certify = 0.9 }\n[[steps]]\ndistill = {}\n')
     with fails_with(ErrorCode.CONTRADICTION, UsageError, fields=("certify", "distill")) as caught:
         recipe_of(str(tmp_path), None, {})
-    assert str(caught.value).startswith(f"{file}: units.certify 0.9, {file}: distill: ")
+    assert str(caught.value).startswith(f"{file}:2: units.certify 0.9, distill: ")
 
 
 @pytest.mark.parametrize(
@@ -263,6 +307,23 @@ def test_a_loss_that_a_flag_allows_replaces_that_of_the_step(tmp_path: Path) -> 
     assert recipe.selection.max_drop == 0.5
 
 
+@pytest.mark.parametrize("table", ["units = { max_drop = 0.01 }", "within = { max_drop = 0.01 }"])
+@pytest.mark.parametrize("value", [0.5, "0.5"])
+def test_the_text_of_a_flag_is_the_loss_of_every_step_that_is_bounded(
+    table: str, value: object, tmp_path: Path
+) -> None:
+    (tmp_path / "compress.toml").write_text(f"data = 'd'\n[[steps]]\n{table}")
+    (step,) = steps_of(recipe_of(str(tmp_path), None, {"max_drop": value}))
+    assert isinstance(step, Within)
+    assert (step.max_drop, step.units.max_drop) == (0.5, 0.5)
+
+
+def test_units_and_distill_of_a_list_are_bounded_together() -> None:
+    listed = Recipe(model="m", data="d", steps=[Units(max_drop=0.1), Distill(minutes=3)])
+    flags = Recipe(model="m", data="d", max_drop=0.1, distill=True, minutes=3)
+    assert steps_of(listed) == steps_of(flags)
+
+
 def test_keys_of_steps_beside_a_list_in_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text("data = 'd'\nkeep = 36\n[[steps]]\nunits = { macs = 0.5 }")
     with fails_with(ErrorCode.CONTRADICTION, UsageError, field="keep"):
@@ -288,8 +349,14 @@ def test_flags_replace_options_of_the_steps_that_a_step_carries_out(tmp_path: Pa
     assert steps_of(Recipe(**recipe.flat())) == (step,)
 
 
+def test_the_method_of_heads_need_not_be_named() -> None:
+    assert Heads("taylor", keep=3) == Heads(method="taylor", keep=3)
+    assert Heads(keep=3).model_fields_set == {"keep"}
+
+
 def test_attempts_have_both_steps_by_default() -> None:
     assert step_of({"within": {"max_drop": 0.1}}) == step_of(within())
+    assert Within(max_drop=0.1, steps=[Units(), Distill()]) == step_of(within())
 
 
 def test_units_that_the_metric_alone_bounds_are_removed_in_attempts() -> None:

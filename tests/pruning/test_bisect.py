@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.pruning.bisect import ResampledScore, estimate_losses, next_speed, upper_losses
+from compressor.pruning.bisect import (
+    ResampledScore,
+    estimate_losses,
+    next_speed,
+    rows_that_show,
+    unseen_share,
+    upper_losses,
+)
 
 BOUNDS = (1.0, 12.5)
 DRAWS = 200
@@ -166,3 +173,10 @@ def test_undefined_draws_are_ignored() -> None:
     whole, *plans = scores([0.002, 0.004], [0.01, 0.02], noise=0.001)
     plans[0].draws[3] = NAN
     assert np.isfinite(estimate_losses(whole, plans, higher_is_better=True)).all()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.01, 0.001])
+def test_one_of_the_rows_that_show_a_share_of_changes_changes(share: float) -> None:
+    rows = rows_that_show(share)
+    assert unseen_share(rows) <= share < unseen_share(rows - 1)
+    assert (1 - share) ** rows <= 0.05 < (1 - share) ** (rows - 1)

@@ -129,6 +129,26 @@ def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finis
     assert (out / "plan.json").read_bytes() == (finished.out / "plan.json").read_bytes()
 
 
+@pytest.mark.parametrize("rows", [None, "rows.tsv", Path("rows.tsv")])
+def test_a_run_of_a_model_is_that_of_its_recipe(rows: Path | str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes, fields = list[Recipe](), dict[str, Any](keep=1 if rows else None)
+
+    def run(rungs: list[Recipe], _: object) -> list[None]:
+        recipes.extend(rungs)
+        return [None]
+
+    monkeypatch.setattr("compressor.run.pipeline.run_rungs", run)
+    engine = compressor.Engine(target="auto", precision="auto")
+    compressor.compress("model", rows, engine=engine, **fields)
+    assert recipes == [Recipe(model="model", data=rows, engine=engine, **fields)]
+
+
+@pytest.mark.parametrize("arguments", [(5,), (Recipe(model="model"), "rows.tsv")])
+def test_a_run_of_something_else_is_refused(arguments: Any) -> None:
+    with fails_with(ErrorCode.INVALID_VALUE, UsageError):
+        compressor.compress(*arguments)
+
+
 @pytest.mark.parametrize("field", ["data", "eval_data", "test_data"])
 def test_a_missing_file_of_rows_ends_the_run_before_the_model_is_loaded(field: str, tmp_path: Path) -> None:
     with fails_with(ErrorCode.FILE_MISSING, path=Path("rows.tsv")):

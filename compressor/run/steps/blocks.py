@@ -87,7 +87,8 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
         text = f"blocks are dropped from the heads that the plan in {folder.path} keeps"
         note = Note(code=NoteCode.PLAN_FOLLOWED, text=f"{text}; its other units stay as they are")
         learned = replace(
-            masked,
+            heads,
+            plan=masked.plan,
             curves=joined_curves(heads.curves, masked.curves),
             trained=heads.trained or masked.trained,
             notes=(*heads.notes, *([] if run.followed is None else [note]), *masked.notes),
@@ -96,7 +97,7 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
 
     selected = store.memo(PLAN, {}, drop, PlanFiles(folder.access))
     selector.recall(store)
-    return replace(state, selected=replace(selected, certificate=state.selected.certificate))
+    return replace(state, selected=selected)
 
 
 FUNCTIONS = StepFunctions(_run, _check_options, _check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -22,13 +22,16 @@ from compressor.model_folder.access import ModelAccess
 from compressor.pruning.allocate import RANKING_STAGES, Budgets, plan_costs
 from compressor.pruning.bisect import (
     MARGIN,
+    LossEstimate,
     ResampledScore,
     estimate_losses,
     mean_table,
     next_speed,
     require_informed,
+    rows_that_show,
     speed_bounds,
     speed_of,
+    unseen_share,
     upper_losses,
 )
 from compressor.pruning.measure import KeptTimes
@@ -585,7 +588,9 @@ class _Search(_Attempts):
                 " left to train it; allow more minutes"
             )
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
-        if self.unseen is not None:
+        if self.unseen is None:
+            notes += self._unseen_notes(attempts, holding)
+        else:
             certificate, holding = self._certify(attempts, holding, self.unseen)
         for number in holding:
             self.update(number, holds=True)
@@ -605,6 +610,8 @@ class _Search(_Attempts):
             return f"{speed_of(self.costs.deciding, attempts[number].counts):.3g} times as fast as the whole model"
 
         def expected(number: int) -> str:
+            if self._shows_nothing(losses[number]):
+                return f"no answer that changed shows a loss of {task.metric}"
             values = (losses[number].loss, losses[number].error, bounds[number])
             loss, error, bound = (f"{task.metric_unit.scale * value:.2g}" for value in values)
             return (
@@ -629,6 +636,23 @@ class _Search(_Attempts):
                     advice = f"about {rows:,.0f} evaluation rows would be needed to tell (--eval-data)"
         code = NoteCode.NOTHING_HOLDS if self.step.trains else NoteCode.NOTHING_REMOVED
         return Note(code=code, text=f"{text}; {advice}")
+
+    def _unseen_notes(self, attempts: Sequence[_Attempt], holding: Sequence[int]) -> Iterator[Note]:
+        """Why the loss of the fastest attempt that holds may exceed what is allowed although no row shows a loss."""
+        losses, allowed = self._estimated(attempts, estimate_losses), self._allowed
+        if not holding or not self._shows_nothing(losses[holding[-1]]) or not 0 < allowed < 1:
+            return
+        if unseen_share(self.searched) > allowed:
+            text = (
+                f"{self.searched} evaluation rows are too few to tell a loss of {allowed:g}: none shows one, and up to"
+                f" {unseen_share(self.searched):.2%} of the answers to other rows may change (95% bound);"
+                f" {rows_that_show(allowed):,} rows would tell (--eval-data)"
+            )
+            yield Note(code=NoteCode.LOSS_UNSEEN, text=text)
+
+    def _shows_nothing(self, estimate: LossEstimate) -> bool:
+        """Whether no evaluation row shows a loss of a metric that is a share of them."""
+        return self.task.metric_unit is MetricUnit.POINTS and estimate == (0.0, 0.0)
 
     def _certify(
         self, attempts: Sequence[_Attempt], holding: list[int], rows: Dataset

@@ -44,12 +44,25 @@ RULES = "config.rules "
 ORDER = RULES + "_check_order contradiction"
 conflict(
     RULES + "_check_order text",
+    ROWS + "--steps '[{ within = { max_drop = 0.1, steps = [{ units = {} }] } }, { distill = {} }]'",
+    ROWS + "--steps '[{ within = { max_drop = 0.1, steps = [{ units = {} }] } }]'",
+    ROWS + "--steps '[{ within = { max_drop = 0.1, steps = [{ units = {} }, { distill = {} }] } }]'",
+)
+conflict(
+    RULES + "_check_order text #4",
+    ROWS + "--max-drop 0.1 --method reconstruct --drop-blocks 50%",
+    ROWS + "--max-drop 0.1 --method reconstruct --drop-blocks 50% --speedup 2",
+    ROWS + "--max-drop 0.1 --method reconstruct",
+    ROWS + "--drop-blocks 50%",
+)
+conflict(
+    RULES + "_check_order text #2",
     NAMED + "--macs 50% --start-from named",
     NAMED + "--macs 50%",
     ROWS + "--macs 50% --start-from named",
 )
 conflict(
-    RULES + "_check_order text #2",
+    RULES + "_check_order text #3",
     ROWS + "--macs 50% --method dsp --plan plan.json",
     ROWS + "--macs 50% --method dsp",
     ROWS + "--speedup 2 --plan plan.json",
@@ -76,7 +89,7 @@ conflict(
     ROWS + "--parameters 50% --budget-at 1x128 --macs 50%",
 )
 conflict(
-    UNITS + "is_unbounded rule",
+    RULES + "has_no_bound rule",
     ROWS + "--method reconstruct",
     *(ROWS + f"--method reconstruct --{flag}" for flag in ("speedup 2", "latency 5ms", "macs 50%", "parameters 50%")),
     ROWS + "--method reconstruct --keep 1",
@@ -163,9 +176,9 @@ conflict(
 )
 conflict(
     ORDER,
+    ROWS + "--steps '[{ blocks = { share = 0.5 } }, { units = { macs = 0.5 } }]'",
+    ROWS + "--steps '[{ units = { macs = 0.5 } }, { blocks = { share = 0.5 } }]'",
     ROWS + "--macs 50% --drop-blocks 50%",
-    ROWS + "--macs 50%",
-    ROWS + "--drop-blocks 50%",
 )
 conflict(
     UNITS + "keep rule",

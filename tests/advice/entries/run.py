@@ -779,6 +779,16 @@ def _(w: World) -> None:
     w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
 
 
+@advice("run.steps.within _Search._unseen_notes text")
+def _(w: World) -> None:
+    from compressor.pruning.bisect import ResampledScore
+    from compressor.run.steps import within
+
+    search = _attempts(w, score=ResampledScore(0.9, np.array([0.8, 1.0]), 0.1))
+    w.notes(lambda: list(search._unseen_notes(within._stored(search.store), [0])))
+    w.right(*w.run("--distill", "--max-drop", "0.5", "--eval-data", "rows.tsv"))
+
+
 def _round_weights(w: World, *, generates: bool = True, **fields: Any) -> Callable[[], None]:
     """Checks a recipe on a model that generates, or on another one."""
     recipe = Recipe(model=w.model, data=w.file("rows.tsv"), keep=1, **{"precision": "int4w", **fields})

@@ -1,4 +1,4 @@
-"""Blocks of attention maps are dropped from the heads that a budget left, in a second run."""
+"""Blocks of attention maps are dropped from the heads that a budget left, in the same run or in a second one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import compressor
 from compressor.config.run import Recipe
+from compressor.config.steps import Blocks, Units
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode, Report
 from graph_passes import BlockMask, Plan
@@ -38,6 +39,24 @@ def test_heads_that_a_budget_left_get_masks(inputs: Path, tmp_path: Path, pruned
     assert report.compressed.parameters < report.dense.parameters
     assert {NoteCode.PLAN_FOLLOWED, NoteCode.TRAINED_ALONG} <= codes(report)
     assert NoteCode.WEIGHTS_CHANGED not in codes(report)
+
+
+def test_units_and_then_blocks_are_dropped_by_one_list(inputs: Path, tmp_path: Path) -> None:
+    units = Units(macs=0.6, prune_rows=16)
+    blocks = Blocks(share=0.5, block_size=1, mask_all_sites=True, training_steps=2, batch_size=8)
+    fields: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01, "threads": 1, "max_length": 8}
+    report = compressor.compress(
+        Recipe(
+            model=inputs / "model", data=str(inputs / "rows.tsv"), steps=[units, blocks], out=tmp_path / "out", **fields
+        )
+    )
+    plan = Plan.load(tmp_path / "out" / "plan.json")
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
+    assert set(plan.masks) == {site.name for site in plan.sites if site.kept}
+    assert all(proof.holds for proof in report.proofs)
+    (row,) = report.budget
+    assert (row.unit, row.met) == ("macs", True)
+    assert {NoteCode.BUDGET_MET, NoteCode.TRAINED_ALONG} <= codes(report)
 
 
 @pytest.mark.parametrize("fault", ["masks", "weights", "heads"])

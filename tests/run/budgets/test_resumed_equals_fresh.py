@@ -26,6 +26,7 @@ DISTILL = Distill(training_steps=6, batch_size=8, learning_rate=2e-3)
 LISTS: dict[str, list[Step]] = {
     "units": [Heads(keep=1, **SHORT), Units(macs=0.7, prune_rows=16), DISTILL],
     "blocks": [Heads(keep=1, **SHORT), Blocks(share=0.5, block_size=1, **SHORT), DISTILL],
+    "units and blocks": [Units(macs=0.7, prune_rows=16), Blocks(share=0.5, block_size=1, **SHORT)],
 }
 TRUE, NEVER = (False, True), ()
 OPTIONS: dict[str, Sequence[Any]] = {
