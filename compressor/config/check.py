@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from compressor.config.fields import InvalidValueError, Rule, as_list, config_field
 from compressor.config.request import OutputFile, Request
-from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive, as_milliseconds
+from compressor.config.values import AbsolutePath, Count, Names, NonNegative, Positive, Seed, as_milliseconds
 from compressor.errors import ErrorCode, suggestion
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
@@ -158,7 +158,7 @@ class CheckRequest(Request):
     new_tokens: Annotated[int, Field(ge=2)] | None = inputs_field(
         f"tokens to generate from each prompt; default: {NEW_TOKENS}", is_basic=True
     )
-    seed: Natural = inputs_field("seed of random inputs and of the bootstrap", 0)
+    seed: Seed = inputs_field("seed of random inputs and of the bootstrap", 0)
 
     expect: Name | None = outputs_field(
         "expected outputs: baseline, any (shapes and types only), an .npz, an ONNX file or an output folder; default:"

@@ -22,7 +22,7 @@ from compressor.config.fields import (
     usage_error,
 )
 from compressor.config.sections import RowsConfig, data_field, engine_field, measuring_field, model_field, output_field
-from compressor.config.values import Count, Names, Natural, NonNegative, Positive, as_list
+from compressor.config.values import Count, Names, Natural, NonNegative, Positive, Seed, as_list
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, TARGETS, Provider
 
@@ -119,7 +119,7 @@ class GenerateRequest(Request):
         "sample from the most probable tokens whose probabilities sum to this"
     )
     top_k: Count | None = text_field("sample from this many of the most probable tokens")
-    seed: Natural | None = text_field("seed of the samples; default: another one each time")
+    seed: Seed | None = text_field("seed of the samples; default: another one each time")
 
     provider: Provider | None = engine_field("device of the engine; default: CUDA where available")
     threads: Count | None = engine_field("threads of the engine; default: one per core")
@@ -295,7 +295,7 @@ class Training(Request):
         "precision of matmuls; auto: bf16 on a GPU that computes it natively, else float32", "auto", is_basic=True
     )
     evaluations: Count = training_field("evenly spaced evaluations; each writes a checkpoint", 20, is_basic=True)
-    seed: Natural = training_field("seed of every random draw", 0, is_basic=True)
+    seed: Seed = training_field("seed of every random draw", 0, is_basic=True)
 
     rules = (
         Rule("vocabulary", "the characters are always a to z and the space; omit it", excludes=("level=character",)),

@@ -30,6 +30,7 @@ from compressor.config.values import (
     Options,
     Positive,
     Rows,
+    Seed,
     Shapes,
     Share,
     ShareByKind,
@@ -151,7 +152,7 @@ class TrainingOptions(Config):
     training_steps: Count | None = heads_field("training steps, instead of epochs")
     batch_size: Count = heads_field("examples per training step and process", 32)
     learning_rate: Positive = heads_field("peak learning rate of the model", 5e-5)
-    seed: Natural = heads_field("seed of every random draw", 0)
+    seed: Seed = heads_field("seed of every random draw", 0)
 
 
 class SelectionConfig(TrainingOptions):

@@ -158,6 +158,7 @@ def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
         ({"prompt_tokens": 0}, ErrorCode.OUT_OF_RANGE, "prompt_tokens"),
         ({"prompt_tokens": 8, "new_tokens": 1}, ErrorCode.OUT_OF_RANGE, "new_tokens"),
         ({"seed": -1}, ErrorCode.OUT_OF_RANGE, "seed"),
+        ({"seed": 2**63}, ErrorCode.OUT_OF_RANGE, "seed"),
         ({"scenario": "multistream"}, ErrorCode.UNKNOWN_NAME, "scenario"),
         ({"p99": "1ms", "scenario": "offline"}, ErrorCode.CONTRADICTION, "p99"),
         ({"rate": 5}, ErrorCode.CONTRADICTION, "rate"),
