@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from compressor.config.fields import InvalidValueError, Rule, as_list, config_field
 from compressor.config.request import OutputFile, Request
-from compressor.config.values import AbsolutePath, Count, Names, NonNegative, Positive, Seed, as_milliseconds
+from compressor.config.values import AbsolutePath, Count, Names, NonNegative, Positive, Seed, Threads, as_milliseconds
 from compressor.errors import ErrorCode, suggestion
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
@@ -136,7 +136,7 @@ class CheckRequest(Request):
     )
     gzip: bool = models_field("compress requests to the server and its responses", False)
     deadline: Positive = models_field("maximum seconds of a call to the server", 10.0)
-    threads: Count | None = models_field("threads of an engine on this machine; default: one per core", is_basic=True)
+    threads: Threads | None = models_field("threads of an engine on this machine; default: one per core", is_basic=True)
     kernel: AbsolutePath | None = models_field("library that compress kernel built, for a graph on this machine")
 
     inputs: Path | None = inputs_field(

@@ -35,6 +35,7 @@ from compressor.config.values import (
     Share,
     ShareByKind,
     Sizes,
+    Threads,
     Workers,
     milliseconds_of,
 )
@@ -394,7 +395,7 @@ class EngineConfig(Config):
         "accept an int8 engine that computes some of the quantized matmuls in floats", False
     )
     provider: Literal["cpu", "cuda"] | None = engine_field("device of the engine; default: CUDA where available")
-    threads: Count | None = engine_field("threads of the engine; default: one per core", is_basic=True)
+    threads: Threads | None = engine_field("threads of the engine; default: one per core", is_basic=True)
     kernel: AbsolutePath | None = engine_field(
         "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default: plain"
         " ONNX",

@@ -155,6 +155,7 @@ def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
         ({"batch": 0}, ErrorCode.OUT_OF_RANGE, "batch"),
         ({"seq": "many"}, ErrorCode.INVALID_VALUE, "seq"),
         ({"threads": 0}, ErrorCode.OUT_OF_RANGE, "threads"),
+        ({"threads": 2**40}, ErrorCode.OUT_OF_RANGE, "threads"),
         ({"prompt_tokens": 0}, ErrorCode.OUT_OF_RANGE, "prompt_tokens"),
         ({"prompt_tokens": 8, "new_tokens": 1}, ErrorCode.OUT_OF_RANGE, "new_tokens"),
         ({"seed": -1}, ErrorCode.OUT_OF_RANGE, "seed"),

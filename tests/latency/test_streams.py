@@ -123,6 +123,14 @@ def test_two_folders_are_compared(tmp_path: Path, capfd: Cap) -> None:
     assert starts == ["outputs", "first", "p50", "p99", "speed", "each", "p50", "p99", "speed"]
 
 
+def test_folders_with_other_inputs_are_refused(tmp_path: Path) -> None:
+    folders = write_decoder_only(tmp_path / "out"), write_encoder_decoder(tmp_path / "dense")
+    for out, dense in (folders, folders[::-1]):
+        with pytest.raises(InputError) as error:
+            check(CheckRequest(model=out, baseline=dense, threads=1, **LENGTHS), timer=each_once)
+        assert error.value.code == ErrorCode.FILE_MISMATCH
+
+
 def test_outputs_of_folders_are_compared_as_requested(tmp_path: Path) -> None:
     out, dense = write_decoder_only(tmp_path / "out"), write_decoder_only(tmp_path / "dense")
     request = {"model": out, "baseline": dense, "threads": 1, "max_slowdown": "100000%", **LENGTHS}
