@@ -115,7 +115,8 @@ class _Check:
                 code=ErrorCode.FILE_MISMATCH,
                 path=request.baseline,
             )
-        prompts = tuple(sources[0].prompt(number) for number in range(PROMPTS))
+        drawn = min(sources, key=lambda source: source.vocabulary)  # whose tokens the larger vocabulary has too
+        prompts = tuple(drawn.prompt(number) for number in range(PROMPTS))
         length, new = request.lengths
         self.batches = Batches(prompts, f"random prompts of {length} tokens, {new} new tokens")
         self.sides = [(source, prompts) for source in sources]

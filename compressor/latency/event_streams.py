@@ -142,6 +142,7 @@ class EventSource:
 
     graph = None
     tolerance = 0.0
+    vocabulary = 0
 
     def __init__(self, request: CheckRequest, url: str) -> None:
         self.name, self._request = url, request

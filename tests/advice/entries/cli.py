@@ -40,13 +40,18 @@ def _(w: World) -> None:
 
 
 @advice("cli.bench bench text")
+def _(w: World) -> None:
+    w.times_nothing()
+    flags = ("--seconds", "0.01", "--batch", "1")
+    w.fails("bench", "dense.onnx", "dense.onnx", "--new-tokens", "8", *flags)
+    w.right("bench", "dense.onnx", "dense.onnx", "--seq", "8", *flags)
+    folder = write_decoder_only(w.file("generating"))
+    w.right("bench", folder, "--new-tokens", "8", "--prompt-tokens", "4", *flags)
+
+
 @advice("cli.bench bench text #2")
 def _(w: World) -> None:
-    bench = ("bench", str(write_decoder_only(w.file("generating"))), "--seconds", "0.01", "--batch", "1")
-    w.times_nothing()
-    w.fails(*bench, "--new-tokens", "8")
-    w.right(*bench, "--new-tokens", "8", "--prompt-tokens", "4")
-    w.right("bench", "dense.onnx", "dense.onnx", *bench[2:], "--seq", "8")
+    bench = ("bench", write_decoder_only(w.file("generating")), "--seconds", "0.01", "--batch", "1")
     w.fails(*bench, "--prompt-tokens", "4", "--target", "openvino")
     w.right(*bench, "--prompt-tokens", "4")
 
