@@ -109,8 +109,9 @@ class Runner:
             UsageError: an option is contradictory or out of range.
         """
         if "" in stop:
-            text = "a stop text is empty, which every text contains; omit it"
-            raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="stop")
+            raise UsageError(
+                "a stop text is empty, which every text contains; omit it", code=ErrorCode.OUT_OF_RANGE, field="stop"
+            )
         options = {name: value for name, value in options.items() if value is not None}
         ids = self.tokenize(prompts, chat=chat)
         options["max_new_tokens"] = self.new_tokens(ids, options.get("max_new_tokens"))

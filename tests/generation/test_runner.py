@@ -209,7 +209,8 @@ def test_each_prompt_has_one_text_whatever_the_settings_are(tmp_path: Path, sett
 def test_a_text_that_ends_early_is_that_of_its_prompt_alone(tmp_path: Path, padding: int | None) -> None:
     (write_decoder_only(tmp_path) / "generation_config.json").write_text(json.dumps({"pad_token_id": padding}))
     engine, prompts = load_engine(tmp_path, threads=1), ["nine", "one", "seven eight"]
-    for options in ({}, {"num_beams": 2}):
+    modes: list[dict[str, Any]] = [{}, {"num_beams": 2}]
+    for options in modes:
         alone = [engine.complete([prompt], **options) for prompt in prompts]
         assert engine.complete(prompts, **options) == [text for (text,) in alone]
 
