@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from compressor.results import Report
 
 _LENGTH = 128
-_NAMES = ("precision", "provider", "threads", "kernel")
+_BUILT = ("precision", "provider", "kernel")
+"""Options of engines that are built from two graphs."""
+_NAMES = (*_BUILT, "threads")
 _FIELDS = {
     **BenchConfig.model_fields,
     **MeasureConfig.model_fields,
@@ -55,13 +57,26 @@ def bench(console: Console, dense: Path, compressed: Path | None = None, **field
     """
     request, measure, engine = _configs(fields)
     engine.require_definite()
-    if measure.prompt_tokens is not None:
+    if measure.prompt_tokens is None:
+        reason = "only engines that generate make new tokens; add --prompt-tokens, or omit it"
+        _refuse((measure,), ("new_tokens",), reason)
+    else:
+        reason = "the engines in folders that generate are timed as they are, for each --prompt-tokens; omit it"
+        _refuse((request, measure, engine), (*_BUILT, "target", "callers", "seq"), reason)
         folders = (dense,) if compressed is None else (dense, compressed)
         _bench_generation(console, folders, measure.prompt_tokens, measure, engine)
-    elif compressed is None:
+        return
+    if compressed is None:
         _bench_folder(console, dense, request, measure, engine)
     else:
         _bench_graphs(console, dense, compressed, request, measure, engine)
+
+
+def _refuse(configs: Sequence[pydantic.BaseModel], names: Sequence[str], reason: str) -> None:
+    """Raise UsageError where an option is set that would change nothing."""
+    unused = [name for config in configs for name in names if name in config.model_fields_set]
+    if unused:
+        raise UsageError(f"{flag_of(unused[0])}: {reason}", code=ErrorCode.CONTRADICTION, field=unused[0])
 
 
 def _bench_folder(
@@ -71,14 +86,9 @@ def _bench_folder(
     if not out.is_dir():
         text = f"{out}: name two ONNX files, or the output folder of a run"
         raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="compressed")
-    unused = [name for name in _NAMES if name != "threads" and name in engine.model_fields_set]
-    if unused:
-        raise UsageError(
-            f"{flag_of(unused[0])}: the engines of a run are built in fp32 and int8 on the CPU; omit it, or name two"
-            " ONNX files",
-            code=ErrorCode.CONTRADICTION,
-            field=unused[0],
-        )
+    _refuse(
+        (engine,), _BUILT, "the engines of a run are built in fp32 and int8 on the CPU; omit it, or name two ONNX files"
+    )
     from compressor.measure import bench_folder
     from compressor.report import JSON_NAME, load
 

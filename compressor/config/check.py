@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from compressor.config.fields import InvalidValueError, Rule, as_list, config_field
 from compressor.config.request import OutputFile, Request
-from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive, as_milliseconds
+from compressor.config.values import AbsolutePath, Count, Names, NonNegative, Positive, Seed, Threads, as_milliseconds
 from compressor.errors import ErrorCode, suggestion
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
@@ -136,7 +136,7 @@ class CheckRequest(Request):
     )
     gzip: bool = models_field("compress requests to the server and its responses", False)
     deadline: Positive = models_field("maximum seconds of a call to the server", 10.0)
-    threads: Count | None = models_field("threads of an engine on this machine; default: one per core", is_basic=True)
+    threads: Threads | None = models_field("threads of an engine on this machine; default: one per core", is_basic=True)
     kernel: AbsolutePath | None = models_field("library that compress kernel built, for a graph on this machine")
 
     inputs: Path | None = inputs_field(
@@ -158,7 +158,7 @@ class CheckRequest(Request):
     new_tokens: Annotated[int, Field(ge=2)] | None = inputs_field(
         f"tokens to generate from each prompt; default: {NEW_TOKENS}", is_basic=True
     )
-    seed: Natural = inputs_field("seed of random inputs and of the bootstrap", 0)
+    seed: Seed = inputs_field("seed of random inputs and of the bootstrap", 0)
 
     expect: Name | None = outputs_field(
         "expected outputs: baseline, any (shapes and types only), an .npz, an ONNX file or an output folder; default:"

@@ -22,7 +22,7 @@ from compressor.config.fields import (
     usage_error,
 )
 from compressor.config.sections import RowsConfig, data_field, engine_field, measuring_field, model_field, output_field
-from compressor.config.values import Count, Names, Natural, NonNegative, Positive, as_list
+from compressor.config.values import Count, Names, Natural, NonNegative, Positive, Seed, Threads, as_list
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, TARGETS, Provider
 
@@ -119,10 +119,10 @@ class GenerateRequest(Request):
         "sample from the most probable tokens whose probabilities sum to this"
     )
     top_k: Count | None = text_field("sample from this many of the most probable tokens")
-    seed: Natural | None = text_field("seed of the samples; default: another one each time")
+    seed: Seed | None = text_field("seed of the samples; default: another one each time")
 
     provider: Provider | None = engine_field("device of the engine; default: CUDA where available")
-    threads: Count | None = engine_field("threads of the engine; default: one per core")
+    threads: Threads | None = engine_field("threads of the engine; default: one per core")
 
     rules = (
         Rule("prompt", "the prompts are in the file; omit one of them", excludes=("batch_file",)),
@@ -197,7 +197,7 @@ class ServeRequest(Request):
     )
     device: Device | None = placement_field("device of the instances; default: where OUT was measured")
     gpus: GpuIds = placement_field("ids of the GPUs, separated by commas; default: every GPU of the server", ())
-    threads: Count | None = placement_field("threads per call on the CPU; default: as the server's runtime decides")
+    threads: Threads | None = placement_field("threads per call on the CPU; default: as the server's runtime decides")
 
     storage_uri: str | None = kserve_field("URI under which the cluster finds the repository")
     runtime_version: str | None = kserve_field("tag of the Triton image that KServe starts, e.g. 25.06-py3")
@@ -295,7 +295,7 @@ class Training(Request):
         "precision of matmuls; auto: bf16 on a GPU that computes it natively, else float32", "auto", is_basic=True
     )
     evaluations: Count = training_field("evenly spaced evaluations; each writes a checkpoint", 20, is_basic=True)
-    seed: Natural = training_field("seed of every random draw", 0, is_basic=True)
+    seed: Seed = training_field("seed of every random draw", 0, is_basic=True)
 
     rules = (
         Rule("vocabulary", "the characters are always a to z and the space; omit it", excludes=("level=character",)),

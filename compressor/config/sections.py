@@ -30,10 +30,12 @@ from compressor.config.values import (
     Options,
     Positive,
     Rows,
+    Seed,
     Shapes,
     Share,
     ShareByKind,
     Sizes,
+    Threads,
     Workers,
     milliseconds_of,
 )
@@ -151,7 +153,7 @@ class TrainingOptions(Config):
     training_steps: Count | None = heads_field("training steps, instead of epochs")
     batch_size: Count = heads_field("examples per training step and process", 32)
     learning_rate: Positive = heads_field("peak learning rate of the model", 5e-5)
-    seed: Natural = heads_field("seed of every random draw", 0)
+    seed: Seed = heads_field("seed of every random draw", 0)
 
 
 class SelectionConfig(TrainingOptions):
@@ -393,7 +395,7 @@ class EngineConfig(Config):
         "accept an int8 engine that computes some of the quantized matmuls in floats", False
     )
     provider: Literal["cpu", "cuda"] | None = engine_field("device of the engine; default: CUDA where available")
-    threads: Count | None = engine_field("threads of the engine; default: one per core", is_basic=True)
+    threads: Threads | None = engine_field("threads of the engine; default: one per core", is_basic=True)
     kernel: AbsolutePath | None = engine_field(
         "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default: plain"
         " ONNX",

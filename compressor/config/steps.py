@@ -26,7 +26,7 @@ from compressor.config.methods import (
     SEARCH_METHODS,
 )
 from compressor.config.sections import BUDGETS, FIELDS, BlockOptions, DistillOptions, TrainingOptions, UnitOptions
-from compressor.config.values import Count, Keep, Natural, NonNegative, Positive, Share, ShareByKind, Workers
+from compressor.config.values import Count, Keep, NonNegative, Positive, Seed, Share, ShareByKind, Workers
 from compressor.errors import ErrorCode, UsageError, suggestion
 
 _OF_REQUESTS = ("no_cache", "prompt_tokens", "new_tokens")
@@ -510,7 +510,7 @@ class Distill(DistillOptions, Step):
     training_steps: Count = 2000
     learning_rate: Positive = 2e-4
     batch_size: Count = 32
-    seed: Natural = 0
+    seed: Seed = 0
 
     @property
     def summary(self) -> str:

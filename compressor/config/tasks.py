@@ -66,6 +66,9 @@ TASKS: tuple[TaskEntry, ...] = (
 )
 """Where several classes share a name, the first that accepts a model folder is used."""
 
+READ_AS = {"text2text-generation": "translation"}
+"""Optimum's name of a task -> the task whose rows models for it read; not all of them read text."""
+
 TASK_NAMES: tuple[str, ...] = tuple(dict.fromkeys(entry.name for entry in TASKS))
 """The names without repeats."""
 

@@ -178,5 +178,9 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), 
 Options = Annotated[dict[str, Any], BeforeValidator(_as_table)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""A seed that every generator of random numbers takes."""
+Threads = Annotated[int, Field(ge=1, le=4096)]
+"""Threads of an engine; many more cannot be started."""
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]

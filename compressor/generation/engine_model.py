@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -148,9 +149,11 @@ class EngineModel(PreTrainedModel):
     def of(cls, model: type[PreTrainedModel], config: PretrainedConfig, sessions: Sessions) -> EngineModel:
         """A model of a class of transformers, whose `generate` stays unchanged, with all that it calls."""
 
+        _, *names = inspect.signature(model.forward).parameters
+
         @functools.wraps(model.forward)  # `generate` looks up which arguments a forward has
-        def forward(self: EngineModel, **inputs: Any) -> CausalLMOutputWithPast:
-            return cls._decode(self, **inputs)
+        def forward(self: EngineModel, *values: Any, **inputs: Any) -> CausalLMOutputWithPast:
+            return cls._decode(self, **dict(zip(names[: len(values)], values, strict=True)), **inputs)
 
         generation: Any = model
 

@@ -23,6 +23,8 @@ NEW_TOKENS = 64
 """Maximum number of new tokens where neither the caller nor generation_config.json sets it."""
 SAMPLING = ("temperature", "top_p", "top_k")
 """Options with which tokens are drawn; without them the most probable are chosen."""
+_ONE_TEXT = {"num_return_sequences": 1, "return_dict_in_generate": False}
+"""Options with which each prompt has one text, whatever generation_config.json says."""
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "cache_implementation", "inputs_embeds")
 """Options of `generate` that need more of a cache or a network than an engine has."""
 
@@ -65,10 +67,11 @@ class Runner:
             UsageError: there are more beams than tokens.
             ValueError: transformers refuses an option.
         """
-        for source in (options, vars(options.get("generation_config") or GenerationConfig())):
+        settings = options.get("generation_config") or self.model.generation_config
+        for source in (options, vars(settings)):
             refuse({name: source.get(name) for name in _REFUSED})
         self._beams(options)
-        if options.get("stop_strings") is not None:
+        if options.get("stop_strings", settings.stop_strings) is not None:
             options.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         return self.model.generate(*inputs, **options)
 
@@ -100,23 +103,28 @@ class Runner:
             The text of each prompt, without special tokens.
 
         Raises:
-            InputError: the folder has no tokenizer or no chat template, a prompt is empty, or prompt and new tokens
-                together exceed the positions of the model.
+            InputError: the folder has no tokenizer or no chat template, a prompt is empty, prompt and new tokens
+                together exceed the positions of the model, or transformers refuses an option, also one of
+                generation_config.json.
             UsageError: an option is contradictory or out of range.
-            ValueError: transformers refuses an option.
         """
+        if "" in stop:
+            raise UsageError(
+                "a stop text is empty, which every text contains; omit it", code=ErrorCode.OUT_OF_RANGE, field="stop"
+            )
         options = {name: value for name, value in options.items() if value is not None}
         ids = self.tokenize(prompts, chat=chat)
         options["max_new_tokens"] = self.new_tokens(ids, options.get("max_new_tokens"))
         draws = any(name in options for name in SAMPLING)
-        options = {"do_sample": draws, **({"num_beams": 1} if draws else {}), **options}
+        defaults = {"do_sample": draws, **({"num_beams": 1} if draws else {}), **_ONE_TEXT}
+        options = {**defaults, "pad_token_id": self._padding, **options}
         beams, start = self._beams(options), 0 if self.model.config.is_encoder_decoder else max(map(len, ids))
         if stop:
             options["stopping_criteria"] = [*options.get("stopping_criteria", ()), _Stop(self.processor, stop, start)]
         text = _Text(self.processor, stop, write)
         if write is not None and beams == 1:
             options["streamer"] = text
-        with _seeded(seed):
+        with _seeded(seed), self._refusals():
             results = self.generate(**self._padded(ids), **options)
         texts = [text.cut(part) for part in self.processor.batch_decode(results[:, start:], skip_special_tokens=True)]
         if write is not None and beams > 1:
@@ -162,14 +170,21 @@ class Runner:
                 limited by the model's positions.
 
         Raises:
-            InputError: the model has too few positions.
+            InputError: the model has too few positions, or the prompt is as long as `max_length` in
+                generation_config.json.
+            UsageError: the caller wants no token.
         """
+        if requested is not None and requested < 1:
+            raise UsageError(
+                f"{requested} new tokens: nothing to generate; use at least 1",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="max_new_tokens",
+                value=requested,
+            )
         length, limit, config = max(map(len, ids)), self.limit, self.model.generation_config
         earlier = 1 if self.model.config.is_encoder_decoder else length
         new = requested or config.max_new_tokens or (config.max_length or earlier + NEW_TOKENS) - earlier
-        if limit is None:
-            return max(new, 1)
-        if length > limit or earlier + (requested or 1) > limit:
+        if limit is not None and (length > limit or earlier + (requested or 1) > limit):
             raise InputError(
                 f"a prompt of {length} tokens and {requested or 1} new tokens exceed the model's {limit} positions; "
                 f"shorten the prompt, or generate fewer tokens",
@@ -178,7 +193,29 @@ class Runner:
                 new=requested,
                 maximum=limit,
             )
-        return max(min(new, limit - earlier), 1)
+        if new < 1:
+            raise InputError(
+                f"a prompt of {length} tokens leaves none of the {config.max_length} of max_length in"
+                f" {GENERATION_CONFIG_NAME}; pass the number of new tokens",
+                code=ErrorCode.TOO_LONG,
+                length=length,
+                maximum=config.max_length,
+            )
+        return new if limit is None else min(new, limit - earlier)
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Inside, errors of transformers become errors of this package: it refuses options by errors of many types."""
+        try:
+            yield
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{self.folder}: transformers cannot generate with these options and those of {GENERATION_CONFIG_NAME}"
+                f" ({one_line(error)}); change them",
+                code=ErrorCode.INVALID_VALUE,
+                path=self.folder / GENERATION_CONFIG_NAME,
+                reason=one_line(error),
+            ) from error
 
     def _beams(self, options: Mapping[str, Any]) -> int:
         """Number of beams that options of `generate` ask for.
@@ -224,11 +261,16 @@ class Runner:
                 reason=one_line(error),
             ) from error
 
+    @property
+    def _padding(self) -> int:
+        """The id before and after texts that are shorter than others, which the tokenizer leaves out of texts."""
+        ids = (self.processor.pad_token_id, self.processor.eos_token_id, 0)
+        return next(id_ for id_ in ids if id_ is not None)
+
     def _padded(self, ids: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         """Ids and mask `[text, position]`, padded before the texts that a decoder continues, and behind others."""
-        tokenizer, length = self.processor, max(map(len, ids))
-        padding = next(id_ for id_ in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if id_ is not None)
-        batch = {"input_ids": torch.full((len(ids), length), padding), "attention_mask": torch.zeros(len(ids), length)}
+        shape = len(ids), (length := max(map(len, ids)))
+        batch = {"input_ids": torch.full(shape, self._padding), "attention_mask": torch.zeros(shape)}
         for row, tokens in enumerate(ids):
             part = slice(len(tokens)) if self.model.config.is_encoder_decoder else slice(length - len(tokens), length)
             batch["input_ids"][row, part] = torch.tensor(tokens)
@@ -298,7 +340,7 @@ def read_generation_config(model: EngineModel, folder: Path) -> None:
     """Let a model generate with the defaults in a folder, if it has any."""
     if (folder / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        model.generation_config.cache_implementation = None  # of PyTorch's memory
+    model.generation_config.cache_implementation = None  # of PyTorch's memory
 
 
 class _Stop(StoppingCriteria):

@@ -14,7 +14,7 @@ import numpy as np
 
 from compressor.config.check import CheckRequest
 from compressor.environment import machine
-from compressor.errors import CompressorError, MismatchError
+from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError
 from compressor.latency import loadgen
 from compressor.latency.baseline import Baseline, check_comparable, digest
 from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint, open_source
@@ -26,6 +26,7 @@ from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Ver
 from compressor.measure.timing import CONFIDENCE, alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note, NoteCode
+from graph_passes.errors import listed
 
 _LABELS = {
     CheckPhase.LOADING: "loading the models",
@@ -106,7 +107,16 @@ class _Check:
         """Load models that generate, and the prompts for them."""
         request = self.request
         sources = [open_source(request, name) for name in (request.model, request.baseline)]
-        prompts = tuple(sources[0].prompt(number) for number in range(PROMPTS))
+        inputs = [sorted(source.prompt(0)) for source in sources]
+        if inputs[0] != inputs[1]:
+            raise InputError(
+                f"{request.baseline}: reads {listed(inputs[1])}, but {request.model} reads {listed(inputs[0])}; name"
+                " two runs on one model",
+                code=ErrorCode.FILE_MISMATCH,
+                path=request.baseline,
+            )
+        drawn = min(sources, key=lambda source: source.vocabulary)  # whose tokens the larger vocabulary has too
+        prompts = tuple(drawn.prompt(number) for number in range(PROMPTS))
         length, new = request.lengths
         self.batches = Batches(prompts, f"random prompts of {length} tokens, {new} new tokens")
         self.sides = [(source, prompts) for source in sources]

@@ -142,6 +142,7 @@ class EventSource:
 
     graph = None
     tolerance = 0.0
+    vocabulary = 0
 
     def __init__(self, request: CheckRequest, url: str) -> None:
         self.name, self._request = url, request
@@ -194,8 +195,10 @@ class EventSource:
                 if data == DONE:
                     complete = True
                     break
+                if name == "error":
+                    raise self._error(Fault.SERVER_FAILED, _message(data.encode()))
                 event = json.loads(data)
-                if name == "error" or event.get("error"):
+                if event.get("error"):
                     raise self._error(Fault.SERVER_FAILED, _message(event))
                 complete = complete or self._protocol.is_last(event)
                 part = self._protocol.part(event)
@@ -203,7 +206,7 @@ class EventSource:
                     count += 1
                     wire.extend()
                 yield part
-                if count > 2 * new:
+                if max(count, part.tokens or 0) > 2 * new:
                     raise self._error(Fault.MALFORMED, f"more than the {new} tokens that are requested")
         if not complete:
             raise self._error(Fault.ENDED, f"after {count} parts")

@@ -38,9 +38,10 @@ class LocalGenerator:
         self.host = self._sessions.host
         # Kernels for rounded weights round activations to 8 bits.
         self.tolerance = TOLERANCE["fp32" if self._sessions.precision == "fp32" else "int8"]
+        self.vocabulary = self._sessions.vocabulary
         prompt, new = request.lengths
         self._prompts = [
-            random_texts(folder, self._sessions.vocabulary, 1, prompt, prompt + new, seed=request.seed + number)
+            random_texts(folder, self.vocabulary, 1, prompt, prompt + new, seed=request.seed + number)
             for number in range(PROMPTS)
         ]
 

@@ -72,11 +72,13 @@ class TokenSource(Protocol):
         host: where it runs.
         graph: folder of its graphs; None for a server.
         tolerance: largest relative error of its outputs.
+        vocabulary: number of tokens that prompts are drawn from; 0 where they consist of words.
     """
 
     name: str
     host: str
     tolerance: float
+    vocabulary: int
 
     @property
     def graph(self) -> Path | None: ...

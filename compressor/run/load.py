@@ -24,7 +24,7 @@ from compressor.quantization import require_nncf
 from compressor.results import MissingTarget, Note, NoteCode, Report
 from compressor.run.generation import require_weights
 from compressor.run.run_context import LoadedModel
-from compressor.run.sizes import timed_lengths
+from compressor.run.sizes import check_requests, timed_lengths
 from compressor.selection.checks import check_max_drop
 from compressor.targets import target
 from compressor.tasks import Data, open_data, statistics
@@ -112,6 +112,7 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     folder = load_folder(recipe, recipe.source.model, needs_processor=True)
     require_weights(recipe, folder)
+    check_requests(recipe.measure, folder)
     stored = folder.access.precision
     if engine.definite_precision == "int8" and stored != "fp32":
         raise InputError(

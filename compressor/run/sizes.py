@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from compressor.config.fields import flag_of
 from compressor.config.sections import MeasureConfig
 from compressor.engines.prove import both_sides, longest_text, make_cases, proven_shapes
 from compressor.errors import ErrorCode, InputError, UsageError
@@ -110,6 +111,14 @@ def work_out_workload(config: MeasureConfig, folder: ModelFolder, data: Data | N
             value=reads,
         )
     return Workload(tuple(itertools.product(config.batch, prompts)), new)
+
+
+def check_requests(config: MeasureConfig, folder: ModelFolder) -> None:
+    """Raise UsageError for sizes of requests to a model that does not generate."""
+    for field in ("prompt_tokens", "new_tokens"):
+        if getattr(config, field) is not None and not folder.generates:
+            text = f"{flag_of(field)}: {folder.path} generates no text; omit it"
+            raise UsageError(text, code=ErrorCode.CONTRADICTION, field=field)
 
 
 def timed_lengths(

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from compressor.answers import LABELS
 from compressor.config.sections import RowsConfig
-from compressor.config.tasks import TASK_NAMES, TASKS
+from compressor.config.tasks import READ_AS, TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.graph.signature import HasSignature
 from compressor.model_folder.processor import require_processor
@@ -411,8 +411,8 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
         if not task_class.accepts(folder):
             text = f"{folder.source}: {task_class.name} does not accept this model; name another task (--task)"
             raise InputError(text, task=task_class.name, **unsupported)
-    elif folder.task in TASK_NAMES:
-        classes = (entry.load() for entry in TASKS if entry.name == folder.task)
+    elif (task_name := READ_AS.get(folder.task, folder.task)) in TASK_NAMES:
+        classes = (entry.load() for entry in TASKS if entry.name == task_name)
         task_class = next(task for task in classes if task.accepts(folder))
     else:
         text = (

@@ -11,6 +11,7 @@ from compressor.errors import ErrorCode
 from compressor.report.files import to_json
 from graph_passes.errors import GraphErrorCode
 from tests.command import compress
+from tests.generation.counting import write_decoder_only
 from tests.report import reports
 
 Cap = pytest.CaptureFixture[str]
@@ -68,3 +69,17 @@ def test_bench_builds_the_engines_of_the_target_of_a_run(capfd: Cap, graph: Path
 def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:
     result = compress(capfd, "bench", graph, graph, "--batch", "1", "--seq", "8", "--seconds", "0.01")
     assert result.out.splitlines()[0].split("  ")[-1].strip() == "95% interval"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--new-tokens", "8"),
+        *(("--prompt-tokens", "4", f"--{name}", value) for name, value in (
+            ("target", "openvino"), ("callers", "2"), ("seq", "8"), ("precision", "int8"), ("provider", "cpu"))),
+    ],
+)  # fmt: skip
+def test_flags_that_would_change_nothing_are_refused(flags: tuple[str, ...], tmp_path: Path, capfd: Cap) -> None:
+    result = compress(capfd, "bench", write_decoder_only(tmp_path / "model"), *flags)
+    assert (result.code, result.error_code) == (2, ErrorCode.CONTRADICTION)
+    assert result.details["field"] == flags[-2].removeprefix("--").replace("-", "_")

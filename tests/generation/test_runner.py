@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_tokens_equal_those_of_the_model(name: str, runtime: str) -> None:
         seen.update(expected.flatten().tolist())
         assert torch.equal(tokens(engine, batch, **options), expected), mode
     assert len(seen) > 5
+
+
+def test_tokens_with_guidance_equal_those_of_the_model() -> None:
+    """A second text without the prompt is read in turn, which a request of OpenVINO, with its own states, cannot."""
+    batch, options = {"input_ids": inputs("llama")["input_ids"][:1]}, {"guidance_scale": 1.5}
+    expected = tokens(model("llama"), batch, **options)
+    assert not torch.equal(expected, tokens(model("llama"), batch))
+    engines = {runtime: load_engine(built("llama", runtime), provider="cpu", threads=1) for runtime in RUNTIMES}
+    assert torch.equal(tokens(engines["ort"], batch, **options), expected)
+    with pytest.raises(InputError) as error:
+        tokens(engines["openvino"], batch, **options)
+    assert error.value.code == ErrorCode.UNSUPPORTED
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -177,6 +190,47 @@ def test_the_settings_of_the_folder_hold(tmp_path: Path) -> None:
     assert engine.generate(torch.tensor([[1]]), do_sample=False).tolist() == [[1, 2, 3]]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"return_dict_in_generate": True},
+        {"do_sample": True, "temperature": 9.0, "num_return_sequences": 3},
+    ],
+    ids=str,
+)
+def test_each_prompt_has_one_text_whatever_the_settings_are(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (write_decoder_only(tmp_path) / "generation_config.json").write_text(json.dumps(settings))
+    engine = load_engine(tmp_path, threads=1)
+    assert engine.complete(["one", "five"], max_new_tokens=2) == ["two three", "six seven"]
+
+
+@pytest.mark.parametrize("padding", [3, -1, None])
+def test_a_text_that_ends_early_is_that_of_its_prompt_alone(tmp_path: Path, padding: int | None) -> None:
+    (write_decoder_only(tmp_path) / "generation_config.json").write_text(json.dumps({"pad_token_id": padding}))
+    engine, prompts = load_engine(tmp_path, threads=1), ["nine", "one", "seven eight"]
+    modes: list[dict[str, Any]] = [{}, {"num_beams": 2}]
+    for options in modes:
+        alone = [engine.complete([prompt], **options) for prompt in prompts]
+        assert engine.complete(prompts, **options) == [text for (text,) in alone]
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"max_length": 3}, ErrorCode.TOO_LONG),
+        ({"penalty_alpha": 0.5, "top_k": 4}, ErrorCode.INVALID_VALUE),
+        ({"num_beams": 3, "num_beam_groups": 3, "diversity_penalty": 1.0}, ErrorCode.INVALID_VALUE),
+        ({"stop_strings": ["four"]}, ErrorCode.INVALID_VALUE),  # of tokenizers with words transformers takes none
+        ({"prompt_lookup_num_tokens": 3}, ErrorCode.UNSUPPORTED),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_hold_are_refused(tmp_path: Path, settings: dict[str, Any], code: ErrorCode) -> None:
+    (write_decoder_only(tmp_path) / "generation_config.json").write_text(json.dumps(settings))
+    check(InputError, code, load_engine(tmp_path, threads=1), "one two three")
+
+
 def test_a_text_is_continued_from_its_cache(counting: Runner) -> None:
     first = counting.generate(torch.tensor([[1, 2]]), max_new_tokens=2, return_dict_in_generate=True)
     cache = first.past_key_values
@@ -250,6 +304,10 @@ def test_positions_are_enough_or_the_prompt_is_refused(counting: Runner, answeri
 def test_bad_input_has_a_code(counting: Runner, answering: Runner, tmp_path: Path) -> None:
     check(InputError, ErrorCode.MISSING_VALUE, counting, "")
     check(UsageError, ErrorCode.OUT_OF_RANGE, counting, "one", num_beams=SIZE + 1)
+    check(UsageError, ErrorCode.OUT_OF_RANGE, counting, "one", max_new_tokens=0)
+    check(UsageError, ErrorCode.OUT_OF_RANGE, counting, "one", stop=["four", ""])
+    check(InputError, ErrorCode.INVALID_VALUE, counting, "one", temperature=1e-320)
+    check(InputError, ErrorCode.INVALID_VALUE, counting, "one", num_beams=0)
     check(UsageError, ErrorCode.CONTRADICTION, answering, "one", chat=True)
     plain = load_engine(write_decoder_only(tmp_path), threads=1)
     check(InputError, ErrorCode.FILE_MISSING, plain, "one", chat=True)

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from compressor.config.sections import EngineConfig
+from compressor.config.sections import EngineConfig, MeasureConfig
 from compressor.engines.choices import Choice
+from compressor.errors import ErrorCode, UsageError
 from compressor.generation.deliver import build_plan, count_caches, shrink_whole
 from compressor.generation.steps import LOGITS, run_in_steps
 from compressor.generation.workload import CachedEngine, Workload, random_texts
@@ -19,6 +20,7 @@ from compressor.progress import NullListener, RunLog
 from compressor.pruning.costs import keep_counts
 from compressor.results import Size
 from compressor.run.request_costs import RequestEngines, count_cache
+from compressor.run.sizes import check_requests
 from compressor.targets import WEIGHT_BITS, WeightPrecision, target
 from compressor.targets.onnxruntime.sessions import OrtSessions
 from graph_passes import save
@@ -46,6 +48,17 @@ def test_calls_compute_what_a_whole_text_has(name: str, runtime: str, tmp_path: 
         np.testing.assert_allclose(logits, whole[:, -logits.shape[1] :], atol=1e-4)
         for _ in range(2):
             np.testing.assert_array_equal(engine.run(feeds)[LOGITS], logits)
+
+
+@pytest.mark.parametrize("field", ["prompt_tokens", "new_tokens"])
+def test_sizes_of_requests_are_for_models_that_generate(field: str) -> None:
+    config = MeasureConfig(**{field: 8 if field == "new_tokens" else "8"})
+    folders: Any = [SimpleNamespace(path=Path("model"), generates=generates) for generates in (True, False)]
+    check_requests(config, folders[0])
+    check_requests(MeasureConfig(), folders[1])
+    with pytest.raises(UsageError) as error:
+        check_requests(config, folders[1])
+    assert (error.value.code, error.value.details["field"]) == (ErrorCode.CONTRADICTION, field)
 
 
 def test_a_request_has_a_prompt_and_the_tokens_after_the_first() -> None:

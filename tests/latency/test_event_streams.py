@@ -146,6 +146,7 @@ def test_options_that_a_server_refuses_are_omitted() -> None:
 FAULTS: dict[str, tuple[dict[str, Any], ErrorCode]] = {
     "error in the stream": ({"pieces": [TEXT[0], event({"error": {"message": "no luck"}})]}, ErrorCode.SERVER_ERROR),
     "event of an error": ({"pieces": [TEXT[0], event("{}", "error")]}, ErrorCode.SERVER_ERROR),
+    "event of an error in words": ({"pieces": [TEXT[0], event("no luck", "error")]}, ErrorCode.SERVER_ERROR),
     "end without a reason": ({"pieces": TEXT[:-1]}, ErrorCode.SERVER_ERROR),
     "cut in a chunk": ({"pieces": TEXT[:-1], "is_chunked": True, "is_cut": True}, ErrorCode.SERVER_ERROR),
     "empty": ({"pieces": []}, ErrorCode.SERVER_ERROR),
@@ -153,6 +154,7 @@ FAULTS: dict[str, tuple[dict[str, Any], ErrorCode]] = {
     "a single part": ({"pieces": [completion("one two three"), DONE]}, ErrorCode.SERVER_ERROR),
     "no text": ({"pieces": [DONE]}, ErrorCode.SERVER_ERROR),
     "too many tokens": ({"pieces": [TEXT[0]] * 100}, ErrorCode.SERVER_ERROR),
+    "impossible usage": ({"pieces": [*TEXT[:-1], usage(10**30), DONE]}, ErrorCode.SERVER_ERROR),
     "no JSON": ({"pieces": [b"data: {\n\n"]}, ErrorCode.SERVER_ERROR),
     "deep JSON": ({"pieces": [b"data: " + b"[" * 200_000 + b"\n\n"]}, ErrorCode.SERVER_ERROR),
     "other JSON": ({"pieces": [event([]), DONE]}, ErrorCode.SERVER_ERROR),

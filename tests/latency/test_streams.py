@@ -22,6 +22,7 @@ from compressor.latency.streams import Part, TokenSource, read_stream
 from compressor.targets.base import Feeds
 from tests.command import compress
 from tests.generation.counting import END, SIZE, write_decoder_only, write_encoder_decoder
+from tests.generation.exported import exported
 from tests.latency.event_server import DONE, TEXT, completion, event, serving_events
 
 Cap = pytest.CaptureFixture[str]
@@ -43,7 +44,7 @@ def each_once(
 class TickingSource:
     """A source whose clock passes by as much as each token takes."""
 
-    name, host, graph, tolerance = "ticking", "this process", None, 0.0
+    name, host, graph, tolerance, vocabulary = "ticking", "this process", None, 0.0, 0
 
     def __init__(self, clock: list[float], first: float, token: float, tokens: int, rng: np.random.Generator) -> None:
         self.clock, self.times, self.rng = clock, [first, *[token] * (tokens - 1)], rng
@@ -121,6 +122,29 @@ def test_two_folders_are_compared(tmp_path: Path, capfd: Cap) -> None:
     plain = compress(capfd, "check", out, "--baseline", dense, *FLAGS)
     starts = [line.split()[0] for line in plain.out.splitlines()]
     assert starts == ["outputs", "first", "p50", "p99", "speed", "each", "p50", "p99", "speed"]
+
+
+def test_folders_with_other_inputs_are_refused(tmp_path: Path) -> None:
+    folders = write_decoder_only(tmp_path / "out"), write_encoder_decoder(tmp_path / "dense")
+    for out, dense in (folders, folders[::-1]):
+        with pytest.raises(InputError) as error:
+            check(CheckRequest(model=out, baseline=dense, threads=1, **LENGTHS), timer=each_once)
+        assert error.value.code == ErrorCode.FILE_MISMATCH
+
+
+@pytest.mark.usefixtures("shared_exports")
+@pytest.mark.parametrize("is_larger", [True, False])
+def test_prompts_have_tokens_of_both_models(is_larger: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, read = (exported("llama"), write_decoder_only(tmp_path)), list[int]()
+
+    def record(source: LocalGenerator, prompt: Feeds, infer: Any = LocalGenerator.infer) -> Any:
+        read.append(int(prompt["input_ids"].max()))
+        return infer(source, prompt)
+
+    monkeypatch.setattr(LocalGenerator, "infer", record)
+    out, dense = folders if is_larger else folders[::-1]
+    assert check(CheckRequest(model=out, baseline=dense, threads=1, **LENGTHS), timer=each_once).slowdown is not None
+    assert 0 < max(read) < SIZE
 
 
 def test_outputs_of_folders_are_compared_as_requested(tmp_path: Path) -> None:

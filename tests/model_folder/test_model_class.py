@@ -60,8 +60,8 @@ def test_a_language_model_has_its_task(tmp_path: Path) -> None:
 def test_a_requested_task_takes_precedence(tmp_path: Path) -> None:
     bart, _ = FAMILIES["bart"](0)
     path = folders.save(bart, tmp_path, with_tokenizer=False)
-    assert load(path, needs_processor=False).task == "fill-mask"
-    assert load(path, task="text2text-generation", needs_processor=False).task == "text2text-generation"
+    assert load(path, needs_processor=False).task == "text2text-generation"
+    assert load(path, task="fill-mask", needs_processor=False).task == "fill-mask"
     assert load(path, task="translation", needs_processor=False).task == "translation"
 
 

@@ -12,6 +12,7 @@ import pytest
 from compressor.config.run import Recipe
 from tests.advice.world import World, advice
 from tests.cli.conftest import drop_first_head
+from tests.generation.counting import write_decoder_only
 
 
 def smaller(w: World) -> None:
@@ -29,13 +30,30 @@ def _(w: World) -> None:
     w.right("apply", "dense.onnx", "--plan", "plan.onnx", "-o", "smaller.onnx")
 
 
-@advice("cli.bench _bench_folder contradiction", zoo=True)
+@advice("cli.bench _refuse contradiction", zoo=True)
 def _(w: World) -> None:
     bench = ("--seconds", "0.01", "--seq", "8", "--batch", "1")
     run = w.finished()
     w.fails("bench", run, "--provider", "cpu", *bench)
     w.right("bench", run, *bench)
     w.right("bench", "dense.onnx", "dense.onnx", "--provider", "cpu", *bench)
+
+
+@advice("cli.bench bench text")
+def _(w: World) -> None:
+    w.times_nothing()
+    flags = ("--seconds", "0.01", "--batch", "1")
+    w.fails("bench", "dense.onnx", "dense.onnx", "--new-tokens", "8", *flags)
+    w.right("bench", "dense.onnx", "dense.onnx", "--seq", "8", *flags)
+    folder = write_decoder_only(w.file("generating"))
+    w.right("bench", folder, "--new-tokens", "8", "--prompt-tokens", "4", *flags)
+
+
+@advice("cli.bench bench text #2")
+def _(w: World) -> None:
+    bench = ("bench", write_decoder_only(w.file("generating")), "--seconds", "0.01", "--batch", "1")
+    w.fails(*bench, "--prompt-tokens", "4", "--target", "openvino")
+    w.right(*bench, "--prompt-tokens", "4")
 
 
 @advice("cli.bench _bench_graphs contradiction")
