@@ -27,10 +27,11 @@ from compressor.answers import AnswerKind, answer_kind
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.config import GraphConfig
 from compressor.graph.fusions import fuse
-from compressor.graph.layers import Division, GraphLinear, Layer, Operator
+from compressor.graph.layers import Division, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program, widen
 from compressor.silence_libraries import one_line
+from graph_passes.attention.linears import GraphLinear
 from graph_passes.errors import listed
 
 Outputs = tuple[Tensor | None, ...]
@@ -200,7 +201,7 @@ class GraphNetwork(PreTrainedModel):
         shared.clear()
         for name, number in self._inputs.items():
             value = inputs[name]
-            shared[number] = value.float() if value.is_floating_point() else value
+            shared[number] = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         try:
             execute(self._before, shared, {})
             computed: dict[int, Tensor] = {}

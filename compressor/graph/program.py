@@ -15,12 +15,13 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.layers import Division, GraphLinear, unshare_biases
+from compressor.graph.layers import Division
 from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.caches import PADDING
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
 from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
+from graph_passes.attention.linears import GraphLinear
 from graph_passes.errors import listed
 from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import NameDecodingAxes, Normalize, ReadWholeTexts
@@ -92,7 +93,6 @@ class Program:
         _take_cached_branch(model.graph)
         Normalize()(model)
         _require_operators(model, file)
-        unshare_biases(model.graph)
         graph_passes.record_example_sizes(model, sizes or {})
         search, precision = graph_passes.find_groups(model), stored_precision(model)
         _require_caches(model, file)
@@ -171,10 +171,14 @@ class Program:
 
     @property
     def digest(self) -> str:
-        """Hash of the operators, without weights."""
-        digest = hashlib.sha256()
+        """Hash of the operators with their attributes, and of the types and shapes of the weights."""
+        digest = hashlib.sha256(f"{sorted(self.model.opset_imports.items())}".encode())
         for node in self.graph:
             digest.update(f"{node.domain} {node.op_type} {[value and value.name for value in node.inputs]}".encode())
+            for _, attribute in sorted(node.attributes.items()):
+                digest.update(ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True))
+        for name, value in sorted(self.graph.initializers.items()):
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
         return digest.hexdigest()[:16]
 
     @property

@@ -175,6 +175,7 @@ class _Search:
         self.products = {product.node: product for product in find_products(model, self.probe)}
         self.weights: dict[GraphProduct, ir.Value] = {}
         self.names: dict[GraphProduct, str] = {}
+        self.ends = set[ir.Node]()  # what sums over heads
         self.obstacles: list[Refusal] = []
 
     def run(self) -> GraphGroups:
@@ -190,7 +191,8 @@ class _Search:
         self.names = _names_of_products(products, self.weights)
         heads = list(self._heads(calls))
         taken = {product.node for candidate in heads for product in candidate.products}
-        neurons = self._neurons([product for product in products if product.node not in taken])
+        neurons = list(self._neurons([product for product in products if product.node not in taken]))
+        self.obstacles += self._other_products()
         candidates = sorted([*heads, *neurons], key=lambda candidate: self.order.positions[candidate.products[0].node])
         return GraphGroups(tuple(self._named(candidates)), tuple(dict.fromkeys(self.obstacles)))
 
@@ -201,6 +203,7 @@ class _Search:
                 yield _Candidate((product,), product.units, (site,))
                 continue
             flow = self._flow_of_heads(site.name or f"attention {number}", [site])
+            self.ends |= flow.sums.keys()
             ends = tuple(self._product_of_sum(node, flow) for node in flow.sums)
             if not flow.refusals and (not ends or None in ends):
                 self.obstacles.append(_no_projection(site, flow))
@@ -283,6 +286,19 @@ class _Search:
                 self.obstacles += flow.shared[:1] if _follows_product(group[0]) else []
             elif not self._is_refused(flow) and self._cuts_weight(flow):
                 yield _Candidate(tuple(group), 1)
+
+    def _other_products(self) -> Iterator[Refusal]:
+        """The obstacles of products with weights of other forms whose outputs join a residual sum."""
+        for node in self.order.nodes:
+            operands = node.inputs[:2]
+            if node in self.products or node in self.ends or node.op_type not in PRODUCTS | {"Einsum"}:
+                continue
+            weights = [self.probe.shape(value) or () for value in operands if not is_computed(value)]
+            following = self.order.nodes[self.order.positions[node] + 1 :]
+            if len(weights) == 1 and len(weights[0]) > 1 and _joins_residual_sum(node, following):
+                why = "multiplies by a weight; neurons are searched before matmuls with a weight of two axes alone"
+                name = frozenset((module_path(node) or node.name or node.op_type,))
+                yield Refusal(name, node.op_type, node.name or "", why, RefusalCode.UNSUPPORTED_FORM)
 
     def _is_refused(self, flow: Flow) -> bool:
         """Whether an operator prevents the removal, which is noted."""

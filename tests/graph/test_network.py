@@ -25,6 +25,7 @@ from tests import folders
 from tests.exported_graphs import Inputs, Session
 from tests.graph.files import classifier, halve
 from tests.graph_passes.exporters import export, trace
+from tests.graph_passes.graphs import graph
 from tests.zoo import FAMILIES, VOCABULARY, text
 
 QUICK: dict[str, tuple[str, ...]] = {"legacy": ("bert", "gpt2"), "dynamo": ()}
@@ -255,3 +256,50 @@ def test_the_last_heads_are_removed_with_neurons(tmp_path: Path) -> None:
     assert {group.units for group in before if group.type == "heads"} == {1}
     after = graph_passes.find_groups(graph_passes.load(shrunk(single, 0, 5))).groups
     assert {group.units for group in after} == {5}
+
+
+def test_a_reference_runs_the_file_and_not_what_was_read_of_it(bert: tuple[Path, Inputs]) -> None:
+    path, inputs = bert
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    file = load_file(path)
+    expected = load_file(path).run(arrays)["logits"]
+    node = next(node for node in reversed(list(file._program.graph)) if node.op_type == "Softmax")
+    node.attributes["axis"] = ir.AttrInt64("axis", 0)  # a fault of what reads the file
+    with file.reference(Plan(groups=())) as run:
+        np.testing.assert_allclose(run(arrays)["logits"], expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(file.run(arrays)["logits"] - expected).max() > 1e-3
+    group = file.groups(arrays, "eager")[0]
+    file.set_linear(group.linear, LinearWeights(np.zeros_like(file.linear(group.linear).weight), None))
+    intact = load_file(path)
+    intact.set_linear(group.linear, LinearWeights(np.zeros_like(intact.linear(group.linear).weight), None))
+    with file.reference(Plan(groups=())) as run:
+        np.testing.assert_allclose(run(arrays)["logits"], intact.run(arrays)["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_structure_of_a_file_has_attributes_and_sizes(tmp_path: Path) -> None:
+    def file(hidden: int = 16, negative: float = 0.1) -> GraphFile:
+        model = graph(
+            "h = MatMul(x, up)  r = LeakyRelu <alpha = 0.5> (h)  d = MatMul(r, down)  y = Add(d, x)",
+            f"float[{hidden}, 6] up, float[6, {hidden}] down",
+            inputs=f"float[B, S, {hidden}] x",
+            outputs=f"float[B, S, {hidden}] y",
+        )
+        model.graph[1].attributes["alpha"] = ir.AttrFloat32("alpha", negative)
+        graph_passes.save(model, tmp_path / "model.onnx")
+        return load_file(tmp_path / "model.onnx")
+
+    whole = file()
+    assert (whole.structure, whole.fingerprint()) == (file().structure, file().fingerprint())
+    assert whole.structure != file(hidden=24).structure
+    assert whole.structure != file(negative=0.2).structure
+    assert whole.fingerprint() != file(negative=0.2).fingerprint()
+
+
+def test_a_graph_in_double_precision_runs_as_a_network(tmp_path: Path) -> None:
+    body = "h = MatMul(x, up)  r = Tanh(h)  d = MatMul(r, down)  y = Add(d, x)"
+    sizes = {"inputs": "double[B, S, 8] x", "outputs": "double[B, S, 8] y"}
+    graph_passes.save(graph(body, "double[8, 6] up, double[6, 8] down", **sizes), tmp_path / "model.onnx")
+    x = np.random.default_rng(0).normal(size=(2, 3, 8))
+    expected = load_file(tmp_path / "model.onnx").run({"x": x})["y"]
+    with torch.no_grad():
+        np.testing.assert_allclose(load_network(tmp_path / "model.onnx")(x=torch.from_numpy(x))["y"], expected)

@@ -364,3 +364,16 @@ def test_a_plan_of_a_graph_of_integers_is_refused_by_its_operator() -> None:
         shrink(layer(end, weights), plan)
     assert error.value.code is GraphErrorCode.UNSUPPORTED_OPERATOR
     assert error.value.details["operator"] == "MatMulInteger"
+
+
+@pytest.mark.parametrize(
+    ("down", "weight"),
+    [("Einsum <equation = 'bsf,fd->bsd'> (r, w)", "float[6, 8] w"), ("MatMul(r, w)", "float[1, 6, 8] w")],
+    ids=["a sum of products", "a weight of three axes"],
+)
+def test_a_product_of_another_form_is_an_obstacle(down: str, weight: str) -> None:
+    down = down.replace("'", '"')
+    model = graph(f"h = MatMul(x, up)  r = Relu(h)  d = {down}  y = Add(d, x)", weight, "float[8, 6] up")
+    result = find_groups(model)
+    assert result.groups == ()
+    assert [obstacle.code for obstacle in result.obstacles] == [RefusalCode.UNSUPPORTED_FORM]

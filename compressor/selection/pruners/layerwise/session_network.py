@@ -17,13 +17,14 @@ from compressor.answers import several_answers
 from compressor.environment import has_gpu
 from compressor.errors import InputError
 from compressor.graph.file import GraphFile
-from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
+from compressor.graph.layers import Arrays, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 from compressor.units.prunable import LinearWeights
+from graph_passes.attention.linears import GraphLinear
 from graph_passes.passes import DropUnreadPositions
 
 _MODULES = "compressor.selection.pruners.layerwise.torch_network"
