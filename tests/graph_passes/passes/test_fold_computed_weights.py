@@ -15,7 +15,7 @@ DOWN: dict[str, tuple[str, str]] = {
     "reshaped": ("f = Reshape(w, shape)", "float[48] w, int64[2] shape = {6, 8}"),
     "selected": ("f = Gather <axis = 0> (w, rows)", "float[9, 8] w, int64[6] rows = {5, 0, 3, 1, 8, 2}"),
     "a part": ("f = Slice(w, zero, six, zero)", "float[7, 8] w, int64[1] zero = {0}, int64[1] six = {6}"),
-    "a chain": ("t = Transpose(w)  h = Mul(t, half)  f = Identity(h)", "float[8, 6] w, float half = {0.5}"),
+    "a chain": ("t = Transpose(w)  s = Mul(t, half)  f = Identity(s)", "float[8, 6] w, float half = {0.5}"),
 }
 """How the weight that reads neurons is computed, and its initializers."""
 
