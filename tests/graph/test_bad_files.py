@@ -16,7 +16,7 @@ from compressor.model_folder import load
 from graph_passes import GraphErrorCode
 from tests import folders
 from tests.command import compress
-from tests.graph.files import TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
+from tests.graph.files import LENGTH, TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
 from tests.tasks import pictures
 
 Fault = Callable[[Path], list[str | Path]]
@@ -100,6 +100,11 @@ def integers_alone(graph: onnx.GraphProto) -> None:
 def fixed_rows(graph: onnx.GraphProto) -> None:
     for value in graph.input:
         value.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def fixed_tokens(graph: onnx.GraphProto) -> None:
+    for value in graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = LENGTH
 
 
 def one_number(graph: onnx.GraphProto) -> None:
@@ -202,6 +207,10 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "logits"}),
     ),
     "a number of rows": (lambda i: edited(i, fixed_rows), 3, UNSUPPORTED, {"input": "input_ids"}),
+    "a number of tokens": (
+        lambda i: [*edited(i, fixed_tokens)[:2], i / "rows.tsv", "--macs", "60%"],
+        *(3, UNSUPPORTED, {"input": "input_ids"}),
+    ),
     "one number": (lambda i: edited(i, one_number), 3, UNSUPPORTED, {"outputs": ("logits",), "metric": None}),
     "another metric": (
         lambda i: run(i, "--metric", "spearman"),
