@@ -66,9 +66,11 @@ class GraphFile(ModelAccess):
 
     def __init__(self, program: Program, config: GraphConfig) -> None:
         self.config, self._program = config, program
-        self.file, self.precision, self.search_outcome = program.file, program.precision, program.search.outcome
+        self.file, self.precision, self.search_outcome = program.file, program.precision, program.outcome
         self.input_specs, self.output_specs = program.signature
-        lengths = {spec.shape[1] for name, spec in self.input_specs.items() if name.endswith(_TOKENS) and spec.shape[1:]}
+        lengths = {
+            spec.shape[1] for name, spec in self.input_specs.items() if name.endswith(_TOKENS) and spec.shape[1:]
+        }
         self.text_length = lengths.pop() if len(lengths) == 1 else None
         self.sites, self.obstacles = program.sites, program.obstacles
         self.group_names = [group.linear for group in program.groups]

@@ -171,7 +171,7 @@ class GraphNetwork(PreTrainedModel):
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
         self.input_specs, self.output_specs = program.signature
-        self.file, self.search_outcome = program.file, program.search.outcome
+        self.file, self.search_outcome = program.file, program.outcome
         self.group_names = [group.linear for group in program.groups]
         self.sites, self.obstacles = program.sites, program.obstacles
         self.feed_forwards = {group.linear: group.units for group in program.groups if group.type == "neurons"}

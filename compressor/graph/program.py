@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -170,6 +170,11 @@ class Program:
         return (*self.search.obstacles, *map(_no_linear, unresolved))
 
     @property
+    def outcome(self) -> str:
+        """The searched patterns and the first obstacle, for the message about a graph without groups."""
+        return replace(self.search, obstacles=self.obstacles).outcome
+
+    @property
     def digest(self) -> str:
         """Hash of the operators with their attributes, and of the types and shapes of the weights."""
         digest = hashlib.sha256(f"{sorted(self.model.opset_imports.items())}".encode())
@@ -249,6 +254,13 @@ def _require_readable(model: ir.Model, file: Path) -> None:
             op_type=node.op_type,
             node=node.name,
         )
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            kind = type(value.type).__name__.removesuffix("Type").lower()
+            text = (
+                f"its input or output {value.name} is of type {kind}; use a graph whose inputs and outputs are tensors"
+            )
+            raise _other_kind(file, text, tensor=value.name)
     if not any(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.outputs):
         names = ", ".join(value.name or "" for value in model.graph.outputs)
         raise _other_kind(

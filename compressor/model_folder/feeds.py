@@ -93,7 +93,9 @@ def _mismatch(path: Path, name: str, problem: str) -> InputError:
 
 def takes_text(folder: ModelFolder) -> bool:
     """Whether the encoder or the decoder reads tokens, of several lengths."""
-    return folder.access.text_length is None and any(name.endswith("input_ids") for name in example_feeds(folder, batch=1, seq=2))
+    return folder.access.text_length is None and any(
+        name.endswith("input_ids") for name in example_feeds(folder, batch=1, seq=2)
+    )
 
 
 def example_rows(folder: ModelFolder) -> ExampleRows:

@@ -293,10 +293,11 @@ class _Search:
             operands = node.inputs[:2]
             if node in self.products or node in self.ends or node.op_type not in PRODUCTS | {"Einsum"}:
                 continue
-            weights = [self.probe.shape(value) or () for value in operands if not is_computed(value)]
+            shapes = [self.probe.shape(value) or () for value in operands]
+            weights = [shape for value, shape in zip(operands, shapes, strict=True) if not is_computed(value)]
             following = self.order.nodes[self.order.positions[node] + 1 :]
-            if len(weights) == 1 and len(weights[0]) > 1 and _joins_residual_sum(node, following):
-                why = "multiplies by a weight; neurons are searched before matmuls with a weight of two axes alone"
+            if len(weights) == 1 and min(map(len, shapes)) > 1 and _joins_residual_sum(node, following):
+                why = "is no matmul with a weight of two axes, before which neurons are searched"
                 name = frozenset((module_path(node) or node.name or node.op_type,))
                 yield Refusal(name, node.op_type, node.name or "", why, RefusalCode.UNSUPPORTED_FORM)
 

@@ -107,6 +107,11 @@ def fixed_tokens(graph: onnx.GraphProto) -> None:
         value.type.tensor_type.shape.dim[1].dim_value = LENGTH
 
 
+def sequence(graph: onnx.GraphProto) -> None:
+    graph.node.append(helper.make_node("SequenceConstruct", ["logits"], ["parts"]))
+    graph.output.append(helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None))
+
+
 def one_number(graph: onnx.GraphProto) -> None:
     with_last(helper.make_node("ReduceSum", ["before"], ["logits"], keepdims=0))(graph)
     graph.output[0].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, []))
@@ -196,6 +201,11 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "weights in int8": (lambda i: edited(i, quantized_weight), 3, UNSUPPORTED, {"node": "restore"}),
     "dynamic int8": (lambda i: edited(i, dynamic_product), 3, UNSUPPORTED, {"node": "quantize"}),
     "old operators": (lambda i: edited(i, lambda graph: None, opset=9), 3, UNSUPPORTED, {"opset": 9}),
+    "a sequence": (lambda i: edited(i, sequence), 3, UNSUPPORTED, {"tensor": "parts"}),
+    "an output that nothing computes": (
+        lambda i: edited(i, lambda graph: graph.node.remove(graph.node[-1])),
+        *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "logits"}),
+    ),
     "past": (lambda i: edited(i, past), 3, UNSUPPORTED, {"input": "past_key_values.0.key"}),
     "no floats": (lambda i: edited(i, integers_alone), 3, UNSUPPORTED, {"outputs": "logits"}),
     "two inputs of one name": (
@@ -234,6 +244,10 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "too many positions": (
         with_arrays(**dict.fromkeys(TEXT_INPUTS, np.ones((20, 50), np.int64))),
         *(3, ErrorCode.TENSOR_MISMATCH, {}),
+    ),
+    "rows without numbers": (
+        with_arrays(**dict.fromkeys(TEXT_INPUTS, np.ones((20, 0), np.int64))),
+        *(3, ErrorCode.TENSOR_MISMATCH, {"array": "input_ids"}),
     ),
     "no tokenizer": (lambda i: run(i, rows="rows.tsv"), 3, ErrorCode.FILE_MISSING, {"field": "tokenizer"}),
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),

@@ -234,9 +234,9 @@ class SessionNetwork:
         """Name of the initializer -> its values, for weights of a linear."""
         linear = self._calls[path].linear
         weight = weights.weight.T if linear.is_transposed else weights.weight
-        stored = {_name(linear.weight): np.ascontiguousarray(weight, np.float32)}
+        stored = {_name(linear.weight): np.ascontiguousarray(weight, self._values(linear.weight).dtype)}
         if linear.bias is not None and weights.bias is not None:
-            stored[_name(linear.bias)] = weights.bias.astype(np.float32)
+            stored[_name(linear.bias)] = weights.bias.astype(self._values(linear.bias).dtype)
         return stored
 
     def _scales(self, path: str | None, batch: int, mask: np.ndarray) -> np.ndarray | None:
