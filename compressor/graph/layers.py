@@ -200,6 +200,8 @@ class LayeredGraph:
 
     def __init__(self, model: ir.Model) -> None:
         self._model, self.division = model, Division(model.graph)
+        types = (linear.weight.dtype for linear in self.division.linears)
+        self._floats = next(filter(None, types), ir.DataType.FLOAT)
 
     @property
     def layers(self) -> Sequence[Layer]:
@@ -222,7 +224,7 @@ class LayeredGraph:
         operands = {value.name or "": value for value in (*self.layers[layer].operands, *known)}
         wanted = {value.name or "": value for value in outputs}
         computed = [value for name, value in wanted.items() if name not in operands]
-        session = _session(_part(self._model, computed, operands, weights)) if computed else None
+        session = _session(_part(self._model, computed, operands, weights, self._floats)) if computed else None
         for value, output in zip(computed, [] if session is None else session.get_outputs(), strict=True):
             kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
             value.type = value.type or ir.TensorType(ir.DataType[kind])  # which the next layer needs
@@ -241,8 +243,17 @@ class LayeredGraph:
         return run
 
 
-def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.Value], weights: Arrays) -> ir.Model:
-    """A graph that computes some values from the inputs of a graph and from values that are known."""
+def _part(
+    model: ir.Model,
+    outputs: Sequence[ir.Value],
+    stops: Mapping[str, ir.Value],
+    weights: Arrays,
+    floats: ir.DataType,
+) -> ir.Model:
+    """A graph that computes some values from the inputs of a graph and from values that are known.
+
+    Known values without a type are of the type `floats`.
+    """
     needed: set[ir.Node] = set()
     inputs: dict[str, ir.Value] = {}
     initializers: dict[str, ir.Value] = {}
@@ -259,7 +270,7 @@ def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.V
             pending += [operand for operand in node.inputs if operand is not None]
     known = {value: _named(value) for value in inputs.values()}
     for value in known.values():
-        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # of a layer before which none was compiled
+        value.type = value.type or ir.TensorType(floats)  # of a layer before which none was compiled
     for name, value in initializers.items():
         known[value] = copied = _named(value)
         copied.const_value = ir.Tensor(weights[name], name=name) if name in weights else _in_memory(value.const_value)
