@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
 from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
 from graph_passes.attention.linears import GraphLinear
+from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.errors import listed
 from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import NameDecodingAxes, Normalize, ReadWholeTexts
@@ -133,7 +134,7 @@ class Program:
     @property
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
-        return {weight: group.linear for group in self.search.groups for weight in group.weights}
+        return {weight: group.linear for group in self.groups for weight in group.weights}
 
     @cached_property
     def division(self) -> Division:
@@ -143,16 +144,23 @@ class Program:
     @cached_property
     def linears(self) -> dict[str, list[GraphLinear]]:
         """Path of the linear that a group ends in -> its matmuls: several where a module is called several times."""
+        paths = {weight: group.linear for group in self.search.groups for weight in group.weights}
         linears: dict[str, list[GraphLinear]] = {}
         for linear in self.division.linears:
-            if (path := self.paths.get(linear.weight.name or "")) is not None:
+            if (path := paths.get(linear.weight.name or "")) is not None:
                 linears.setdefault(path, []).append(linear)
         return linears
 
-    @property
+    @cached_property
     def groups(self) -> list[GraphGroup]:
-        """The groups that end in a matmul of an activation with a matrix."""
-        return [group for group in self.search.groups if group.linear in self.linears]
+        """The groups that end in a matmul of an activation with a matrix, or in several calls of one module."""
+        return [group for group in self.search.groups if self._is_changeable(group)]
+
+    def _is_changeable(self, group: GraphGroup) -> bool:
+        """Whether all that reads the units, or a weight that they end in, is a call of one module, which is changed."""
+        calls = self.linears.get(group.linear, ())
+        weights = {call.weight for call in calls}
+        return 0 < len(group.products) == len(calls) == sum(map(_count_readers, weights)) and _are_equal(calls)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -166,7 +174,7 @@ class Program:
     @property
     def obstacles(self) -> tuple[Refusal, ...]:
         """What looks like an attention or a feed-forward and is no group, and why."""
-        unresolved = (group for group in self.search.groups if group.linear not in self.linears)
+        unresolved = (group for group in self.search.groups if group not in self.groups)
         return (*self.search.obstacles, *map(_no_linear, unresolved))
 
     @property
@@ -234,9 +242,33 @@ def widen(model: ir.Model) -> None:
             each.type = ir.TensorType(ir.DataType.FLOAT)
 
 
+def _count_readers(value: ir.Value) -> int:
+    """Number of nodes that read a weight, as it is, transposed or converted."""
+    readers = [node for node, _ in value.uses()]
+    return sum(_count_readers(node.outputs[0]) if node.op_type in KEEPS_ELEMENTS else 1 for node in readers)
+
+
+def _are_equal(linears: Sequence[GraphLinear]) -> bool:
+    """Whether matmuls have one weight and one bias, of which an exporter may store copies."""
+    return all(
+        _same(linear.weight, linears[0].weight)
+        and _same(linear.bias, linears[0].bias)
+        and linear.is_transposed == linears[0].is_transposed
+        for linear in linears[1:]
+    )
+
+
+def _same(first: ir.Value | None, second: ir.Value | None) -> bool:
+    """Whether two initializers hold the same values."""
+    if first is second or first is None or second is None:
+        return first is second
+    a, b = first.const_value, second.const_value
+    return a is not None and b is not None and np.array_equal(a.numpy(), b.numpy())
+
+
 def _no_linear(group: GraphGroup) -> Refusal:
     node = group.products[0]
-    why = "reads the units, but is no matmul of an activation with a matrix"
+    why = "reads the units, but is no matmul of an activation with a matrix, or other matmuls read them too"
     return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
 
 

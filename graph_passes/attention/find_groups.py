@@ -204,7 +204,7 @@ class _Search:
                 continue
             flow = self._flow_of_heads(site.name or f"attention {number}", [site])
             self.ends |= flow.sums.keys()
-            ends = tuple(self._product_of_sum(node, flow) for node in flow.sums)
+            ends = tuple(self._product_of_sum(node, flow, site) for node in flow.sums)
             if not flow.refusals and (not ends or None in ends):
                 self.obstacles.append(_no_projection(site, flow))
             elif not self._is_refused(flow):
@@ -222,11 +222,14 @@ class _Search:
         product = None if node is None else self.products.get(node)
         return product if product is not None and product.units == site.head_dim else None
 
-    def _product_of_sum(self, node: ir.Node, flow: Flow) -> GraphProduct | None:
-        """A node that sums over gated units as a product with a weight, also where it is an `Einsum`, or None."""
-        if node in self.products or len(flow.sums[node]) != 1:
-            return self.products.get(node)
-        (summed,) = flow.sums[node].values()
+    def _product_of_sum(self, node: ir.Node, flow: Flow, site: GraphSite) -> GraphProduct | None:
+        """A node that sums over the heads of an attention, in their order and over nothing else, as a product with a
+        weight, also where it is an `Einsum`, or None."""
+        summed = next(iter(flow.sums[node].values()))
+        if len(flow.sums[node]) > 1 or not np.array_equal(summed.factors, np.repeat(_gate(site.heads), site.head_dim)):
+            return None
+        if node in self.products:
+            return self.products[node]
         operands = [(position, axis) for position, axis in enumerate(summed.axes) if axis is not None]
         weights = {position: weight_of(node.inputs[position]) for position, _ in operands}
         computed = [(position, axis) for position, axis in operands if weights[position] is None]
@@ -456,7 +459,7 @@ def _no_projection(site: GraphSite, flow: Flow) -> Refusal:
     """The obstacle of an attention whose heads no product with a weight sums over."""
     node = next((node for node in (*flow.sums, *flow.blocked)), site.output.producer())
     name = frozenset((site.name or site.projection or site.output.name or "",))
-    why = "reads heads without a weight of two axes that sums over them"
+    why = "reads heads without a weight of two axes that sums over them in their order, and over nothing else"
     return Refusal(name, node.op_type if node else "", (node.name or "") if node else "", why, RefusalCode.NO_RULE)
 
 

@@ -20,7 +20,7 @@ from compressor.model_folder.access import access_of
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
 from compressor.units.prunable import LinearWeights
-from graph_passes import Plan
+from graph_passes import Plan, RefusalCode
 from tests import folders
 from tests.exported_graphs import Inputs, Session
 from tests.graph.files import classifier, halve
@@ -293,6 +293,25 @@ def test_the_structure_of_a_file_has_attributes_and_sizes(tmp_path: Path) -> Non
     assert whole.structure != file(hidden=24).structure
     assert whole.structure != file(negative=0.2).structure
     assert whole.fingerprint() != file(negative=0.2).fingerprint()
+
+
+def test_heads_that_two_weights_read_are_no_group(tmp_path: Path) -> None:
+    body = """q = Reshape(qp, split)  qt = Transpose <perm = [0, 2, 1, 3]> (q)
+        s = MatMul(qt, kt)  a = Softmax <axis = -1> (s)  o = MatMul(a, qt)
+        t = Transpose <perm = [0, 2, 1, 3]> (o)  h = Reshape(t, join)
+        d = MatMul(h, first)  e = MatMul(h, second)  f = Add(d, e)  y = Add(f, x)"""
+    body = f"qp = MatMul(x, up)  {body.replace('s = MatMul', 'kt = Transpose <perm = [0, 1, 3, 2]> (qt)  s = MatMul')}"
+    sizes = "int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}"
+    weights = f"float[8, 12] up, float[12, 8] first, float[12, 8] second, {sizes}"
+    graph_passes.save(graph(body, weights), tmp_path / "model.onnx")
+    program = Program.of(tmp_path / "model.onnx")
+    assert [group.units for group in program.search.groups] == [4]  # shrinking the graph takes both
+    assert program.groups == []
+    assert [obstacle.code for obstacle in program.obstacles] == [RefusalCode.NO_RULE]
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+    expected = load_file(tmp_path / "model.onnx").run({"x": x})["y"]
+    with torch.no_grad():
+        assert error(load_network(tmp_path / "model.onnx")(x=torch.from_numpy(x))["y"], expected) <= TOLERANCE
 
 
 def test_a_graph_in_double_precision_runs_as_a_network(tmp_path: Path) -> None:

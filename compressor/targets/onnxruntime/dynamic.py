@@ -164,12 +164,21 @@ def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
         # Outputs that a node omits have an empty name.
         for output in (value for value in node.outputs if value.name and value.name in values):
             sources = _nearest(values[output.name], names)
+            read = [source for value in node.inputs if value is not None for source in _looked_up(value, values)]
             lost += [
                 f"{value.name} -> {output.name}"
-                for value in node.inputs
-                if value is not None and value.name not in sources and not is_constant(value)
+                for value in read
+                if value.name not in sources and not is_constant(value)
             ]
     return lost
+
+
+def _looked_up(value: ir.Value, remaining: Collection[str | None]) -> list[ir.Value]:
+    """A value, or what a lookup in a table reads whose values the quantizer replaced by rounded ones."""
+    node = value.producer()
+    if node is None or node.op_type != "Gather" or value.name in remaining:
+        return [value]
+    return [source for source in node.inputs if source is not None]
 
 
 def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:
