@@ -383,7 +383,8 @@ def test_probabilities_that_a_weight_mixes_are_an_obstacle() -> None:
     body = """q = MatMul(x, up)  r = Reshape(q, split)  h = Transpose <perm = [0, 2, 1, 3]> (r)
         k = Transpose <perm = [0, 1, 3, 2]> (h)  s = MatMul(h, k)  a = Softmax <axis = -1> (s)
         b = Transpose <perm = [0, 2, 3, 1]> (a)  c = MatMul(b, mix)  p = Transpose <perm = [0, 3, 1, 2]> (c)
-        o = MatMul(p, h)  t = Transpose <perm = [0, 2, 1, 3]> (o)  j = Reshape(t, join)  d = MatMul(j, w)  y = Add(d, x)"""
+        o = MatMul(p, h)  t = Transpose <perm = [0, 2, 1, 3]> (o)  j = Reshape(t, join)
+        d = MatMul(j, w)  y = Add(d, x)"""
     shapes = "int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}"
     result = find_groups(graph(body, f"float[8, 12] up, float[4, 4] mix, float[12, 8] w, {shapes}"))
     assert result.groups == ()
