@@ -11,6 +11,7 @@ from graph_passes.attention.tracing import PRODUCTS
 from graph_passes.flow.axis_flow import bodies_of
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.fold_weights import fold
+from graph_passes.passes.normalize import is_float
 from graph_passes.tape import ancestors
 
 _KEEP = frozenset("Bernoulli DequantizeLinear Multinomial QuantizeLinear RandomNormalLike RandomUniformLike".split())
@@ -25,8 +26,8 @@ class FoldComputedWeights(GraphPass[Names]):
 
     Cases:
         1. An operand of a product is computed from initializers by operators of ONNX: it becomes an initializer.
-        2. The operators only convert or transpose one initializer, or some of them are random or of quantization: they
-           stay.
+        2. The operators only convert or transpose one initializer, or some of them are random, of quantization or
+           convert integers, whose size is that of the file: they stay.
 
     The report has the names of the tensors that became initializers.
     """
@@ -51,5 +52,7 @@ class FoldComputedWeights(GraphPass[Names]):
 def _is_foldable(node: ir.Node, constant: Collection[ir.Node]) -> bool:
     """Whether the only output of a node depends on initializers and constants alone."""
     if node.domain or node.op_type in _KEEP or len(node.outputs) != 1 or any(map(bodies_of, node.attributes.values())):
+        return False
+    if node.op_type == "Cast" and (source := node.inputs[0]) is not None and not is_float(source):
         return False
     return all(value is None or value.is_initializer() or value.producer() in constant for value in node.inputs)

@@ -48,6 +48,7 @@ def test_neurons_after_a_computed_weight_can_be_removed() -> None:
             "d = DequantizeLinear(w, scale)  f = Reshape(d, shape)  y = MatMul(x, f)",
             "int8[64] w, float scale = {0.1}, int64[2] shape = {8, 8}",
         ),
+        ("c = Cast <to = 1> (w)  f = Mul(c, scale)  y = MatMul(x, f)", "int8[8, 8] w, float scale = {0.1}"),
         ("n = RandomNormalLike(w)  f = Add(n, w)  y = MatMul(x, f)", "float[8, 8] w"),
         (
             "t = ReduceSum <keepdims = 0> (x, axes)  f = Mul(t, w)  y = MatMul(x, f)",
@@ -55,7 +56,16 @@ def test_neurons_after_a_computed_weight_can_be_removed() -> None:
         ),
         ("s = Mul(w, w)  y = Add(x, s)", "float[8] w"),
     ],
-    ids=["transposed", "converted", "of integers", "of integers, reshaped", "random", "of an input", "no product"],
+    ids=[
+        "transposed",
+        "converted",
+        "of integers",
+        "of integers, reshaped",
+        "of integers, scaled",
+        "random",
+        "of an input",
+        "no product",
+    ],
 )
 def test_other_weights_stay(body: str, weights: str) -> None:
     model = graph(body, weights)
