@@ -53,6 +53,13 @@ def _is_foldable(node: ir.Node, constant: Collection[ir.Node]) -> bool:
     """Whether the only output of a node depends on initializers and constants alone."""
     if node.domain or node.op_type in _KEEP or len(node.outputs) != 1 or any(map(bodies_of, node.attributes.values())):
         return False
-    if node.op_type == "Cast" and (source := node.inputs[0]) is not None and not is_float(source):
+    if not all(value is None or value.is_initializer() or value.producer() in constant for value in node.inputs):
         return False
-    return all(value is None or value.is_initializer() or value.producer() in constant for value in node.inputs)
+    return node.op_type != "Cast" or _holds_floats(node.inputs[0])
+
+
+def _holds_floats(value: ir.Value | None) -> bool:
+    """Whether the initializer that a tensor is computed from, by the first input of each node, holds floats."""
+    while value is not None and (node := value.producer()) is not None:
+        value = node.inputs[0]
+    return value is not None and is_float(value)
