@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 
 import onnx_ir as ir
@@ -16,6 +17,9 @@ from graph_passes.tape import ancestors
 
 _KEEP = frozenset("Bernoulli DequantizeLinear Multinomial QuantizeLinear RandomNormalLike RandomUniformLike".split())
 """Operators that stay: those of quantized weights, and those whose results are random."""
+
+_UNKNOWN = (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError)
+"""Exceptions of ONNX's reference evaluator for operators or types that it does not support, which stay."""
 
 
 class FoldComputedWeights(GraphPass[Names]):
@@ -44,9 +48,13 @@ class FoldComputedWeights(GraphPass[Names]):
         computed = [value for value in computed if weight_of(value) is None]
         names = [value.name for value in computed]
         needed = {value.producer() for value in ancestors(computed)}
+        folded = 0
         for node in [node for node in model.graph if node in needed]:
-            fold(node)
-        return changed(model, names)
+            if all(value is None or value.is_initializer() for value in node.inputs):
+                with contextlib.suppress(*_UNKNOWN):
+                    fold(node)
+                    folded += 1
+        return changed(model, (name for name in names if name in model.graph.initializers), is_other=bool(folded))
 
 
 def _is_foldable(node: ir.Node, constant: Collection[ir.Node]) -> bool:
