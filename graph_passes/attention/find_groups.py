@@ -226,7 +226,8 @@ class _Search:
         """A node that sums over the heads of an attention, in their order and over nothing else, as a product with a
         weight, also where it is an `Einsum`, or None."""
         summed = next(iter(flow.sums[node].values()))
-        if len(flow.sums[node]) > 1 or not np.array_equal(summed.factors, np.repeat(_gate(site.heads), site.head_dim)):
+        in_order = np.repeat(_numbered_gate(site.heads), site.head_dim)
+        if len(flow.sums[node]) > 1 or not np.array_equal(summed.factors, in_order):
             return None
         if node in self.products:
             return self.products[node]
@@ -258,7 +259,7 @@ class _Search:
         """Axis flow with some of the heads gated, at every reader of each tensor of heads."""
         gains: dict[tuple[ir.Node, int], Gain] = {}
         for site in sites:
-            factors = np.repeat(_gate(site.heads), site.head_dim if site.axis == site.rank - 1 else 1)
+            factors = np.repeat(_numbered_gate(site.heads), site.head_dim if site.axis == site.rank - 1 else 1)
             axes = tuple(factors if axis == site.axis else None for axis in range(site.rank))
             gains |= dict.fromkeys(site.output.uses(), Gain(axes, frozenset((name,))))
         flow = Flow(self.model, {}, RULES, self.probe, gains, self.order)
@@ -345,6 +346,11 @@ def _gate(units: int) -> np.ndarray:
     """A gate that drops about half of the units, in no regular order, and at least one."""
     factors = np.random.default_rng(units).permutation(units) >= max(1, units // 2)
     return factors.astype(np.float64)
+
+
+def _numbered_gate(units: int) -> np.ndarray:
+    """The factors of `_gate`, of which those that are not zero say which unit they belong to."""
+    return _gate(units) * np.arange(1, units + 1)
 
 
 def _joins_residual_sum(node: ir.Node, following: Iterable[ir.Node]) -> bool:
