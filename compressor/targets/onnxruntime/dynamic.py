@@ -164,21 +164,20 @@ def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
         # Outputs that a node omits have an empty name.
         for output in (value for value in node.outputs if value.name and value.name in values):
             sources = _nearest(values[output.name], names)
-            read = [source for value in node.inputs if value is not None for source in _looked_up(value, values)]
             lost += [
                 f"{value.name} -> {output.name}"
-                for value in read
-                if value.name not in sources and not is_constant(value)
+                for value in node.inputs
+                if value is not None and not is_constant(value) and not _is_read(value, sources)
             ]
     return lost
 
 
-def _looked_up(value: ir.Value, remaining: Collection[str | None]) -> list[ir.Value]:
-    """A value, or what a lookup in a table reads whose values the quantizer replaced by rounded ones."""
+def _is_read(value: ir.Value, sources: Collection[str | None]) -> bool:
+    """Whether a value is among some sources, or what it looks up, whose table the quantizer may have rounded, is."""
     node = value.producer()
-    if node is None or node.op_type != "Gather" or value.name in remaining:
-        return [value]
-    return [source for source in node.inputs if source is not None]
+    if value.name in sources or node is None or node.op_type != "Gather":
+        return value.name in sources
+    return all(source is None or is_constant(source) or source.name in sources for source in node.inputs)
 
 
 def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:
