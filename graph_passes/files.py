@@ -85,7 +85,7 @@ def _unreadable(path: Path, fault: str, **details: str | None) -> GraphError:
 
 
 def _check_names(graph: onnx.GraphProto, path: Path) -> None:
-    """Check that every tensor that a node reads is an input, an initializer or the output of a node before it.
+    """Check that each tensor that a node reads or the graph returns is an input, an initializer or computed before.
 
     No two inputs have one name, and no two outputs.
     """
@@ -103,6 +103,9 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
                 path, f"{node.op_type} reads {undefined[0]}, which no earlier node computes", tensor=undefined[0]
             )
         defined.update(node.output)
+    for value in graph.output:
+        if value.name not in defined:
+            raise _unreadable(path, f"no node computes its output {value.name}", tensor=value.name)
 
 
 def _name_default_domain(model: ir.Model) -> None:

@@ -22,6 +22,7 @@ from graph_passes.passes import (
     CleanUp,
     DropIdleCaches,
     DropUnusedBlocks,
+    FoldComputedWeights,
     FoldGates,
     InsertGates,
     LowerBlockSparse,
@@ -29,6 +30,7 @@ from graph_passes.passes import (
     RecordReach,
     RemoveDeadBranches,
     RemoveUnits,
+    SeparateBiases,
     SimplifyLookups,
     StateCacheSizes,
     TransferWeights,
@@ -55,6 +57,7 @@ def find_groups(model: ir.Model) -> GraphGroups:
         model: the graph, which is normalized in place as `shrink` does, so that the nodes of the groups are its nodes.
     """
     _normalize(model)
+    FoldComputedWeights()(model)
     return search_groups(model)
 
 
@@ -72,6 +75,7 @@ def gate_groups(model: ir.Model, plan: Plan) -> ir.Model:
         PlanError: the groups of the plan are not those of the graph.
     """
     _normalize(model)
+    FoldComputedWeights()(model)
     return InsertGates(plan, gate_all=True)(model).model
 
 
@@ -161,6 +165,7 @@ def shrink(
     _normalize(model)
     parameters_before = count_parameters(model)
     matches, transferred = _transfer_weights(model, plan, weights)
+    FoldComputedWeights()(model)
     InsertGates(plan, matches)(model)
     plan = plan.replace_groups(_without_masked_heads(site, plan, model.graph) for site in plan.sites)
     set_gates(model.graph, plan)
@@ -241,6 +246,7 @@ def shrink_parts(models: Mapping[str, ir.Model], plan: Plan) -> dict[str, Shrunk
 
 def _normalize(model: ir.Model) -> None:
     Normalize()(model)
+    SeparateBiases()(model)
     SimplifyLookups()(model)
     StateCacheSizes()(model)
 

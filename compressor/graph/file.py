@@ -66,8 +66,12 @@ class GraphFile(ModelAccess):
 
     def __init__(self, program: Program, config: GraphConfig) -> None:
         self.config, self._program = config, program
-        self.file, self.precision, self.search_outcome = program.file, program.precision, program.search.outcome
+        self.file, self.precision, self.search_outcome = program.file, program.precision, program.outcome
         self.input_specs, self.output_specs = program.signature
+        lengths = {
+            spec.shape[1] for name, spec in self.input_specs.items() if name.endswith(_TOKENS) and spec.shape[1:]
+        }
+        self.text_length = lengths.pop() if len(lengths) == 1 else None
         self.sites, self.obstacles = program.sites, program.obstacles
         self.group_names = [group.linear for group in program.groups]
         self.feed_forwards = {group.linear: group.units for group in program.groups if group.type == "neurons"}
@@ -261,22 +265,35 @@ class GraphFile(ModelAccess):
 
     @contextmanager
     def reference(self, plan: Plan) -> Iterator[Callable[[Feeds], Outputs]]:
-        """Runs the graph in ONNX Runtime, without its optimizations; that of a decoder with empty caches.
+        """Runs the file in ONNX Runtime, without its optimizations; that of a decoder with empty caches.
 
-        The present weights are used, with the gates of the plan multiplied into them: the reference of a proof shares
-        neither the inserted gates nor the operators in PyTorch with the proven graph. A decoder with a plan and weights
-        that change nothing is its unchanged file.
+        The file has the present weights, with the gates of the plan multiplied into them: the reference of a proof
+        shares neither the inserted gates nor the operators in PyTorch with the proven graph. Where the file lacks an
+        initializer that changes, such as the copy of a bias that it stores once, the normalized graph takes its place.
         """
+        model = self.with_weights(plan, with_caches=self.generates)
+        source = self._source(with_caches=self.generates).graph.initializers
+        changed = {
+            name: value.const_value
+            for name, value in model.graph.initializers.items()
+            if value.const_value is not source[name].const_value
+        }
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            model = self.with_weights(plan, with_caches=self.generates)
-            changed = self._network is not None or self._changed or self._factors(plan)
-            if self.generates and not changed:
-                path = self.file
-            else:
-                graph_passes.save(model, path)
+            path = self.file
+            if changed:
+                path, whole = Path(folder) / "model.onnx", graph_passes.load(self.file)
+                is_stored = changed.keys() <= whole.graph.initializers.keys()
+                for name, tensor in changed.items() if is_stored else ():
+                    whole.graph.initializers[name].const_value = tensor
+                graph_passes.save(whole if is_stored else model, path)
             run = unoptimized_runner(path)
             yield partial(_run_empty, model, run) if self.generates else run
+
+    def _source(self, *, with_caches: bool) -> ir.Model:
+        """The normalized graph of the file; that of a decoder with its caches or for whole texts."""
+        source = self._program.cached if with_caches else self._program.model
+        assert source is not None
+        return source
 
     def with_weights(self, gates: Plan | None = None, *, with_caches: bool = False) -> ir.Model:
         """The normalized graph with the weights that the model has now.
@@ -292,9 +309,7 @@ class GraphFile(ModelAccess):
         if graph_digest(self.file) != self._program.content:
             text = f"{self.file}: the file has changed since this run read it; run the command again"
             raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=self.file)
-        source = self._program.cached if with_caches else self._program.model
-        assert source is not None
-        model = source.clone()
+        model = self._source(with_caches=with_caches).clone()
         factors = {} if gates is None else self._factors(gates)
         for name in self._names:
             value = model.graph.initializers[name]

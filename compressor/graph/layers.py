@@ -17,6 +17,7 @@ import onnxruntime as ort
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.machine import usable_cores
 from compressor.targets.onnxruntime.ort_session import error_line, run_session
+from graph_passes.attention.linears import GraphLinear, find_linears
 
 _LARGEST = 1e4
 """Magnitude above which a constant is a mask and not a weight."""
@@ -24,22 +25,6 @@ _LONG_LIVED = 3
 """A value that is read after this many sums of the residual stream, such as an encoder's output, belongs to no single
 layer."""
 _SUMS = ("Add", "Sum")
-_MATMULS = ("MatMul", "Gemm")
-
-
-@dataclass(frozen=True)
-class GraphLinear:
-    """A matmul with a weight of two axes, and the addition of its bias.
-
-    Attributes:
-        is_transposed: whether the initializer of the weight is `[inputs, outputs]`.
-    """
-
-    activation: ir.Value
-    weight: ir.Value
-    is_transposed: bool
-    bias: ir.Value | None
-    output: ir.Value
 
 
 @dataclass(frozen=True)
@@ -93,7 +78,7 @@ class Division:
 
     def __init__(self, graph: ir.Graph) -> None:
         nodes = list(graph)
-        linears = list(_linears_of(nodes))
+        linears = list(find_linears(nodes))
         matmuls = {linear.output: linear for linear, _ in linears}
         absorbed = {node for _, replaced in linears for node in replaced}
         self.parameters, self.linears = _parameters(graph), tuple(matmuls.values())
@@ -159,97 +144,6 @@ def _cuts(operators: Sequence[Operator], depends: set[ir.Value], last_use: Mappi
     ]
 
 
-def unshare_biases(graph: ir.Graph) -> None:
-    """Give each linear a bias of its own, which a refit changes: exporters store equal ones, such as zeros, once.
-
-    The names of the new biases are no paths, since the stored name may belong to one of the linears.
-    """
-    readers: dict[ir.Value, dict[ir.Value, list[ir.Node]]] = {}
-    for linear, (reader, *_) in _linears_of(list(graph)):
-        if linear.bias is not None:
-            readers.setdefault(linear.bias, {}).setdefault(linear.weight, []).append(reader)
-    for bias, linears in readers.items():
-        if bias.const_value is None or any(len(list(bias.uses())) == len(nodes) for nodes in linears.values()):
-            continue
-        for number, nodes in enumerate(linears.values()):
-            name = f"{bias.name}.{number}"
-            copy = ir.Tensor(bias.const_value.numpy(), dtype=bias.const_value.dtype, name=name)
-            initializer = ir.Value(name=name, type=bias.type, shape=bias.shape, const_value=copy)
-            graph.register_initializer(initializer)
-            for node in nodes:
-                node.replace_input_with(list(node.inputs).index(bias), initializer)
-        if not list(bias.uses()) and not bias.is_graph_output():
-            graph.initializers.pop(bias.name or "")
-
-
-def _linears_of(nodes: Sequence[ir.Node]) -> Iterator[tuple[GraphLinear, list[ir.Node]]]:
-    """The matmuls of an activation with a weight of two axes, and the nodes that each replaces.
-
-    These are the matmul, the addition of its bias, and the transposition that it alone reads.
-    """
-    for node in nodes:
-        if node.op_type == "MatMul" and node.domain in ("", "ai.onnx"):
-            activation, operand = node.inputs
-            transposition, weight, is_transposed = _weight_behind(operand)
-            if activation is None or activation.is_initializer() or weight is None:
-                continue
-            if is_transposed and any(reader.op_type not in _MATMULS for reader, _ in weight.uses()):
-                continue  # tied to a table in the other layout, of which it is no view
-            add = _bias_addition(node.outputs[0])
-            bias = None if add is None else next(value for value in add.inputs if value is not node.outputs[0])
-            replaced = [node] if add is None else [add, node]
-            linear = GraphLinear(activation, weight, is_transposed, bias, replaced[0].outputs[0])
-            if transposition is not None and len(list(transposition.outputs[0].uses())) == 1:
-                replaced.append(transposition)
-            yield linear, replaced
-        elif node.op_type == "Gemm":
-            activation, weight = node.inputs[:2]
-            bias = node.inputs[2] if len(node.inputs) > 2 else None
-            plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-            if (
-                plain
-                and activation is not None
-                and not activation.is_initializer()
-                and not node.attributes.get_int("transA", 0)
-                and weight is not None
-                and _is_matrix(weight)
-                and (bias is None or _is_vector(bias))
-            ):
-                is_transposed = not node.attributes.get_int("transB", 0)
-                yield GraphLinear(activation, weight, is_transposed, bias, node.outputs[0]), [node]
-
-
-def _weight_behind(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None, bool]:
-    """The matrix that a matmul reads, behind a transposition or not, and whether it is `[inputs, outputs]`."""
-    node = None if value is None else value.producer()
-    if node is not None and node.op_type == "Transpose":
-        source = node.inputs[0]
-        return node, source if source is not None and _is_matrix(source) else None, False
-    return None, value if value is not None and _is_matrix(value) else None, True
-
-
-def _bias_addition(value: ir.Value) -> ir.Node | None:
-    """The node that adds a bias to the output of a matmul, if nothing else reads that output."""
-    uses = list(value.uses())
-    if len(uses) != 1 or value.is_graph_output():
-        return None
-    node = uses[0][0]
-    if node.op_type != "Add":
-        return None
-    addends = [operand for operand in node.inputs if operand is not value]
-    return node if len(addends) == 1 and addends[0] is not None and _is_vector(addends[0]) else None
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return value.is_initializer() and tensor is not None and len(tensor.shape) == 2 and tensor.dtype.is_floating_point()
-
-
-def _is_vector(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return value.is_initializer() and tensor is not None and len(tensor.shape) == 1 and tensor.size > 1
-
-
 def is_sum(node: ir.Node) -> bool:
     """Whether a node adds activations."""
     return (
@@ -306,6 +200,8 @@ class LayeredGraph:
 
     def __init__(self, model: ir.Model) -> None:
         self._model, self.division = model, Division(model.graph)
+        types = (linear.weight.dtype for linear in self.division.linears)
+        self._floats = next(filter(None, types), ir.DataType.FLOAT)
 
     @property
     def layers(self) -> Sequence[Layer]:
@@ -328,7 +224,7 @@ class LayeredGraph:
         operands = {value.name or "": value for value in (*self.layers[layer].operands, *known)}
         wanted = {value.name or "": value for value in outputs}
         computed = [value for name, value in wanted.items() if name not in operands]
-        session = _session(_part(self._model, computed, operands, weights)) if computed else None
+        session = _session(_part(self._model, computed, operands, weights, self._floats)) if computed else None
         for value, output in zip(computed, [] if session is None else session.get_outputs(), strict=True):
             kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
             value.type = value.type or ir.TensorType(ir.DataType[kind])  # which the next layer needs
@@ -347,8 +243,17 @@ class LayeredGraph:
         return run
 
 
-def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.Value], weights: Arrays) -> ir.Model:
-    """A graph that computes some values from the inputs of a graph and from values that are known."""
+def _part(
+    model: ir.Model,
+    outputs: Sequence[ir.Value],
+    stops: Mapping[str, ir.Value],
+    weights: Arrays,
+    floats: ir.DataType,
+) -> ir.Model:
+    """A graph that computes some values from the inputs of a graph and from values that are known.
+
+    Known values without a type are of the type `floats`.
+    """
     needed: set[ir.Node] = set()
     inputs: dict[str, ir.Value] = {}
     initializers: dict[str, ir.Value] = {}
@@ -365,7 +270,7 @@ def _part(model: ir.Model, outputs: Sequence[ir.Value], stops: Mapping[str, ir.V
             pending += [operand for operand in node.inputs if operand is not None]
     known = {value: _named(value) for value in inputs.values()}
     for value in known.values():
-        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # of a layer before which none was compiled
+        value.type = value.type or ir.TensorType(floats)  # of a layer before which none was compiled
     for name, value in initializers.items():
         known[value] = copied = _named(value)
         copied.const_value = ir.Tensor(weights[name], name=name) if name in weights else _in_memory(value.const_value)

@@ -27,10 +27,11 @@ from compressor.answers import AnswerKind, answer_kind
 from compressor.errors import ErrorCode, InputError
 from compressor.graph.config import GraphConfig
 from compressor.graph.fusions import fuse
-from compressor.graph.layers import Division, GraphLinear, Layer, Operator
+from compressor.graph.layers import Division, Layer, Operator
 from compressor.graph.operators import executor, tensor_of
 from compressor.graph.program import Program, widen
 from compressor.silence_libraries import one_line
+from graph_passes.attention.linears import GraphLinear
 from graph_passes.errors import listed
 
 Outputs = tuple[Tensor | None, ...]
@@ -170,7 +171,7 @@ class GraphNetwork(PreTrainedModel):
     def __init__(self, config: PretrainedConfig, program: Program) -> None:
         PreTrainedModel.__init__(self, config)  # not that of a further base, which makes modules of its own
         self.input_specs, self.output_specs = program.signature
-        self.file, self.search_outcome = program.file, program.search.outcome
+        self.file, self.search_outcome = program.file, program.outcome
         self.group_names = [group.linear for group in program.groups]
         self.sites, self.obstacles = program.sites, program.obstacles
         self.feed_forwards = {group.linear: group.units for group in program.groups if group.type == "neurons"}
@@ -200,7 +201,7 @@ class GraphNetwork(PreTrainedModel):
         shared.clear()
         for name, number in self._inputs.items():
             value = inputs[name]
-            shared[number] = value.float() if value.is_floating_point() else value
+            shared[number] = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         try:
             execute(self._before, shared, {})
             computed: dict[int, Tensor] = {}

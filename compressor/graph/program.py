@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,14 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
-from compressor.graph.layers import Division, GraphLinear, unshare_biases
+from compressor.graph.layers import Division
 from compressor.graph.signature import InputSpec, OutputSpec
 from compressor.targets.caches import PADDING
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
 from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
+from graph_passes.attention.linears import GraphLinear
+from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.errors import listed
 from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import NameDecodingAxes, Normalize, ReadWholeTexts
@@ -92,7 +94,6 @@ class Program:
         _take_cached_branch(model.graph)
         Normalize()(model)
         _require_operators(model, file)
-        unshare_biases(model.graph)
         graph_passes.record_example_sizes(model, sizes or {})
         search, precision = graph_passes.find_groups(model), stored_precision(model)
         _require_caches(model, file)
@@ -133,7 +134,7 @@ class Program:
     @property
     def paths(self) -> dict[str, str]:
         """Initializer of the weight that a group ends in -> path of its linear, the name of the group in plans."""
-        return {weight: group.linear for group in self.search.groups for weight in group.weights}
+        return {weight: group.linear for group in self.groups for weight in group.weights}
 
     @cached_property
     def division(self) -> Division:
@@ -143,16 +144,23 @@ class Program:
     @cached_property
     def linears(self) -> dict[str, list[GraphLinear]]:
         """Path of the linear that a group ends in -> its matmuls: several where a module is called several times."""
+        paths = {weight: group.linear for group in self.search.groups for weight in group.weights}
         linears: dict[str, list[GraphLinear]] = {}
         for linear in self.division.linears:
-            if (path := self.paths.get(linear.weight.name or "")) is not None:
+            if (path := paths.get(linear.weight.name or "")) is not None:
                 linears.setdefault(path, []).append(linear)
         return linears
 
-    @property
+    @cached_property
     def groups(self) -> list[GraphGroup]:
-        """The groups that end in a matmul of an activation with a matrix."""
-        return [group for group in self.search.groups if group.linear in self.linears]
+        """The groups that end in a matmul of an activation with a matrix, or in several calls of one module."""
+        return [group for group in self.search.groups if self._is_changeable(group)]
+
+    def _is_changeable(self, group: GraphGroup) -> bool:
+        """Whether all that reads the units, or a weight that they end in, is a call of one module, which is changed."""
+        calls = self.linears.get(group.linear, ())
+        weights = {call.weight for call in calls}
+        return 0 < len(group.products) == len(calls) == sum(map(_count_readers, weights)) and _are_equal(calls)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -166,15 +174,24 @@ class Program:
     @property
     def obstacles(self) -> tuple[Refusal, ...]:
         """What looks like an attention or a feed-forward and is no group, and why."""
-        unresolved = (group for group in self.search.groups if group.linear not in self.linears)
+        unresolved = (group for group in self.search.groups if group not in self.groups)
         return (*self.search.obstacles, *map(_no_linear, unresolved))
 
     @property
+    def outcome(self) -> str:
+        """The searched patterns and the first obstacle, for the message about a graph without groups."""
+        return replace(self.search, obstacles=self.obstacles).outcome
+
+    @property
     def digest(self) -> str:
-        """Hash of the operators, without weights."""
-        digest = hashlib.sha256()
+        """Hash of the operators with their attributes, and of the types and shapes of the weights."""
+        digest = hashlib.sha256(f"{sorted(self.model.opset_imports.items())}".encode())
         for node in self.graph:
             digest.update(f"{node.domain} {node.op_type} {[value and value.name for value in node.inputs]}".encode())
+            for _, attribute in sorted(node.attributes.items()):
+                digest.update(ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True))
+        for name, value in sorted(self.graph.initializers.items()):
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
         return digest.hexdigest()[:16]
 
     @property
@@ -225,9 +242,33 @@ def widen(model: ir.Model) -> None:
             each.type = ir.TensorType(ir.DataType.FLOAT)
 
 
+def _count_readers(value: ir.Value) -> int:
+    """Number of nodes that read a weight, as it is, transposed or converted."""
+    readers = [node for node, _ in value.uses()]
+    return sum(_count_readers(node.outputs[0]) if node.op_type in KEEPS_ELEMENTS else 1 for node in readers)
+
+
+def _are_equal(linears: Sequence[GraphLinear]) -> bool:
+    """Whether matmuls have one weight and one bias, of which an exporter may store copies."""
+    return all(
+        _same(linear.weight, linears[0].weight)
+        and _same(linear.bias, linears[0].bias)
+        and linear.is_transposed == linears[0].is_transposed
+        for linear in linears[1:]
+    )
+
+
+def _same(first: ir.Value | None, second: ir.Value | None) -> bool:
+    """Whether two initializers hold the same values."""
+    if first is second or first is None or second is None:
+        return first is second
+    a, b = first.const_value, second.const_value
+    return a is not None and b is not None and np.array_equal(a.numpy(), b.numpy())
+
+
 def _no_linear(group: GraphGroup) -> Refusal:
     node = group.products[0]
-    why = "reads the units, but is no matmul of an activation with a matrix"
+    why = "reads the units, but is no matmul of an activation with a matrix, or other matmuls read them too"
     return Refusal(frozenset((group.linear,)), node.op_type, node.name or "", why, RefusalCode.NO_RULE)
 
 
@@ -245,6 +286,13 @@ def _require_readable(model: ir.Model, file: Path) -> None:
             op_type=node.op_type,
             node=node.name,
         )
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            kind = type(value.type).__name__.removesuffix("Type").lower()
+            text = (
+                f"its input or output {value.name} is of type {kind}; use a graph whose inputs and outputs are tensors"
+            )
+            raise _other_kind(file, text, tensor=value.name)
     if not any(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.outputs):
         names = ", ".join(value.name or "" for value in model.graph.outputs)
         raise _other_kind(

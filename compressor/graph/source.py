@@ -148,13 +148,24 @@ def _require_processor(graph: Path, folder: Path, program: Program, processor: A
             path=folder / PREPROCESSOR,
             inputs=tuple(program.inputs),
         )
-    if not reads_images and _TOKENS not in program.inputs:
+    if reads_images:
+        return
+    if _TOKENS not in program.inputs:
         raise InputError(
             f"{graph}: its inputs {', '.join(program.inputs)} are neither texts nor images; give rows as arrays, a .npz"
             " file with an array for each input (--data, or --inputs of a command without rows)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=graph,
             inputs=tuple(program.inputs),
+        )
+    if (length := program.signature[0][_TOKENS].shape[1:]) and length[0] is not None:
+        raise InputError(
+            f"{graph}: its input {_TOKENS} has a fixed length of {length[0]} tokens, but texts have several; export the"
+            " graph with a free second axis, or give rows as arrays of this length, a .npz file with an array for each"
+            " input (--data)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=graph,
+            input=_TOKENS,
         )
     if processor is None:
         raise InputError(

@@ -45,6 +45,7 @@ class ModelAccess(ABC):
         precision: the precision in which its weights are stored; computations are in float32.
         generates: whether it continues texts, with a cache of keys and values.
         changes_with_length: whether it may compute another function on longer texts, as the code of a module may.
+        text_length: number of tokens of every text; None: it takes texts of several lengths, or none.
     """
 
     exporter: ClassVar[str]
@@ -54,6 +55,7 @@ class ModelAccess(ABC):
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     generates: bool = False
     changes_with_length: ClassVar[bool] = True
+    text_length: int | None = None
 
     @property
     @abstractmethod

@@ -39,14 +39,15 @@ def example_feeds(folder: ModelFolder, batch: int, seq: int | None, seed: int = 
     several examples is padded on the right, so that the mask has an effect.
 
     Args:
-        seq: tokens of an example, of source and target alike; None: the model has a single size.
+        seq: tokens of an example, of source and target alike; it has no effect if the model has a single size.
 
     Raises:
         InputError: the model reads fewer than `seq` tokens, or needs an input that no rule generates.
     """
+    seq = folder.access.text_length or seq or 1
     if folder.example:
-        return _rows_of(folder, folder.example).sized(batch, seq or 1, first=seed)
-    return folder.access.make_feeds(folder, batch, seq or 1, seed)
+        return _rows_of(folder, folder.example).sized(batch, seq, first=seed)
+    return folder.access.make_feeds(folder, batch, seq, seed)
 
 
 def example_feeds_by_size(folder: ModelFolder, sizes: Iterable[tuple[int, int | None]]) -> dict[Size, Feeds]:
@@ -91,8 +92,10 @@ def _mismatch(path: Path, name: str, problem: str) -> InputError:
 
 
 def takes_text(folder: ModelFolder) -> bool:
-    """Whether the encoder or the decoder reads tokens, so that a length in tokens has a meaning."""
-    return any(name.endswith("input_ids") for name in example_feeds(folder, batch=1, seq=2))
+    """Whether the encoder or the decoder reads tokens, of several lengths."""
+    return folder.access.text_length is None and any(
+        name.endswith("input_ids") for name in example_feeds(folder, batch=1, seq=2)
+    )
 
 
 def example_rows(folder: ModelFolder) -> ExampleRows:

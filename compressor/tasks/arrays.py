@@ -74,14 +74,18 @@ def read_arrays(source: str) -> dict[str, list[RowArrays]]:
     `train-0.npz` and `dev.npz`.
 
     Raises:
-        InputError: there is no such file, it is damaged, has objects that would be unpickled, has no rows, or is
-            something else.
+        InputError: there is no such file, it is damaged, has objects that would be unpickled, has no rows or empty
+            ones, or is something else.
     """
     splits = _read_splits(source)
     for part in (part for parts in splits.values() for part in parts):
         if any(array.shape[:1] == (0,) for array in part.arrays.values()):
             text = f"{part.path}: has no rows; give at least one row"
             raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=part.path, rows=0)
+        for name, array in part.arrays.items():
+            if not array.size:
+                text = f"{part.path}: rows of the array {name!r} are empty ({_axes(array.shape)}); give numbers"
+                raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, path=part.path, array=name, shape=array.shape)
     return splits
 
 

@@ -170,16 +170,20 @@ def _block_sparse(node: ir.Node, overloads: Collection[str], probe: Probe, causa
 
 
 def _looks_like_attention(softmax: ir.Node) -> bool:
-    """Whether a tensor that the graph computes is multiplied by the probabilities of a `Softmax`."""
+    """Whether a tensor that the graph computes is multiplied by the probabilities of a `Softmax`.
+
+    A weight may mix the probabilities of several heads before.
+    """
     stack, visited = [softmax.outputs[0]], set[ir.Value]()
     while stack:
         value = stack.pop()
         visited.add(value)
         for reader, _ in value.uses():
-            if reader.op_type in PRODUCTS | {"Einsum"}:
-                if all(is_computed(operand) for operand in reader.inputs[:2]):
-                    return True
-            elif reader.op_type in LAYOUT | {"Dropout", "Mul", "Where"} and reader.outputs[0] not in visited:
+            is_product = reader.op_type in PRODUCTS | {"Einsum"}
+            if is_product and all(is_computed(operand) for operand in reader.inputs[:2]):
+                return True
+            is_passed = is_product or reader.op_type in LAYOUT | {"Dropout", "Mul", "Where"}
+            if is_passed and reader.outputs[0] not in visited:
                 stack.append(reader.outputs[0])
     return False
 

@@ -175,6 +175,7 @@ class _Search:
         self.products = {product.node: product for product in find_products(model, self.probe)}
         self.weights: dict[GraphProduct, ir.Value] = {}
         self.names: dict[GraphProduct, str] = {}
+        self.ends = set[ir.Node]()  # what sums over heads
         self.obstacles: list[Refusal] = []
 
     def run(self) -> GraphGroups:
@@ -190,7 +191,8 @@ class _Search:
         self.names = _names_of_products(products, self.weights)
         heads = list(self._heads(calls))
         taken = {product.node for candidate in heads for product in candidate.products}
-        neurons = self._neurons([product for product in products if product.node not in taken])
+        neurons = list(self._neurons([product for product in products if product.node not in taken]))
+        self.obstacles += self._other_products()
         candidates = sorted([*heads, *neurons], key=lambda candidate: self.order.positions[candidate.products[0].node])
         return GraphGroups(tuple(self._named(candidates)), tuple(dict.fromkeys(self.obstacles)))
 
@@ -201,7 +203,8 @@ class _Search:
                 yield _Candidate((product,), product.units, (site,))
                 continue
             flow = self._flow_of_heads(site.name or f"attention {number}", [site])
-            ends = tuple(self._product_of_sum(node, flow) for node in flow.sums)
+            self.ends |= flow.sums.keys()
+            ends = tuple(self._product_of_sum(node, flow, site) for node in flow.sums)
             if not flow.refusals and (not ends or None in ends):
                 self.obstacles.append(_no_projection(site, flow))
             elif not self._is_refused(flow):
@@ -219,11 +222,15 @@ class _Search:
         product = None if node is None else self.products.get(node)
         return product if product is not None and product.units == site.head_dim else None
 
-    def _product_of_sum(self, node: ir.Node, flow: Flow) -> GraphProduct | None:
-        """A node that sums over gated units as a product with a weight, also where it is an `Einsum`, or None."""
-        if node in self.products or len(flow.sums[node]) != 1:
-            return self.products.get(node)
-        (summed,) = flow.sums[node].values()
+    def _product_of_sum(self, node: ir.Node, flow: Flow, site: GraphSite) -> GraphProduct | None:
+        """A node that sums over the heads of an attention, in their order and over nothing else, as a product with a
+        weight, also where it is an `Einsum`, or None."""
+        summed = next(iter(flow.sums[node].values()))
+        in_order = np.repeat(_numbered_gate(site.heads), site.head_dim)
+        if len(flow.sums[node]) > 1 or not np.array_equal(summed.factors, in_order):
+            return None
+        if node in self.products:
+            return self.products[node]
         operands = [(position, axis) for position, axis in enumerate(summed.axes) if axis is not None]
         weights = {position: weight_of(node.inputs[position]) for position, _ in operands}
         computed = [(position, axis) for position, axis in operands if weights[position] is None]
@@ -252,7 +259,7 @@ class _Search:
         """Axis flow with some of the heads gated, at every reader of each tensor of heads."""
         gains: dict[tuple[ir.Node, int], Gain] = {}
         for site in sites:
-            factors = np.repeat(_gate(site.heads), site.head_dim if site.axis == site.rank - 1 else 1)
+            factors = np.repeat(_numbered_gate(site.heads), site.head_dim if site.axis == site.rank - 1 else 1)
             axes = tuple(factors if axis == site.axis else None for axis in range(site.rank))
             gains |= dict.fromkeys(site.output.uses(), Gain(axes, frozenset((name,))))
         flow = Flow(self.model, {}, RULES, self.probe, gains, self.order)
@@ -283,6 +290,21 @@ class _Search:
                 self.obstacles += flow.shared[:1] if _follows_product(group[0]) else []
             elif not self._is_refused(flow) and self._cuts_weight(flow):
                 yield _Candidate(tuple(group), 1)
+
+    def _other_products(self) -> Iterator[Refusal]:
+        """The obstacles of products with weights of other forms whose outputs join a residual sum."""
+        for node in self.order.nodes:
+            operands = node.inputs[:2]
+            if node in self.products or node in self.ends or node.op_type not in PRODUCTS | {"Einsum"}:
+                continue
+            shapes = [self.probe.shape(value) or () for value in operands]
+            weights = [shape for value, shape in zip(operands, shapes, strict=True) if not is_computed(value)]
+            following = self.order.nodes[self.order.positions[node] + 1 :]
+            are_tokens = all(1 < len(shape) < 4 for shape in shapes)  # scores have heads, too
+            if len(weights) == 1 and are_tokens and _joins_residual_sum(node, following):
+                why = "is no matmul with a weight of two axes, before which neurons are searched"
+                name = frozenset((module_path(node) or node.name or node.op_type,))
+                yield Refusal(name, node.op_type, node.name or "", why, RefusalCode.UNSUPPORTED_FORM)
 
     def _is_refused(self, flow: Flow) -> bool:
         """Whether an operator prevents the removal, which is noted."""
@@ -325,6 +347,11 @@ def _gate(units: int) -> np.ndarray:
     """A gate that drops about half of the units, in no regular order, and at least one."""
     factors = np.random.default_rng(units).permutation(units) >= max(1, units // 2)
     return factors.astype(np.float64)
+
+
+def _numbered_gate(units: int) -> np.ndarray:
+    """The factors of `_gate`, of which those that are not zero say which unit they belong to."""
+    return _gate(units) * np.arange(1, units + 1)
 
 
 def _joins_residual_sum(node: ir.Node, following: Iterable[ir.Node]) -> bool:
@@ -439,7 +466,7 @@ def _no_projection(site: GraphSite, flow: Flow) -> Refusal:
     """The obstacle of an attention whose heads no product with a weight sums over."""
     node = next((node for node in (*flow.sums, *flow.blocked)), site.output.producer())
     name = frozenset((site.name or site.projection or site.output.name or "",))
-    why = "reads heads without a weight of two axes that sums over them"
+    why = "reads heads without a weight of two axes that sums over them in their order, and over nothing else"
     return Refusal(name, node.op_type if node else "", (node.name or "") if node else "", why, RefusalCode.NO_RULE)
 
 

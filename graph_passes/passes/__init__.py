@@ -5,6 +5,7 @@ from graph_passes.passes.count_positions import CountPositions
 from graph_passes.passes.drop_idle_caches import DropIdleCaches
 from graph_passes.passes.drop_unread_positions import DropUnreadPositions
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
+from graph_passes.passes.fold_computed_weights import FoldComputedWeights
 from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
@@ -35,6 +36,7 @@ from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.return_to_floats import ReturnToFloats
 from graph_passes.passes.rotate_in_attention import RotateInAttention
 from graph_passes.passes.scale_queries import ScaleQueries
+from graph_passes.passes.separate_biases import SeparateBiases
 from graph_passes.passes.separate_projections import SeparateProjections
 from graph_passes.passes.simplify_lookups import SimplifyLookups
 from graph_passes.passes.split_skip_norms import SplitSkipNorms
@@ -49,6 +51,7 @@ __all__ = [
     "DropIdleCaches",
     "DropUnreadPositions",
     "DropUnusedBlocks",
+    "FoldComputedWeights",
     "FoldGates",
     "FoldWeights",
     "FuseCachedAttention",
@@ -79,6 +82,7 @@ __all__ = [
     "ReturnToFloats",
     "RotateInAttention",
     "ScaleQueries",
+    "SeparateBiases",
     "SeparateProjections",
     "SimplifyLookups",
     "SplitSkipNorms",

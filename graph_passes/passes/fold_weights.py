@@ -31,7 +31,7 @@ class FoldWeights(GraphPass[Names]):
         for node in list(model.graph):
             if _is_foldable(node):
                 tensors.append(str(node.outputs[0].name))
-                _fold(node)
+                fold(node)
         return changed(model, (name for name in tensors if name in model.graph.initializers), is_other=bool(tensors))
 
 
@@ -45,8 +45,8 @@ def _constant(value: ir.Value) -> ir.TensorProtocol | None:
     return None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
 
 
-def _fold(node: ir.Node) -> None:
-    """Case 1: replace a node by an initializer, and remove its inputs if nothing else reads them."""
+def fold(node: ir.Node) -> None:
+    """Replace a node on constants by an initializer, and remove its inputs if nothing else reads them."""
     graph, output = node.graph, node.outputs[0]
     assert graph is not None
     inputs = [value for value in node.inputs if value is not None]

@@ -116,18 +116,16 @@ def _sites_of_groups(plan: Plan, groups: Sequence[GraphGroup]) -> list[Pair] | N
     """Each site of a plan with the attentions of the group that it is named after, or after the product of.
 
     Returns:
-        The pairs; None, unless the sites are all groups of heads of the graph, in their sizes.
+        The pairs; attentions that the plan does not name keep their heads. None, unless each site has the name and the
+        sizes of a group of heads of its own.
     """
     heads = [group for group in groups if group.type == "heads"]
     by_name = {group.linear: group for group in heads} | {group.name: group for group in heads}
-    matched = [by_name.get(site.name) for site in plan.sites]
-    sizes = [None if group is None else (group.units, group.head_dim) for group in matched]
-    if {group.name for group in matched if group is not None} != {group.name for group in heads}:
+    pairs = [(site, by_name[site.name]) for site in plan.sites if site.name in by_name]
+    of_size = [group for site, group in pairs if (group.units, group.head_dim) == (site.heads, site.head_dim)]
+    if len({group.linear for group in of_size}) < len(plan.sites):
         return None
-    if len(matched) != len(heads) or sizes != [(site.heads, site.head_dim) for site in plan.sites]:
-        return None
-    pairs = zip(plan.sites, matched, strict=True)
-    return [(site, attention) for site, group in pairs if group is not None for attention in group.attentions]
+    return [(site, attention) for site, group in pairs for attention in group.attentions]
 
 
 def _check_masks(plan: Plan, graph: ir.Graph) -> None:

@@ -152,9 +152,10 @@ def _is_unranked_split(node: ir.Node) -> bool:
 
 def _may_fold(node: ir.Node) -> bool | None:
     """The argument `should_fold` of the folding pass: False keeps the node, None lets the pass decide."""
-    reads_weights = any(value is not None and value.is_initializer() and _is_float(value) for value in node.inputs)
+    reads_weights = any(value is not None and value.is_initializer() and is_float(value) for value in node.inputs)
     return False if reads_weights else None
 
 
-def _is_float(value: ir.Value) -> bool:
+def is_float(value: ir.Value) -> bool:
+    """Whether a tensor is known to hold floating-point numbers."""
     return value.dtype is not None and value.dtype.is_floating_point()

@@ -16,7 +16,7 @@ from compressor.model_folder import load
 from graph_passes import GraphErrorCode
 from tests import folders
 from tests.command import compress
-from tests.graph.files import TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
+from tests.graph.files import LENGTH, TEXT_INPUTS, arrays, classifier, image_classifier, npz, texts
 from tests.tasks import pictures
 
 Fault = Callable[[Path], list[str | Path]]
@@ -100,6 +100,16 @@ def integers_alone(graph: onnx.GraphProto) -> None:
 def fixed_rows(graph: onnx.GraphProto) -> None:
     for value in graph.input:
         value.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def fixed_tokens(graph: onnx.GraphProto) -> None:
+    for value in graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = LENGTH
+
+
+def sequence(graph: onnx.GraphProto) -> None:
+    graph.node.append(helper.make_node("SequenceConstruct", ["logits"], ["parts"]))
+    graph.output.append(helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None))
 
 
 def one_number(graph: onnx.GraphProto) -> None:
@@ -191,6 +201,11 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "weights in int8": (lambda i: edited(i, quantized_weight), 3, UNSUPPORTED, {"node": "restore"}),
     "dynamic int8": (lambda i: edited(i, dynamic_product), 3, UNSUPPORTED, {"node": "quantize"}),
     "old operators": (lambda i: edited(i, lambda graph: None, opset=9), 3, UNSUPPORTED, {"opset": 9}),
+    "a sequence": (lambda i: edited(i, sequence), 3, UNSUPPORTED, {"tensor": "parts"}),
+    "an output that nothing computes": (
+        lambda i: edited(i, lambda graph: graph.node.remove(graph.node[-1])),
+        *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "logits"}),
+    ),
     "past": (lambda i: edited(i, past), 3, UNSUPPORTED, {"input": "past_key_values.0.key"}),
     "no floats": (lambda i: edited(i, integers_alone), 3, UNSUPPORTED, {"outputs": "logits"}),
     "two inputs of one name": (
@@ -202,6 +217,10 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         *(3, GraphErrorCode.FILE_UNREADABLE, {"tensor": "logits"}),
     ),
     "a number of rows": (lambda i: edited(i, fixed_rows), 3, UNSUPPORTED, {"input": "input_ids"}),
+    "a number of tokens": (
+        lambda i: [*edited(i, fixed_tokens)[:2], i / "rows.tsv", "--macs", "60%"],
+        *(3, UNSUPPORTED, {"input": "input_ids"}),
+    ),
     "one number": (lambda i: edited(i, one_number), 3, UNSUPPORTED, {"outputs": ("logits",), "metric": None}),
     "another metric": (
         lambda i: run(i, "--metric", "spearman"),
@@ -225,6 +244,10 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
     "too many positions": (
         with_arrays(**dict.fromkeys(TEXT_INPUTS, np.ones((20, 50), np.int64))),
         *(3, ErrorCode.TENSOR_MISMATCH, {}),
+    ),
+    "rows without numbers": (
+        with_arrays(**dict.fromkeys(TEXT_INPUTS, np.ones((20, 0), np.int64))),
+        *(3, ErrorCode.TENSOR_MISMATCH, {"array": "input_ids"}),
     ),
     "no tokenizer": (lambda i: run(i, rows="rows.tsv"), 3, ErrorCode.FILE_MISSING, {"field": "tokenizer"}),
     "tokens outside of the table": (outside_of_table, 3, ErrorCode.ID_OUTSIDE_TABLE, {"input": "input_ids", "id": 25}),

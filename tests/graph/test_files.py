@@ -15,6 +15,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
+import graph_passes
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import load
@@ -25,7 +26,8 @@ from compressor.tasks.base import Batch
 from tests import folders
 from tests.command import compress
 from tests.folders import rows_config
-from tests.graph.files import classifier, halve, image_classifier, npz, texts, write_graph
+from tests.graph.files import LENGTH, arrays, classifier, halve, image_classifier, npz, texts, write_graph
+from tests.graph_passes.graphs import graph
 from tests.tasks import pictures
 from tests.tasks.questions import bert as reader
 from tests.tasks.questions import row as question
@@ -185,6 +187,38 @@ def test_arrays_need_no_task(tmp_path: Path) -> None:
     file = classifier(tmp_path / "model.onnx", names=("scores",))
     rows = npz(tmp_path / "rows.npz", input_ids=np.ones((9, 8), np.int64), attention_mask=np.ones((9, 8), np.int64))
     assert load(file, rows=dict(np.load(rows))).task == "arrays"
+
+
+def test_arrays_of_the_only_length_that_a_graph_takes(tmp_path: Path) -> None:
+    model = onnx.load(classifier(tmp_path / "model.onnx", has_biases=True))
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = LENGTH
+    onnx.save(model, tmp_path / "model.onnx")
+    npz(tmp_path / "rows.npz", **arrays())
+    sizes: dict[str, Any] = {"batch": 1, "seconds": 0.02}
+    recipe = Recipe(
+        model=tmp_path / "model.onnx", data=str(tmp_path / "rows.npz"), macs=0.8, out=tmp_path / "out", **sizes
+    )
+    report = compressor.compress(recipe)
+    assert all(proof.holds for proof in report.proofs)
+    assert {speed.seq for speed in report.speeds} == {None}
+
+
+def test_a_graph_in_double_precision_is_refitted(tmp_path: Path) -> None:
+    body = """h = MatMul(x, up)  b = Add(h, bias)  r = Relu(b)  d = MatMul(r, down)  y = Add(d, x)
+        m = ReduceMean <keepdims = 0> (y, axis)  logits = MatMul(m, classes)"""
+    weights = "double[8, 12] up, double[12] bias, double[12, 8] down, double[8, 3] classes, int64[1] axis = {1}"
+    model = graph(body, weights, inputs="double[B, S, 8] x", outputs="double[B, 3] logits")
+    graph_passes.save(model, tmp_path / "model.onnx")
+    npz(tmp_path / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 5, 8)))
+    sizes: dict[str, Any] = {"batch": 1, "seconds": 0.02}
+    recipe = Recipe(
+        model=tmp_path / "model.onnx", data=str(tmp_path / "rows.npz"), macs=0.6, out=tmp_path / "out", **sizes
+    )
+    report = compressor.compress(recipe)
+    assert all(proof.holds for proof in report.proofs)
+    (output,) = onnx.load(tmp_path / "out" / "model.onnx").graph.output
+    assert output.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
 
 
 def test_notes_name_the_file(report: Report) -> None:

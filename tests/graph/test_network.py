@@ -20,11 +20,12 @@ from compressor.model_folder.access import access_of
 from compressor.selection.pruners.layerwise.layer_run import LayerwiseRun
 from compressor.units import find_groups, gated, keep_all
 from compressor.units.prunable import LinearWeights
-from graph_passes import Plan
+from graph_passes import Plan, RefusalCode
 from tests import folders
 from tests.exported_graphs import Inputs, Session
 from tests.graph.files import classifier, halve
 from tests.graph_passes.exporters import export, trace
+from tests.graph_passes.graphs import graph
 from tests.zoo import FAMILIES, VOCABULARY, text
 
 QUICK: dict[str, tuple[str, ...]] = {"legacy": ("bert", "gpt2"), "dynamo": ()}
@@ -255,3 +256,70 @@ def test_the_last_heads_are_removed_with_neurons(tmp_path: Path) -> None:
     assert {group.units for group in before if group.type == "heads"} == {1}
     after = graph_passes.find_groups(graph_passes.load(shrunk(single, 0, 5))).groups
     assert {group.units for group in after} == {5}
+
+
+def test_a_reference_runs_the_file_and_not_what_was_read_of_it(bert: tuple[Path, Inputs]) -> None:
+    path, inputs = bert
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    file = load_file(path)
+    expected = load_file(path).run(arrays)["logits"]
+    node = next(node for node in reversed(list(file._program.graph)) if node.op_type == "Softmax")
+    node.attributes["axis"] = ir.AttrInt64("axis", 0)  # a fault of what reads the file
+    with file.reference(Plan(groups=())) as run:
+        np.testing.assert_allclose(run(arrays)["logits"], expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(file.run(arrays)["logits"] - expected).max() > 1e-3
+    linear = str(file.groups(arrays, "eager")[0].linear)
+    file.set_linear(linear, LinearWeights(np.zeros_like(file.linear(linear).weight), None))
+    intact = load_file(path)
+    intact.set_linear(linear, LinearWeights(np.zeros_like(intact.linear(linear).weight), None))
+    with file.reference(Plan(groups=())) as run:
+        np.testing.assert_allclose(run(arrays)["logits"], intact.run(arrays)["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_structure_of_a_file_has_attributes_and_sizes(tmp_path: Path) -> None:
+    def file(hidden: int = 16, negative: float = 0.1) -> GraphFile:
+        model = graph(
+            "h = MatMul(x, up)  r = LeakyRelu <alpha = 0.5> (h)  d = MatMul(r, down)  y = Add(d, x)",
+            f"float[{hidden}, 6] up, float[6, {hidden}] down",
+            inputs=f"float[B, S, {hidden}] x",
+            outputs=f"float[B, S, {hidden}] y",
+        )
+        model.graph[1].attributes["alpha"] = ir.AttrFloat32("alpha", negative)
+        graph_passes.save(model, tmp_path / "model.onnx")
+        return load_file(tmp_path / "model.onnx")
+
+    whole = file()
+    assert (whole.structure, whole.fingerprint()) == (file().structure, file().fingerprint())
+    assert whole.structure != file(hidden=24).structure
+    assert whole.structure != file(negative=0.2).structure
+    assert whole.fingerprint() != file(negative=0.2).fingerprint()
+
+
+def test_heads_that_two_weights_read_are_no_group(tmp_path: Path) -> None:
+    body = """q = Reshape(qp, split)  qt = Transpose <perm = [0, 2, 1, 3]> (q)
+        s = MatMul(qt, kt)  a = Softmax <axis = -1> (s)  o = MatMul(a, qt)
+        t = Transpose <perm = [0, 2, 1, 3]> (o)  h = Reshape(t, join)
+        d = MatMul(h, first)  e = MatMul(h, second)  f = Add(d, e)  y = Add(f, x)"""
+    body = f"qp = MatMul(x, up)  {body.replace('s = MatMul', 'kt = Transpose <perm = [0, 1, 3, 2]> (qt)  s = MatMul')}"
+    sizes = "int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}"
+    weights = f"float[8, 12] up, float[12, 8] first, float[12, 8] second, {sizes}"
+    graph_passes.save(graph(body, weights), tmp_path / "model.onnx")
+    program = Program.of(tmp_path / "model.onnx")
+    assert [group.units for group in program.search.groups] == [4]  # shrinking the graph takes both
+    assert program.groups == []
+    assert [obstacle.code for obstacle in program.obstacles] == [RefusalCode.NO_RULE]
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+    expected = load_file(tmp_path / "model.onnx").run({"x": x})["y"]
+    with torch.no_grad():
+        assert error(load_network(tmp_path / "model.onnx")(x=torch.from_numpy(x))["y"], expected) <= TOLERANCE
+
+
+def test_a_graph_in_double_precision_runs_as_a_network(tmp_path: Path) -> None:
+    body = "h = MatMul(x, up)  r = Tanh(h)  d = MatMul(r, down)  y = Add(d, x)"
+    weights = "double[8, 6] up, double[6, 8] down"
+    model = graph(body, weights, inputs="double[B, S, 8] x", outputs="double[B, S, 8] y")
+    graph_passes.save(model, tmp_path / "model.onnx")
+    x = np.random.default_rng(0).normal(size=(2, 3, 8))
+    expected = load_file(tmp_path / "model.onnx").run({"x": x})["y"]
+    with torch.no_grad():
+        np.testing.assert_allclose(load_network(tmp_path / "model.onnx")(x=torch.from_numpy(x))["y"], expected)

@@ -364,3 +364,44 @@ def test_a_plan_of_a_graph_of_integers_is_refused_by_its_operator() -> None:
         shrink(layer(end, weights), plan)
     assert error.value.code is GraphErrorCode.UNSUPPORTED_OPERATOR
     assert error.value.details["operator"] == "MatMulInteger"
+
+
+@pytest.mark.parametrize(
+    ("down", "weight"),
+    [("Einsum <equation = 'bsf,fd->bsd'> (r, w)", "float[6, 8] w"), ("MatMul(r, w)", "float[1, 6, 8] w")],
+    ids=["a sum of products", "a weight of three axes"],
+)
+def test_a_product_of_another_form_is_an_obstacle(down: str, weight: str) -> None:
+    down = down.replace("'", '"')
+    model = graph(f"h = MatMul(x, up)  r = Relu(h)  d = {down}  y = Add(d, x)", weight, "float[8, 6] up")
+    result = find_groups(model)
+    assert result.groups == ()
+    assert [obstacle.code for obstacle in result.obstacles] == [RefusalCode.UNSUPPORTED_FORM]
+
+
+def test_probabilities_that_a_weight_mixes_are_an_obstacle() -> None:
+    body = """q = MatMul(x, up)  r = Reshape(q, split)  h = Transpose <perm = [0, 2, 1, 3]> (r)
+        k = Transpose <perm = [0, 1, 3, 2]> (h)  s = MatMul(h, k)  a = Softmax <axis = -1> (s)
+        b = Transpose <perm = [0, 2, 3, 1]> (a)  c = MatMul(b, mix)  p = Transpose <perm = [0, 3, 1, 2]> (c)
+        o = MatMul(p, h)  t = Transpose <perm = [0, 2, 1, 3]> (o)  j = Reshape(t, join)
+        d = MatMul(j, w)  y = Add(d, x)"""
+    shapes = "int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}"
+    result = find_groups(graph(body, f"float[8, 12] up, float[4, 4] mix, float[12, 8] w, {shapes}"))
+    assert result.groups == ()
+    assert [obstacle.code for obstacle in result.obstacles] == [RefusalCode.UNMATCHED_ATTENTION]
+
+
+@pytest.mark.parametrize(
+    ("joined", "size"),
+    [("Concat <axis = 2> (j, x)", 20), ("Gather <axis = 2> (j, turned)", 12)],
+    ids=["with the input", "in another order"],
+)
+def test_heads_that_a_weight_reads_otherwise_are_an_obstacle(joined: str, size: int) -> None:
+    body = f"""q = MatMul(x, up)  r = Reshape(q, split)  h = Transpose <perm = [0, 2, 1, 3]> (r)
+        k = Transpose <perm = [0, 1, 3, 2]> (h)  s = MatMul(h, k)  a = Softmax <axis = -1> (s)  o = MatMul(a, h)
+        t = Transpose <perm = [0, 2, 1, 3]> (o)  j = Reshape(t, join)  c = {joined}  d = MatMul(c, w)  y = Add(d, x)"""
+    shapes = "int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}"
+    order = "int64[12] turned = {9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2}"
+    result = find_groups(graph(body, f"float[8, 12] up, float[{size}, 8] w, {shapes}, {order}"))
+    assert [group.type for group in result.groups] != ["heads"]
+    assert RefusalCode.NO_RULE in [obstacle.code for obstacle in result.obstacles]

@@ -167,9 +167,17 @@ def lost_dependencies(before: ir.Model, after: ir.Model) -> list[str]:
             lost += [
                 f"{value.name} -> {output.name}"
                 for value in node.inputs
-                if value is not None and value.name not in sources and not is_constant(value)
+                if value is not None and not is_constant(value) and not _is_read(value, sources)
             ]
     return lost
+
+
+def _is_read(value: ir.Value, sources: Collection[str | None]) -> bool:
+    """Whether a value is among some sources, or what it looks up, whose table the quantizer may have rounded, is."""
+    node = value.producer()
+    if value.name in sources or node is None or node.op_type != "Gather":
+        return value.name in sources
+    return all(source is None or is_constant(source) or source.name in sources for source in node.inputs)
 
 
 def _nearest(value: ir.Value, names: Collection[str | None]) -> set[str | None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import torch
 import transformers as hf
 
 from tests import folders
 from tests.advice.entries.conflicts import RULES, conflict
 from tests.advice.world import World, advice
-from tests.graph.files import arrays, classifier, halve, image_classifier, npz, write_graph
+from tests.graph.files import LENGTH, arrays, classifier, halve, image_classifier, npz, write_graph
 from tests.tasks import pictures
 
 FILE = "dense.onnx -o out --data rows.tsv --macs 50% "
@@ -58,6 +59,16 @@ def _(w: World) -> None:
     w.fails(*_run(w, "graph/model.onnx", rows="rows.tsv"))
     npz(w.file("numbers.npz"), **arrays(inputs=names))
     w.right(*_run(w, "graph/model.onnx", rows="numbers.npz"))
+
+
+@advice("graph.source _require_processor unsupported-model #2")
+def _(w: World) -> None:
+    model = onnx.load(classifier(w.file("graph/model.onnx")))
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = LENGTH
+    onnx.save(model, w.file("graph/model.onnx"))
+    w.fails(*_run(w, "graph/model.onnx", "--tokenizer", "model", rows="rows.tsv"))
+    w.right(*_run(w, "graph/model.onnx"))
 
 
 @advice("graph.source _task_by_form unsupported-model", zoo=True)

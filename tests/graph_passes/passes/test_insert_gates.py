@@ -101,3 +101,9 @@ def test_a_mask_that_the_graph_lacks_is_refused() -> None:
     with pytest.raises(PlanError) as error:
         InsertGates(plan)(stack("one"))
     assert (error.value.code, error.value.details) == (GraphErrorCode.MASK_MISSING, {"site": "one"})
+
+
+def test_attentions_that_the_plan_does_not_name_stay_whole() -> None:
+    model = stack("one", "two")
+    shrunk = shrink_and_compare(model, Plan(sites=(keeping(1, 3, name="two"),)))
+    assert [attention.heads for attention in find_attention(shrunk.model)] == [4, 2]

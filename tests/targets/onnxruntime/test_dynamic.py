@@ -20,6 +20,7 @@ from compressor.targets.onnxruntime.engine import OrtEngine, build_engine, load_
 from compressor.targets.relative_error import relative_error
 from graph_passes import Plan, load, save, shrink
 from tests.faults import fails_with
+from tests.graph_passes.graphs import graph, run
 from tests.quick_cases import quick
 from tests.targets.cpu import has_vnni
 from tests.targets.graphs import Pruned, masked, parsed, pruned
@@ -294,3 +295,13 @@ def test_omitted_outputs_and_constants_are_not_compared() -> None:
     body = f"h, , , s = {NORM}(x, m, w)  k, , , t = {NORM}(h, s, w)  y = Add(k, t)"
     graphs = (parsed(body, INPUTS, "float[B, 8] y", "float[8] w") for _ in range(2))
     assert lost_dependencies(*graphs) == []
+
+
+def test_a_lookup_whose_table_is_rounded_before_a_matmul(tmp_path: Path) -> None:
+    body = "e = Gather(emb, ids)  h = MatMul(e, up)  y = Add(h, e)"
+    model = graph(body, "float[20, 8] emb, float[8, 8] up", inputs="int64[B, S] ids")
+    save(model, tmp_path / "model.onnx")
+    quantize_dynamically(tmp_path / "model.onnx", tmp_path / "int8.onnx")
+    ids = {"ids": np.random.default_rng(0).integers(0, 20, (2, 5))}
+    (expected,), (actual,) = (run(load(tmp_path / name), ids) for name in ("model.onnx", "int8.onnx"))
+    assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()

@@ -17,13 +17,14 @@ from compressor.answers import several_answers
 from compressor.environment import has_gpu
 from compressor.errors import InputError
 from compressor.graph.file import GraphFile
-from compressor.graph.layers import Arrays, GraphLinear, LayeredGraph, LayerPass, is_sum
+from compressor.graph.layers import Arrays, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
 from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
 from compressor.units.prunable import LinearWeights
+from graph_passes.attention.linears import GraphLinear
 from graph_passes.passes import DropUnreadPositions
 
 _MODULES = "compressor.selection.pruners.layerwise.torch_network"
@@ -233,9 +234,9 @@ class SessionNetwork:
         """Name of the initializer -> its values, for weights of a linear."""
         linear = self._calls[path].linear
         weight = weights.weight.T if linear.is_transposed else weights.weight
-        stored = {_name(linear.weight): np.ascontiguousarray(weight, np.float32)}
+        stored = {_name(linear.weight): np.ascontiguousarray(weight, self._values(linear.weight).dtype)}
         if linear.bias is not None and weights.bias is not None:
-            stored[_name(linear.bias)] = weights.bias.astype(np.float32)
+            stored[_name(linear.bias)] = weights.bias.astype(self._values(linear.bias).dtype)
         return stored
 
     def _scales(self, path: str | None, batch: int, mask: np.ndarray) -> np.ndarray | None:
