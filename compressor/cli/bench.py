@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LENGTH = 128
 _BUILT = ("precision", "provider", "kernel")
-"""Options of engines that are built from two graphs."""
+"""Options that only apply where engines are built from two graphs."""
 _NAMES = (*_BUILT, "threads")
 _FIELDS = {
     **BenchConfig.model_fields,

@@ -182,7 +182,7 @@ def _read_steps(path: Path, tables: Any) -> tuple[list[Step], tuple[int, ...]]:
     tables = tables if isinstance(tables, list) else [tables]
     content = _read_text(path).splitlines()
     lines = tuple(number for number, line in enumerate(content, 1) if _STEPS_HEADER.match(line))
-    if len(lines) != len(tables):  # they are an array, `steps = [...]`, which may begin with a line
+    if len(lines) != len(tables):  # they are an array, `steps = [...]`, whose steps have no lines of their own
         first = next((number for number, line in enumerate(content, 1) if _STEPS_KEY.match(line)), 1)
         lines = (first,) * max(1, len(tables))
     steps = list[Step]()

@@ -294,10 +294,16 @@ def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
             case Follow(plan=plan), Heads():
                 reason = f"the heads are those of the plan {plan}; omit one of them"
                 at_fault += [step for step in steps if isinstance(step, Blocks)]
-            case Follow(plan=plan), Blocks() if recipe.selection.plan is not None or Units in map(type, steps):
+            case Follow(plan=plan), Blocks() if Units in map(type, steps):
+                reason = (
+                    f"blocks are dropped from the heads that the plan {plan} keeps, not after further units are"
+                    " removed; omit one of them, or drop blocks from the output of this run"
+                )
+                at_fault += [step for step in steps if isinstance(step, Units)]
+            case Follow(plan=plan), Blocks() if recipe.selection.plan is not None:
                 reason = f"the plan {plan} already says what is kept; omit one of them"
             case Blocks(), Units():
-                reason = "units are refitted, and blocks dropped by training after that; write units before blocks"
+                reason = "blocks are dropped by training after units are removed; write units before blocks"
                 at_fault.append(earlier)
             case Units(), _ if earlier.is_unbounded and not isinstance(later, Distill):
                 reason = (

@@ -592,7 +592,7 @@ class Within(Step):
         values = {"steps": [{Units.name: {}}, {Distill.name: {}}], **values}
         try:
             bound = _BOUND.validate_python(values.get("max_drop"))
-        except pydantic.ValidationError:  # which that of this option repeats
+        except pydantic.ValidationError:  # the check of `max_drop` reports it
             return {**values, "steps": ()}
         if not isinstance(values["steps"], list | tuple):
             return values

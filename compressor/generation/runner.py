@@ -195,8 +195,8 @@ class Runner:
             )
         if new < 1:
             raise InputError(
-                f"a prompt of {length} tokens leaves none of the {config.max_length} of max_length in"
-                f" {GENERATION_CONFIG_NAME}; pass the number of new tokens",
+                f"max_length {config.max_length} in {GENERATION_CONFIG_NAME} permits no token after the first {earlier};"
+                " set the number of new tokens (max_new_tokens)",
                 code=ErrorCode.TOO_LONG,
                 length=length,
                 maximum=config.max_length,
@@ -208,6 +208,8 @@ class Runner:
         """Inside, errors of transformers become errors of this package: it refuses options by errors of many types."""
         try:
             yield
+        except (UnicodeError, torch.OutOfMemoryError):  # of a terminal, and of the machine
+            raise
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
                 f"{self.folder}: transformers cannot generate with these options and those of {GENERATION_CONFIG_NAME}"
@@ -263,7 +265,7 @@ class Runner:
 
     @property
     def _padding(self) -> int:
-        """The id before and after texts that are shorter than others, which the tokenizer leaves out of texts."""
+        """The id before and after texts that are shorter than others, which decoding skips."""
         ids = (self.processor.pad_token_id, self.processor.eos_token_id, 0)
         return next(id_ for id_ in ids if id_ is not None)
 

@@ -222,7 +222,8 @@ def _infer_task(cls: type[PreTrainedModel]) -> str | None:
     """Optimum's name of the task of a class, or None."""
     if issubclass(cls, models.SegmentForCausalLM):
         return "text-generation"
-    if cls.__name__ in modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values():
+    reads_text = cls.main_input_name == "input_ids"
+    if reads_text and cls.__name__ in modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values():
         return "text2text-generation"  # optimum takes BART for a masked language model
     try:
         return str(TasksManager.infer_task_from_model(cls))

@@ -101,15 +101,21 @@ def compress(
         CompressorError: see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
         GraphPassError: a plan or a graph cannot be used.
     """
-    if isinstance(model, Recipe) and not fields and not isinstance(rows, str | Path):
+    if isinstance(model, Recipe):
+        if fields or isinstance(rows, str | Path):
+            text = "a recipe has its own rows and fields; set them there, as in Recipe(model=..., data=...)"
+            raise UsageError(text, code=ErrorCode.CONTRADICTION, field=next(iter(fields), "data"))
         recipe, listener = model, listener or rows
-    elif isinstance(model, str | Path) and (rows is None or isinstance(rows, str | Path)):
-        recipe = Recipe(model=model, **({} if rows is None else {"data": rows}), **fields)
-    else:
+    elif not isinstance(model, str | Path):
         text = (
             f"{model!r}: neither a recipe nor a model; use compress(Recipe(model=...)) or compress('model', 'rows.tsv')"
         )
         raise UsageError(text, code=ErrorCode.INVALID_VALUE, value=model)
+    elif rows is not None and not isinstance(rows, str | Path):
+        text = f"{type(rows).__name__}: no file of rows; use compress('model', 'rows.tsv', listener=...)"
+        raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="data", value=rows)
+    else:
+        recipe = Recipe(model=model, **(fields if rows is None else {**fields, "data": rows}))
     (report,) = run_rungs([recipe], listener or NullListener())
     return report
 

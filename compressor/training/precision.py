@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from compressor.answers import MASK
 from compressor.config.values import MixedPrecision
 from compressor.environment import bfloat16_instructions
-from compressor.models.forwards import forward_arguments
+from compressor.models.forwards import forward_arguments, scored_logits_only
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +50,19 @@ def usable_precision(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mi
 
     Args:
         inputs: inputs of the model, `[batch, ...]` each, on which it is tried.
+
+    Raises:
+        torch.OutOfMemoryError: the memory of the device does not suffice for them.
     """
     if model.dtype != torch.float32 or native_precision(model.device.type) == "no":
         return "no"
     try:
-        with torch.no_grad(), autocast(model.device, "bf16"):
+        with torch.no_grad(), autocast(model.device, "bf16"), scored_logits_only(model, inputs):
             model(**forward_arguments(model, inputs))
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        logger.debug("%s is computed in float32: %s", type(model).__name__, error)
+        logger.info("%s is computed in float32: %s", type(model).__name__, error)
         return "no"
     return "bf16"
 

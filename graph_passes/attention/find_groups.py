@@ -299,10 +299,10 @@ class _Search:
                 continue
             shapes = [self.probe.shape(value) or () for value in operands]
             weights = [shape for value, shape in zip(operands, shapes, strict=True) if not is_computed(value)]
-            following = self.order.nodes[self.order.positions[node] + 1 :]
             are_tokens = all(1 < len(shape) < 4 for shape in shapes)  # scores have heads, too
+            following = itertools.islice(self.order.nodes, self.order.positions[node] + 1, None)
             if len(weights) == 1 and are_tokens and _joins_residual_sum(node, following):
-                why = "is no matmul with a weight of two axes, before which neurons are searched"
+                why = "is no matmul with a weight of two axes; neurons are found only before those"
                 name = frozenset((module_path(node) or node.name or node.op_type,))
                 yield Refusal(name, node.op_type, node.name or "", why, RefusalCode.UNSUPPORTED_FORM)
 

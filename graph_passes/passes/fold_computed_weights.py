@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.attention.products import weight_of
 from graph_passes.attention.tracing import PRODUCTS
 from graph_passes.flow.axis_flow import bodies_of
@@ -29,9 +30,12 @@ class FoldComputedWeights(GraphPass[Names]):
     reshape weights before it multiplies by them.
 
     Cases:
-        1. An operand of a product is computed from initializers by operators of ONNX: it becomes an initializer.
+        1. An operand of two axes, by which a product multiplies what depends on an input, is computed from
+           initializers by operators of ONNX: it becomes an initializer.
         2. The operators only convert or transpose one initializer, or some of them are random, of quantization or
            convert integers, whose size is that of the file: they stay.
+        3. The product multiplies constants, as a table of positions and learned queries are: its operands stay, since
+           their neurons and heads are units too. So do gates.
 
     The report has the names of the tensors that became initializers.
     """
@@ -43,9 +47,14 @@ class FoldComputedWeights(GraphPass[Names]):
         for node in model.graph:
             if node.inputs and _is_foldable(node, constant):
                 constant.add(node)
-        operands = [value for node in model.graph if node.op_type in PRODUCTS for value in node.inputs[:2]]
+
+        def is_constant(value: ir.Value | None) -> bool:
+            return value is None or value.is_initializer() or value.producer() in constant
+
+        pairs = [node.inputs[:2] for node in model.graph if node.op_type in PRODUCTS and node not in constant]
+        operands = [value for pair in pairs for value in pair if is_constant(value) and not all(map(is_constant, pair))]
         computed = [value for value in dict.fromkeys(operands) if value is not None and value.producer() in constant]
-        computed = [value for value in computed if weight_of(value) is None]
+        computed = [value for value in computed if weight_of(value) is None and _is_matrix(value)]
         names = [value.name for value in computed]
         needed = {value.producer() for value in ancestors(computed)}
         folded = 0
@@ -61,9 +70,16 @@ def _is_foldable(node: ir.Node, constant: Collection[ir.Node]) -> bool:
     """Whether the only output of a node depends on initializers and constants alone."""
     if node.domain or node.op_type in _KEEP or len(node.outputs) != 1 or any(map(bodies_of, node.attributes.values())):
         return False
+    if any(gated_group(value) is not None for value in node.inputs):
+        return False
     if not all(value is None or value.is_initializer() or value.producer() in constant for value in node.inputs):
         return False
     return node.op_type != "Cast" or _holds_floats(node.inputs[0])
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    """Whether a tensor is known to have two axes."""
+    return value.shape is not None and len(value.shape) == 2
 
 
 def _holds_floats(value: ir.Value | None) -> bool:

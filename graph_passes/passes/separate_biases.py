@@ -12,8 +12,8 @@ from graph_passes.tape import add_initializer
 class SeparateBiases(GraphPass[Names]):
     """Copy a bias that matmuls with several weights add, such as the zeros of an untrained model.
 
-    A refit changes the bias of one matmul. The names of the copies are no paths, since the stored name may belong to
-    one of the matmuls.
+    A refit changes the bias of one matmul. Copies get names that are no paths of modules, since the stored name may
+    belong to one of the matmuls.
 
     The report has the names of the biases that were copied.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compressor.block_masks.attention_maps import mask_length, shares_by_kind
 from compressor.block_masks.train_masked import learn_blocks
-from compressor.config.steps import Blocks, Step
+from compressor.config.steps import Blocks, Step, Units
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.feeds import takes_text
@@ -32,6 +32,12 @@ def _check_options(step: Blocks) -> None:
 
 def _check(step: Blocks, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     folder, sites = inputs.model.folder, inputs.model.sites
+    if step.from_original_weights and any(each.part(Units) is not None for each in earlier):
+        raise UsageError(
+            "--from-original-weights: units are removed before, and the weights that remain are refitted; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="from_original_weights",
+        )
     shares_by_kind(step, sites)
     require_interface(folder.network, sites, "block masks")
     _require_text(folder)
@@ -61,14 +67,14 @@ def _require_heads_alone(followed: SelectedPlan, folder: ModelFolder) -> None:
         )
 
 
-@versioned(1, "compressor.block_masks.train_masked", "compressor.training.fit")
+@versioned(2, "compressor.block_masks.train_masked", "compressor.training.fit")
 def _run(step: Blocks, state: State, context: StepContext, store: Store) -> State:
     """The plan with masks where they make attention faster; the model is trained with them."""
     run, folder, selector = context.run, context.run.model.folder, context.run.selector
     assert selector is not None
 
     def drop(work: Path) -> SelectedPlan:
-        heads = state.selected
+        selected = state.selected
         start = load_folder(run.recipe, folder.path).network.state_dict() if step.from_original_weights else None
         with run.log.stage("learning which blocks to drop") as on_progress:
             masked = learn_blocks(
@@ -76,7 +82,7 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
                 run.model.sites,
                 run.rows,
                 step,
-                heads.plan,
+                selected.plan,
                 mask_length(folder.network, run.rows, run.recipe.rows.max_length),
                 store,
                 work,
@@ -87,11 +93,11 @@ def _run(step: Blocks, state: State, context: StepContext, store: Store) -> Stat
         text = f"blocks are dropped from the heads that the plan in {folder.path} keeps"
         note = Note(code=NoteCode.PLAN_FOLLOWED, text=f"{text}; its other units stay as they are")
         learned = replace(
-            heads,
+            selected,
             plan=masked.plan,
-            curves=joined_curves(heads.curves, masked.curves),
-            trained=heads.trained or masked.trained,
-            notes=(*heads.notes, *([] if run.followed is None else [note]), *masked.notes),
+            curves=joined_curves(selected.curves, masked.curves),
+            trained=selected.trained or masked.trained,
+            notes=(*selected.notes, *([] if run.followed is None else [note]), *masked.notes),
         )
         return signed(learned, folder)
 

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,19 +92,19 @@ def _check(step: Distill, inputs: RunInputs, earlier: Sequence[Step]) -> None:
     require_same_interface(teacher, model, compares_hidden=step.hidden_weight > 0)
     data = inputs.rows
     # The export checks the model itself.
-    _loss(step, teacher, data.with_task(task)).require_defined_teacher(_first_inputs(step, task, data))
+    inputs_of_teacher = _first_inputs(step, task, data)
+    _loss(step, teacher, task, inputs_of_teacher).require_defined_teacher(inputs_of_teacher)
 
 
-def _loss(step: Distill, teacher: ModelFolder, data: Data) -> Distillation:
-    """The loss of the distillation."""
-    task = data.task
+def _loss(step: Distill, teacher: ModelFolder, task: Task, inputs: Mapping[str, torch.Tensor]) -> Distillation:
+    """The loss of the distillation, in the precision in which the teacher runs on some inputs where it is."""
     task.declare_answers(teacher.model.config)
     return Distillation.of(
         teacher.network,
         task.loss_outputs,
         temperature=step.temperature,
         hidden_weight=step.hidden_weight,
-        precision=usable_precision(teacher.network, _first_inputs(step, task, data)),
+        precision=usable_precision(teacher.network, inputs),
     )
 
 
@@ -131,7 +131,9 @@ def _train(
     network, whole = run.model.folder.network, run.rows.with_task(run.rows.eval_task.chooser)
     precision = rounded_precision(step, run.recipe.engine, selected)
     path = run.recipe.source.model if step.teacher is None else step.teacher
-    distillation = _loss(step, load_folder(run.recipe, path), whole)
+    teacher = load_folder(run.recipe, path)
+    teacher.network.to(training_device())  # type: ignore[arg-type]
+    distillation = _loss(step, teacher, whole.task, _first_inputs(step, whole.task, whole))
     with ExitStack() as contexts:
         contexts.enter_context(compacted(network, selected.plan, example_inputs(run.model.folder, 2, 8)))
         contexts.enter_context(gradients_of(_shared_tables(network, distillation.teacher), required=False))

@@ -611,7 +611,7 @@ class _Search(_Attempts):
 
         def expected(number: int) -> str:
             if self._shows_nothing(losses[number]):
-                return f"no answer that changed shows a loss of {task.metric}"
+                return f"no evaluation row shows a loss of {task.metric}"
             values = (losses[number].loss, losses[number].error, bounds[number])
             loss, error, bound = (f"{task.metric_unit.scale * value:.2g}" for value in values)
             return (
@@ -652,7 +652,7 @@ class _Search(_Attempts):
 
     def _shows_nothing(self, estimate: LossEstimate) -> bool:
         """Whether no evaluation row shows a loss of a metric that is a share of them."""
-        return self.task.metric_unit is MetricUnit.POINTS and estimate == (0.0, 0.0)
+        return self.task.metric_unit is MetricUnit.POINTS and estimate.loss == 0 and estimate.error == 0
 
     def _certify(
         self, attempts: Sequence[_Attempt], holding: list[int], rows: Dataset
