@@ -80,7 +80,7 @@ def _as_count_or_share(value: Any) -> Any:
         raise InvalidValueError("neither a count nor a share; give a number such as 36, or 50%") from error
     if not number > 0 or (text.endswith("%") and number > 100):  # without heads no token depends on another
         raise InvalidValueError(
-            "out of range, since no head would remain at 0; give a number of heads from 1, or a share above 0% such as 50%",
+            "out of range, so that no head would remain; give a number from 1, or a share above 0% such as 50%",
             ErrorCode.OUT_OF_RANGE,
         )
     return f"{number:.15g}%" if text.endswith("%") else number

@@ -195,7 +195,7 @@ class Runner:
             )
         if new < 1:
             raise InputError(
-                f"max_length {config.max_length} in {GENERATION_CONFIG_NAME} permits no token after the first {earlier};"
+                f"max_length {config.max_length} in {GENERATION_CONFIG_NAME} permits no token after {earlier} tokens;"
                 " set the number of new tokens (max_new_tokens)",
                 code=ErrorCode.TOO_LONG,
                 length=length,
