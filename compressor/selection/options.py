@@ -146,18 +146,24 @@ def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
 
 
 def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
-    """The number of heads that `keep` describes: a count (36, "36"), or a share ("50%", rounded to the nearest head).
+    """The number of heads that `keep` describes: a count (36, "36"), or a share ("50%", rounded to the nearest head,
+    but not to none).
 
     UsageError, which names the flag that set it, if it is neither or out of range.
     """
     text = str(keep).strip()
     try:
-        count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+        count = int(text) if not text.endswith("%") else _of_share(float(text[:-1]), heads)
     except (ValueError, OverflowError) as error:
         message = f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%"
         raise UsageError(message, code=ErrorCode.INVALID_VALUE, field="keep", value=keep) from error
     check_count(count, heads, f"{flag} {text}", keep, least=1)
     return count
+
+
+def _of_share(percent: float, heads: int) -> int:
+    """The number of heads in a share of them."""
+    return max(round(heads * percent / 100), 1 if percent > 0 else 0)
 
 
 def check_count(count: int, maximum: int, setting: str, value: int | str, least: int = 0) -> None:

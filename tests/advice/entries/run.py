@@ -39,6 +39,13 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
+@advice("run.steps.blocks _check contradiction")
+def _(w: World) -> None:
+    command = w.run("--macs", "80%", "--drop-blocks", "50%", "--training-steps", "2")
+    w.fails(*command, "--from-original-weights")
+    w.right(*command)
+
+
 @advice("run.steps.distill _check missing-value", zoo=True)
 def _(w: World) -> None:
     run = w.finished()
