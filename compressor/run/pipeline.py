@@ -104,7 +104,7 @@ def compress(
     if isinstance(model, Recipe):
         if fields or isinstance(rows, str | Path):
             text = "a recipe has its own rows and fields; set them there, as in Recipe(model=..., data=...)"
-            raise UsageError(text, code=ErrorCode.CONTRADICTION, field=next(iter(fields), "data"))
+            raise UsageError(text, code=ErrorCode.INVALID_VALUE, field=next(iter(fields), "data"))
         recipe, listener = model, listener or rows
     elif not isinstance(model, str | Path):
         text = (

@@ -11,6 +11,7 @@ from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.attention.products import weight_of
 from graph_passes.attention.tracing import PRODUCTS
 from graph_passes.flow.axis_flow import bodies_of
+from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.fold_weights import fold
 from graph_passes.passes.normalize import is_float
@@ -54,7 +55,11 @@ class FoldComputedWeights(GraphPass[Names]):
         pairs = [node.inputs[:2] for node in model.graph if node.op_type in PRODUCTS and node not in constant]
         operands = [value for pair in pairs for value in pair if is_constant(value) and not all(map(is_constant, pair))]
         computed = [value for value in dict.fromkeys(operands) if value is not None and value.producer() in constant]
-        computed = [value for value in computed if weight_of(value) is None and _is_matrix(value)]
+        computed = [value for value in computed if weight_of(value) is None]
+        if not computed:
+            return changed(model, ())
+        probe = Probe(model)
+        computed = [value for value in computed if len(probe.shape(value) or ()) == 2]
         names = [value.name for value in computed]
         needed = {value.producer() for value in ancestors(computed)}
         folded = 0
@@ -75,11 +80,6 @@ def _is_foldable(node: ir.Node, constant: Collection[ir.Node]) -> bool:
     if not all(value is None or value.is_initializer() or value.producer() in constant for value in node.inputs):
         return False
     return node.op_type != "Cast" or _holds_floats(node.inputs[0])
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    """Whether a tensor is known to have two axes."""
-    return value.shape is not None and len(value.shape) == 2
 
 
 def _holds_floats(value: ir.Value | None) -> bool:

@@ -143,7 +143,7 @@ def test_a_run_of_a_model_is_that_of_its_recipe(rows: Path | str | None, monkeyp
     assert recipes == [Recipe(model="model", data=rows, engine=engine, **fields)]
 
 
-@pytest.mark.parametrize("arguments", [(5,), (Recipe(model="model"), "rows.tsv")])
+@pytest.mark.parametrize("arguments", [(5,), ("model", 5), (Recipe(model="model"), "rows.tsv")])
 def test_a_run_of_something_else_is_refused(arguments: Any) -> None:
     with fails_with(ErrorCode.INVALID_VALUE, UsageError):
         compressor.compress(*arguments)

@@ -55,6 +55,8 @@ def test_neurons_after_a_computed_weight_can_be_removed() -> None:
             "float[8, 8] w, int64[2] axes = {0, 1}",
         ),
         ("s = Mul(w, w)  y = Add(x, s)", "float[8] w"),
+        ("t = Mul(w, w)  f = MatMul(t, w)  y = Add(x, f)", "float[8, 8] w"),
+        ("f = Add(w, w)  y = MatMul(x, f)", "float[1, 8, 8] w"),
     ],
     ids=[
         "transposed",
@@ -65,6 +67,8 @@ def test_neurons_after_a_computed_weight_can_be_removed() -> None:
         "random",
         "of an input",
         "no product",
+        "of a table",
+        "of three axes",
     ],
 )
 def test_other_weights_stay(body: str, weights: str) -> None:
