@@ -154,7 +154,8 @@ def test_a_kind_that_the_model_lacks_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "count"), [(1, 1), (8, 8), ("3", 3), ("50%", 4), ("7%", 1), ("1%", 1), ("100%", 8), (" 30% ", 2), ("44%", 4)]
+    ("keep", "count"),
+    [(1, 1), (8, 8), ("3", 3), ("50%", 4), ("7%", 1), ("1%", 1), ("100%", 8), (" 30% ", 2), ("44%", 4)],
 )
 def test_the_number_of_heads_is_a_count_or_a_share(keep: int | str, count: int) -> None:
     assert heads_to_keep(keep, 8) == count
