@@ -228,8 +228,9 @@ class Heads(TrainingOptions, Step):
     ray: Workers | None = None
 
     def __init__(self, method: str | None = None, /, **options: Any) -> None:
-        # `Heads("dsp", keep=36)`; a method that is not given stays unset.
-        super().__init__(**options if method is None else {"method": method, **options})
+        # `Heads("dsp", keep=36)`; a method that is not given stays unset, and one that is given twice is an error.
+        given = {} if method is None else {"method": method}
+        super().__init__(**given, **options)
 
     facts: ClassVar[Mapping[str, str]] = {"searches": "method", "ranks": "method"}
     rules = (

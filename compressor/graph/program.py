@@ -21,6 +21,7 @@ from compressor.targets.caches import PADDING
 from compressor.targets.graph_facts import graph_digest, stored_precision
 from compressor.units import Site
 from graph_passes import GraphGroup, GraphGroups, Refusal, RefusalCode
+from graph_passes.attention.find_groups import are_equal
 from graph_passes.attention.linears import GraphLinear
 from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.errors import listed
@@ -28,6 +29,7 @@ from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import NameDecodingAxes, Normalize, ReadWholeTexts
 from graph_passes.passes.insert_gates import FINGERPRINT
 from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
+from graph_passes.passes.normalize import is_float
 from graph_passes.tape import add_initializer
 
 _TOKENS, _TYPES, LOGITS = "input_ids", "token_type_ids", "logits"
@@ -160,7 +162,7 @@ class Program:
         """Whether all that reads the units, or a weight that they end in, is a call of one module, which is changed."""
         calls = self.linears.get(group.linear, ())
         weights = {call.weight for call in calls}
-        return 0 < len(group.products) == len(calls) == sum(map(_count_readers, weights)) and _are_equal(calls)
+        return 0 < len(group.products) == len(calls) == sum(map(_count_readers, weights)) and _are_one_module(calls)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -184,7 +186,10 @@ class Program:
 
     @property
     def digest(self) -> str:
-        """Hash of the operators with their attributes, and of the types and shapes of the weights."""
+        """Hash of the operators with their attributes, of the types and shapes of weights, and of integers.
+
+        Integers are structure: a `Reshape` reads the number of heads.
+        """
         digest = hashlib.sha256(f"{sorted(self.model.opset_imports.items())}".encode())
         for node in self.graph:
             digest.update(f"{node.domain} {node.op_type} {[value and value.name for value in node.inputs]}".encode())
@@ -192,6 +197,8 @@ class Program:
                 digest.update(ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True))
         for name, value in sorted(self.graph.initializers.items()):
             digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            if value.const_value is not None and not is_float(value):
+                digest.update(value.const_value.tobytes())
         return digest.hexdigest()[:16]
 
     @property
@@ -248,22 +255,15 @@ def _count_readers(value: ir.Value) -> int:
     return sum(_count_readers(node.outputs[0]) if node.op_type in KEEPS_ELEMENTS else 1 for node in readers)
 
 
-def _are_equal(linears: Sequence[GraphLinear]) -> bool:
+def _are_one_module(linears: Sequence[GraphLinear]) -> bool:
     """Whether matmuls have one weight and one bias, of which an exporter may store copies."""
+    first, *others = linears
     return all(
-        _same(linear.weight, linears[0].weight)
-        and _same(linear.bias, linears[0].bias)
-        and linear.is_transposed == linears[0].is_transposed
-        for linear in linears[1:]
+        linear.is_transposed == first.is_transposed
+        and are_equal(linear.weight, first.weight)
+        and are_equal(linear.bias, first.bias)
+        for linear in others
     )
-
-
-def _same(first: ir.Value | None, second: ir.Value | None) -> bool:
-    """Whether two initializers hold the same values."""
-    if first is second or first is None or second is None:
-        return first is second
-    a, b = first.const_value, second.const_value
-    return a is not None and b is not None and np.array_equal(a.numpy(), b.numpy())
 
 
 def _no_linear(group: GraphGroup) -> Refusal:

@@ -403,14 +403,17 @@ def _same_weights(products: Sequence[GraphProduct]) -> dict[GraphProduct, ir.Val
         assert tensor is not None
         path = module_path(product.node)
         known = by_path.setdefault((path, tuple(tensor.shape.numpy())), [])
-        same = (weight for weight in known if weight is product.weight or (path and _equal(weight, product.weight)))
+        same = (weight for weight in known if weight is product.weight or (path and are_equal(weight, product.weight)))
         weights[product] = next(same, product.weight)
         if weights[product] is product.weight:
             known.append(product.weight)
     return weights
 
 
-def _equal(first: ir.Value, second: ir.Value) -> bool:
+def are_equal(first: ir.Value | None, second: ir.Value | None) -> bool:
+    """Whether two initializers hold the same numbers, of which an exporter may store copies; or there are none."""
+    if first is second or first is None or second is None:
+        return first is second
     a, b = first.const_value, second.const_value
     return a is not None and b is not None and np.array_equal(a.numpy(), b.numpy())
 

@@ -277,10 +277,12 @@ def test_a_reference_runs_the_file_and_not_what_was_read_of_it(bert: tuple[Path,
 
 
 def test_the_structure_of_a_file_has_attributes_and_sizes(tmp_path: Path) -> None:
-    def file(hidden: int = 16, negative: float = 0.1) -> GraphFile:
+    def file(hidden: int = 16, negative: float = 0.1, parts: int = 2) -> GraphFile:
         model = graph(
-            "h = MatMul(x, up)  r = LeakyRelu <alpha = 0.5> (h)  d = MatMul(r, down)  y = Add(d, x)",
-            f"float[{hidden}, 6] up, float[6, {hidden}] down",
+            "h = MatMul(x, up)  r = LeakyRelu <alpha = 0.5> (h)  p = Reshape(r, split)  t = Softmax <axis = -1> (p)"
+            "  j = Reshape(t, join)  d = MatMul(j, down)  y = Add(d, x)",
+            f"float[{hidden}, 6] up, float[6, {hidden}] down, int64[4] split = {{0, 0, {parts}, -1}},"
+            " int64[3] join = {0, 0, 6}",
             inputs=f"float[B, S, {hidden}] x",
             outputs=f"float[B, S, {hidden}] y",
         )
@@ -293,6 +295,7 @@ def test_the_structure_of_a_file_has_attributes_and_sizes(tmp_path: Path) -> Non
     assert whole.structure != file(hidden=24).structure
     assert whole.structure != file(negative=0.2).structure
     assert whole.fingerprint() != file(negative=0.2).fingerprint()
+    assert whole.structure != file(parts=3).structure
 
 
 def test_heads_that_two_weights_read_are_no_group(tmp_path: Path) -> None:
