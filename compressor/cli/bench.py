@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,9 @@ def bench(console: Console, dense: Path, compressed: Path | None = None, **field
     DENSE alone may be the output folder of a run: its engine, and engines of its graphs for each target in fp32 and, if
     the run has it, int8, are timed in turn: compress bench out/ --target ort,openvino --batch 1,8 --seq 128
 
-    With --prompt-tokens the engines of models that generate are timed, of one output folder or of two in turn: compress
-    bench out/ --prompt-tokens 128,1024 --new-tokens 64 --batch 1,8
+    With --prompt-tokens the engines of models that generate are timed: of the output folder of a run, in turn with
+    those of the model that it compressed, or of two folders: compress bench out/ --prompt-tokens 128,1024 --new-tokens
+    64 --batch 1,8
     """
     request, measure, engine = _configs(fields)
     engine.require_definite()
@@ -127,9 +129,15 @@ def _bench_generation(
     """Time the engines that generate of one run, or of two."""
     from compressor.generation.bench import bench_generation
     from compressor.generation.workload import NEW_TOKENS, Workload
+    from compressor.run.rebuild import whole_engines
 
     workload = Workload(tuple(itertools.product(measure.batch, lengths)), measure.new_tokens or NEW_TOKENS)
-    rows = bench_generation(folders, workload, threads=engine.threads, seconds=measure.seconds, listener=console)
+    threads, seconds = engine.threads, measure.seconds
+    whole = nullcontext() if len(folders) > 1 else whole_engines(folders[0], workload, threads, console)
+    with whole as dense:
+        timed = folders if dense is None else (dense, *folders)
+        rows = bench_generation(timed, workload, threads=threads, seconds=seconds, listener=console)
+    rows = [dataclasses.replace(row, folder=Path("dense")) if row.folder == dense else row for row in rows]
     table = text_table(
         "folder", "precision", "batch", "prompt tokens", "prompt", "token", "tokens/s", "cache, bytes a token"
     )

@@ -6,13 +6,15 @@ PyTorch, which reads a model folder, the metric is measured on the engines.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ import numpy as np
 from compressor import report as reports
 from compressor.config.fields import extra_of
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
-from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig, graph_of
+from compressor.config.sections import AUTO, ROW_SOURCES, EngineConfig, ExportConfig, SourceConfig, graph_of
 from compressor.config.tasks import is_own_task
 from compressor.engines.build import ShrunkGraph, Variant
 from compressor.engines.choices import DYNAMIC, MIXED, PORTABLE, SYMMETRIC, Choice
@@ -30,6 +32,8 @@ from compressor.engines.prove import Case, Inputs, make_cases, proven_shapes
 from compressor.environment import has_pytorch, machine, require_pytorch
 from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.measure import require_run
+from compressor.model_folder import example_feeds
+from compressor.model_folder.text_limits import token_limit
 from compressor.progress import Listener, RunLog
 from compressor.results import (
     CACHED_STAGES,
@@ -47,17 +51,20 @@ from compressor.results import (
     headline_scores,
 )
 from compressor.run import run_notes
+from compressor.run.generation import EXPORT_STAGE
 from compressor.run.measure import Results, drop_status
 from compressor.run.stages import Stages, build_options, row_cases
-from compressor.targets import QUANTIZED, TARGETS, WEIGHT_BITS, BuildOptions, Target, target
+from compressor.targets import QUANTIZED, TARGETS, WEIGHT_BITS, BuildOptions, Target, cached_target, target
 from compressor.targets.caches import DECODER, ENCODER, GeneratingModel
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
+from compressor.units import keep_all
 from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
 
 if TYPE_CHECKING:
+    from compressor.generation.workload import Workload
     from compressor.tasks import Data
 
 _OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE, *CACHED_STAGES[:2])
@@ -258,6 +265,49 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
                 shutil.copyfile(out / name, out / f"run-{name}")
         replace_engine(scratch / "compressed", out, engine.target, report)
     return report
+
+
+@contextlib.contextmanager
+def whole_engines(out: Path, workload: Workload, threads: int | None, listener: Listener) -> Iterator[Path | None]:
+    """Inside, the engines with caches of the model that a run compressed, to time them beside those of the run.
+
+    Args:
+        out: folder of a run on a model that generates.
+        workload: the requests that are timed.
+        threads: threads of the engines; None: one per core.
+        listener: receives the progress.
+
+    Yields:
+        The folder of the engines, in fp32, which is removed afterwards; None: `out` has no report, or the model of the
+        run cannot be loaded here.
+
+    Raises:
+        CompressorError: the graphs compute something else than the model, or an engine cannot be built.
+    """
+    report = reports.load(out) if (out / reports.JSON_NAME).is_file() else None
+    if report is None or not has_pytorch():
+        yield None
+        return
+    from compressor.generation.deliver import dense_engines, export_whole
+    from compressor.run.load import load_folder
+
+    # What a report allows to run is not run by those who time its engines.
+    names = (*SourceConfig.model_fields, *ExportConfig.model_fields)
+    kept = {name: report.recipe[name] for name in names if not extra_of(FIELDS[name], "runs_code")}
+    recipe = Recipe(**kept)
+    log, runtime, export = RunLog(listener), cached_target(out), recipe.export
+    try:
+        with log.stage("dense: loading the model"):
+            folder = load_folder(recipe, recipe.source.model)
+    except CompressorError:
+        yield None
+        return
+    limit, feeds = token_limit(folder.model), example_feeds(folder, 2, 8)
+    cases = make_cases(partial(example_feeds, folder), maximum_length=limit, shapes=((2, 8),))
+    with tempfile.TemporaryDirectory() as scratch, log.stage(EXPORT_STAGE):
+        plan = keep_all(folder.access.groups(feeds, export.attention, "kv"))
+        whole = export_whole(folder, plan, cases, Path(scratch), opset=export.opset, attention=export.attention)
+        yield dense_engines(whole, runtime, workload, threads).path.parent
 
 
 @dataclass(frozen=True)

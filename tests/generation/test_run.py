@@ -30,7 +30,7 @@ from compressor.progress import NullListener, RunLog
 from compressor.pruning.allocate import MAX_BUDGET_RATIO
 from compressor.results import CACHED_STAGES, NoteCode, Report
 from compressor.run.generation import _refusal_noted
-from compressor.run.rebuild import rebuild
+from compressor.run.rebuild import rebuild, whole_engines
 from compressor.run.run_context import RunContext
 from compressor.run.steps import within
 from compressor.targets import cached_target, target
@@ -163,6 +163,23 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     rebuilt = rebuild(out, {"target": "openvino", "seconds": 0.01, "threads": 1}, NullListener())
     assert cached_target(out).open_sessions(out, threads=1).precision == "int4w"
     assert [proof.stage for proof in rebuilt.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
+
+
+def test_the_model_of_a_run_is_timed_beside_its_engines(finished: tuple[Path, Report], tmp_path: Path) -> None:
+    out, _ = finished
+    workload, listener = Workload(((1, 4),), 4), NullListener()
+    with whole_engines(out, workload, 1, listener) as dense:
+        assert dense is not None
+        rows = bench_generation([dense, out], workload, threads=1, seconds=0.01, listener=listener)
+        assert [row.folder for row in rows] == [dense, out]
+        assert rows[0].cache_bytes == 2 * rows[1].cache_bytes
+    assert not dense.exists()
+    moved = shutil.copytree(out, tmp_path / "out")
+    report = json.loads((moved / "report.json").read_text())
+    report["recipe"]["model"] = str(tmp_path / "gone")
+    (moved / "report.json").write_text(json.dumps(report))
+    with whole_engines(moved, workload, 1, listener) as dense:
+        assert dense is None
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,10 @@ def test_the_output_folder_of_a_run_is_such_a_file(finished: tuple[Path, Path, R
 
 def test_times_of_a_folder_of_a_file(finished: tuple[Path, Path, Report], capfd: pytest.CaptureFixture[str]) -> None:
     _, out, _ = finished
-    flags = ("--prompt-tokens", "6", "--new-tokens", "4", "--seconds", "0.02", "--json")
-    assert compress(capfd, "bench", out, *flags).json
+    flags = ("--prompt-tokens", "6", "--new-tokens", "4", "--batch", "2", "--seconds", "0.02", "--json")
+    rows = compress(capfd, "bench", out, *flags).json
+    assert [Path(row["folder"]).name for row in rows] == ["dense", out.name]
+    assert rows[0]["cache_bytes"] > rows[1]["cache_bytes"]
 
 
 @pytest.mark.parametrize("finished", ["gpt2"], indirect=True)
