@@ -12,7 +12,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, example_rows
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.relative_error import Outputs
+from compressor.targets.relative_error import Outputs, is_defined
 from graph_passes import Plan
 
 
@@ -31,7 +31,7 @@ def export_proven(
     that no template is used.
 
     Raises:
-        InputError: the graph does not run on a case.
+        InputError: the graph does not run on a case, or the file's own outputs are not finite.
         MismatchError: the graph computes something else than the file.
     """
     export_unproven(folder, plan, config, out)
@@ -44,6 +44,13 @@ def export_proven(
             except InputError as error:
                 text = f"the graph does not run on {case_name(feeds)} ({error}); give rows that it reads"
                 raise InputError.of_file(file.file, text, ErrorCode.TENSOR_MISMATCH, case=case_name(feeds)) from error
+            undefined = next((name for name, array in outputs.items() if not is_defined(array, feeds)), None)
+            if undefined is not None:
+                text = (
+                    f"the output {undefined} of the graph is NaN or infinite on {case_name(feeds)}; check its weights,"
+                    " or give rows that it reads"
+                )
+                raise InputError.of_file(file.file, text, ErrorCode.NOT_FINITE, output=undefined)
             return outputs
 
         expected = [run_file(case.feeds) for case in cases]

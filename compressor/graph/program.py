@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 
 import graph_passes
 from compressor.errors import ErrorCode, InputError
@@ -96,6 +97,8 @@ class Program:
         _take_cached_branch(model.graph)
         Normalize()(model)
         _require_operators(model, file)
+        if any(value.shape is None for value in model.graph.outputs):
+            ShapeInferencePass()(model)
         graph_passes.record_example_sizes(model, sizes or {})
         search, precision = graph_passes.find_groups(model), stored_precision(model)
         _require_caches(model, file)

@@ -271,9 +271,10 @@ def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data
 
 
 def _drawn_rows(recipe: Recipe, steps: Sequence[Step]) -> int | None:
-    """The number of training rows that a run draws at most, or None where it learns from the labels of all rows."""
+    """The number of training rows that a run draws at most, or None where it may learn from the labels of all rows."""
     compares = recipe.rows.data is not None and recipe.engine.chooses
     drawn = [step.rows_drawn(process_count()) for step in steps]
-    if any(step.reads_labels for step in steps) or not (any(drawn) or compares):
+    follows_alone = bool(steps) and all(step.follows is not None for step in steps)
+    if any(step.reads_labels for step in steps) or not (any(drawn) or compares or follows_alone):
         return None
     return max(*drawn, recipe.engine.calibration_rows if recipe.engine.allows_quantized else 0, 0)

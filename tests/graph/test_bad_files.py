@@ -151,6 +151,14 @@ def plain_layer(inputs: Path) -> list[str | Path]:
     return run(inputs)
 
 
+def without_numbers(graph: onnx.GraphProto) -> None:
+    """Weights of a model whose training diverged."""
+    matrix = next(
+        tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+    )
+    matrix.CopyFrom(numpy_helper.from_array(np.full(matrix.dims, np.nan, np.float32), matrix.name))
+
+
 def with_arrays(**changes: Any) -> Fault:
     """The command on arrays some of which are replaced, or left out (None)."""
 
@@ -222,6 +230,10 @@ BAD: dict[str, tuple[Fault, int, Any, dict[str, Any]]] = {
         *(3, UNSUPPORTED, {"input": "input_ids"}),
     ),
     "one number": (lambda i: edited(i, one_number), 3, UNSUPPORTED, {"outputs": ("logits",), "metric": None}),
+    "weights that are no numbers": (
+        lambda i: edited(i, without_numbers),
+        *(3, ErrorCode.NOT_FINITE, {"output": "logits"}),
+    ),
     "another metric": (
         lambda i: run(i, "--metric", "spearman"),
         *(3, UNSUPPORTED, {"outputs": ("logits",), "metric": "spearman"}),

@@ -82,6 +82,15 @@ def test_a_graph_in_half_precision_under_other_names(report: Report, work: Path)
         assert (output.name, output.type.tensor_type.elem_type) == ("scores", onnx.TensorProto.FLOAT16)
 
 
+def test_the_axes_of_an_output_that_the_file_does_not_record(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "model.onnx", has_biases=True)
+    recorded = load(file, rows=arrays()).model.output_specs
+    model = onnx.load(file)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, file)
+    assert load(file, rows=arrays()).model.output_specs == recorded
+
+
 def test_files_of_the_tokenizer_are_copied_and_those_of_its_model_are_not(report: Report, work: Path) -> None:
     names = {path.name for path in (work / "out").iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "plan.json", "report.json"} <= names

@@ -91,6 +91,19 @@ def test_a_plan_brings_the_weights_that_were_refitted_with_it(
     assert_repeats(report, tmp_path / "out", earlier, earlier_out)
 
 
+def test_a_plan_is_followed_with_rows_that_have_no_labels(
+    inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]
+) -> None:
+    texts = [line.partition("\t")[2] for line in (inputs / "rows.tsv").read_text().splitlines()]
+    (tmp_path / "texts.tsv").write_text("\n".join([*texts, ""]))
+    earlier_out, earlier = pruned
+    report = compressor.compress(
+        following(inputs, tmp_path / "out", earlier_out, data=tmp_path / "texts.tsv", eval_data=None, test_data=None)
+    )
+    assert report.graphs["model.onnx"] == earlier.graphs["model.onnx"]
+    assert NoteCode.ROWS_UNLABELLED in codes(report)
+
+
 @pytest.mark.zoo
 def test_a_plan_brings_the_weights_of_heads_that_were_trained_first(inputs: Path, tmp_path: Path) -> None:
     earlier = compressor.compress(learning_recipe(inputs, tmp_path / "earlier", **AFTER_TRAINING))
