@@ -121,6 +121,7 @@ class _Encoder:
     ) -> _Encoded:
         """Read texts or sounds; see `Sessions.encode`."""
         refuse(options)
+        _require_values(input_ids if input_features is None else input_features)
         if input_ids is not None and attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         inputs = {"input_ids": input_ids, "input_features": input_features, "attention_mask": attention_mask}
@@ -203,6 +204,7 @@ class EngineModel(PreTrainedModel):
             tokens = decoder_input_ids
             if mask is None:
                 mask = torch.ones_like(encoder_outputs.indices)
+        _require_values(tokens)
         assert tokens is not None
         if isinstance(past_key_values, EngineCache):
             caches = past_key_values.caches
@@ -262,6 +264,14 @@ def refuse(options: Mapping[str, Any]) -> None:
                 code=ErrorCode.UNSUPPORTED,
                 field=name,
             )
+
+
+def _require_values(inputs: Tensor | None) -> None:
+    """Raise InputError for a batch without a text, or texts without a token, which a runtime may not survive."""
+    if inputs is None or not inputs.numel():
+        shape = None if inputs is None else tuple(inputs.shape)
+        text = f"the inputs have the shape {shape}; pass at least one text of at least one token"
+        raise InputError(text, code=ErrorCode.MISSING_VALUE, shape=shape)
 
 
 def _array(tensor: Tensor | None) -> Any:

@@ -64,7 +64,7 @@ class Runner:
         Raises:
             InputError: an option needs more than an engine has: its keys and values only grow, and it returns neither
                 attention weights nor hidden states.
-            UsageError: there are more beams than tokens.
+            UsageError: there are more beams than tokens, or none.
             ValueError: transformers refuses an option.
         """
         settings = options.get("generation_config") or self.model.generation_config
@@ -223,13 +223,14 @@ class Runner:
         """Number of beams that options of `generate` ask for.
 
         Raises:
-            UsageError: the vocabulary has fewer tokens.
+            UsageError: there is none, or the vocabulary has fewer tokens.
         """
         settings = options.get("generation_config") or self.model.generation_config
-        beams, size = options.get("num_beams") or settings.num_beams or 1, self.sessions.vocabulary
-        if beams > size:
+        requested = [beams for beams in (options.get("num_beams"), settings.num_beams) if beams is not None]
+        beams, size = next(iter(requested), 1), self.sessions.vocabulary
+        if not 1 <= beams <= size:
             raise UsageError(
-                f"{beams} beams: the vocabulary has {size} tokens; use fewer beams",
+                f"{beams} beams: the vocabulary has {size} tokens; use 1 to {size} beams",
                 code=ErrorCode.OUT_OF_RANGE,
                 field="beams",
                 value=beams,

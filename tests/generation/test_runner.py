@@ -307,7 +307,7 @@ def test_bad_input_has_a_code(counting: Runner, answering: Runner, tmp_path: Pat
     check(UsageError, ErrorCode.OUT_OF_RANGE, counting, "one", max_new_tokens=0)
     check(UsageError, ErrorCode.OUT_OF_RANGE, counting, "one", stop=["four", ""])
     check(InputError, ErrorCode.INVALID_VALUE, counting, "one", temperature=1e-320)
-    check(InputError, ErrorCode.INVALID_VALUE, counting, "one", num_beams=0)
+    check(UsageError, ErrorCode.OUT_OF_RANGE, counting, "one", num_beams=0)
     check(UsageError, ErrorCode.CONTRADICTION, answering, "one", chat=True)
     plain = load_engine(write_decoder_only(tmp_path), threads=1)
     check(InputError, ErrorCode.FILE_MISSING, plain, "one", chat=True)
@@ -318,10 +318,19 @@ def test_bad_input_has_a_code(counting: Runner, answering: Runner, tmp_path: Pat
     check(InputError, ErrorCode.FILE_UNREADABLE, broken, "one", chat=True)
 
 
-def test_more_beams_than_tokens_are_refused_by_generate_too(counting: Runner) -> None:
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (0, 0)])
+@pytest.mark.parametrize("kind", ["counting", "answering"])
+def test_a_batch_without_tokens_is_refused(kind: str, shape: tuple[int, int], request: pytest.FixtureRequest) -> None:
+    engine: Runner = request.getfixturevalue(kind)
+    with pytest.raises((InputError, ValueError)):
+        engine.generate(torch.zeros(shape, dtype=torch.long), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("beams", [0, -1, SIZE + 1])
+def test_a_number_of_beams_is_between_one_and_the_tokens(counting: Runner, beams: int) -> None:
     with pytest.raises(UsageError) as error:
-        counting.generate(IDS, max_new_tokens=2, num_beams=SIZE + 1)
-    assert (error.value.code, error.value.details["maximum"]) == (ErrorCode.OUT_OF_RANGE, SIZE)
+        counting.generate(torch.tensor([[1]]), num_beams=beams, max_new_tokens=2)
+    assert (error.value.code, error.value.details["field"]) == (ErrorCode.OUT_OF_RANGE, "beams")
 
 
 def test_a_folder_that_does_not_generate_is_refused(tmp_path: Path) -> None:
