@@ -365,23 +365,8 @@ class _Search(_Attempts):
         attempts = _stored(self.store)
         if _unfinished(attempts) is not None:
             return
-        doubted, left = self._doubted(attempts), self.deadline - time.perf_counter() - self._score_seconds
-        if doubted is not None and left >= (attempts[doubted].seconds or 0.0):
-            self.update(doubted, untrained=False, score=None)
-        elif (attempt := self._next(attempts)) is not None:
+        if (attempt := self._next(attempts)) is not None:
             self._write((*attempts, attempt))
-
-    def _doubted(self, attempts: Sequence[_Attempt]) -> int | None:
-        """The slowest attempt that held without training, but not by later scores, and may hold with training.
-
-        None where there is none: a faster one holds, or a slower one does not hold although it was trained.
-        """
-        holding = self._holding(attempts)
-        fastest = max((self._speed(attempts[number]) for number in holding), default=0.0)
-        speeds = {n: self._speed(attempt) for n, attempt in enumerate(attempts) if n not in holding}
-        slowest = min((speed for n, speed in speeds.items() if not attempts[n].untrained), default=math.inf)
-        doubted = (n for n, speed in speeds.items() if attempts[n].untrained and fastest < speed < slowest)
-        return min(doubted, key=speeds.__getitem__, default=None)
 
     def _next(self, attempts: Sequence[_Attempt]) -> _Attempt | None:
         """The attempt between the fastest that holds and the slowest above it that does not; None: there is none."""
@@ -449,9 +434,6 @@ class _Search(_Attempts):
             self.update(number, failure=str(error), seconds=time.perf_counter() - began)
             return start
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
-        if attempts[number].counts:  # an attempt that was scored without training, and is trained after all
-            self.allot(number, attempts[number].seconds or 0.0)
-            return state
         if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
         elif not self._holds_untrained(number, state.selected.plan, began):
@@ -509,7 +491,7 @@ class _Search(_Attempts):
         if left >= seconds and self._trains(attempts):
             least = _TRAINING_RATIO * rest
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
-        elif (number == 0 and not attempts[number].counts) or not self._trains(attempts):
+        elif number == 0 or not self._trains(attempts):
             self.update(number, minutes=0.0)
         else:
             self.update(number, failure="no time is left for its training", seconds=seconds)
@@ -581,12 +563,6 @@ class _Search(_Attempts):
             notes = [Note(code=NoteCode.TIME_LIMITED, text=text)]
         elif self.step.trains and not self._trains(attempts):
             text = "no training fits into the time of the run, so nothing is trained; allow more minutes"
-            notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
-        elif self._doubted(attempts) is not None:
-            text = (
-                "the scores of later attempts show that an untrained attempt does not keep the metric, and no time is"
-                " left to train it; allow more minutes"
-            )
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         if self.unseen is None:
             notes += self._unseen_notes(attempts, holding)

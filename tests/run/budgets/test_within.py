@@ -382,44 +382,6 @@ def test_the_minutes_go_to_attempts_that_do_not_hold_untrained(
     assert all(torch.isfinite(weight).all() for weight in learned.weights.values())
 
 
-@pytest.mark.parametrize("trains", [True, pytest.param(False, marks=pytest.mark.zoo)])
-def test_an_attempt_that_held_untrained_is_trained_where_it_does_not_hold_after_all(
-    trains: bool, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second attempt holds until a third is scored; without time for its training a note says so."""
-    seen: list[float] = []
-
-    def losses(whole: object, scores: Sequence[ResampledScore], **kind: object) -> list[float]:
-        seen.extend(score.divergence for score in scores if score.divergence not in seen)
-        # In this order: both without training, the third without and with it, and the second with training.
-        holds = [True, len(seen) < 3, False, False, True]
-        return [0.0 if dict(enumerate(holds)).get(seen.index(score.divergence)) else 1.0 for score in scores]
-
-    plan, follow = within._Search.plan, within._Search._next
-
-    def at_most_three(search: within._Search, stored: Sequence[within._Attempt]) -> within._Attempt | None:
-        return follow(search, stored) if len(stored) < 3 else None
-
-    def plan_in_time(search: within._Search) -> None:
-        if len(seen) > 2 and not trains:
-            search.deadline = -np.inf
-        plan(search)
-
-    monkeypatch.setattr(within, "upper_losses", losses)
-    monkeypatch.setattr(within._Search, "plan", plan_in_time)
-    monkeypatch.setattr(within._Search, "_next", at_most_three)
-    attempts = recorded(monkeypatch)
-    compressor.compress(recipe_of(answered, tmp_path / "out", minutes=5))
-    report = load_report(tmp_path / "out")
-    first, second, third = attempts
-    assert (first.untrained, second.untrained, third.untrained) == (True, not trains, False)
-    delivered = second if trains else first
-    assert delivered.counts == {group.name: len(group.kept) for group in report.plan.groups}
-    codes = {note.code for note in report.notes}
-    assert bool({NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & codes) == trains
-    assert trains or NoteCode.TIME_LIMITED in codes
-
-
 def test_attempts_are_stored_as_they_are(tmp_path: Path) -> None:
     search: Any = object.__new__(within._Search)
     search.store = Store(tmp_path)
