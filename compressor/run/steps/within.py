@@ -55,7 +55,7 @@ from compressor.run.steps.base import (
 )
 from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.selection.plan_and_curves import SelectedPlan
-from compressor.store import Store, versioned
+from compressor.store import Json, Store, versioned
 from compressor.targets import Engine
 from compressor.tasks import Task
 from compressor.workdir import ATTEMPTS, write_json
@@ -81,9 +81,9 @@ _SHORTEST = 1.5
 """Ratio of the time that is left to that of an attempt without its training, below which no attempt is begun."""
 _COSTS_SHARE, _RUNGS_SHARE = 0.25, 0.1
 """Share of the time that is left that the cost table may take, and of the run that is kept for slower engines."""
-_TRAINED_SHARE, _MOST_UNTRAINED = 0.25, 2.25
-"""Share of the run below which what is left for attempts suffices for no training, and the ratio to the speed of the
-whole model up to which they are made then: in a few attempts without training a faster plan hardly keeps the metric."""
+_TRAINED_SHARE, _MOST_UNTRAINED = 0.33, 2.25
+"""Share of the run below which what is left for costs and attempts suffices for no training, and the ratio to the speed
+of the whole model up to which attempts are made then: in a few of them a faster plan hardly keeps the metric."""
 
 
 class _Attempt(BaseModel):
@@ -94,7 +94,7 @@ class _Attempt(BaseModel):
         start: number of the attempt whose units and weights it goes on from; None: the model before the first.
         counts: name of the group -> number of units that its plan keeps.
         rows: maximum number of training rows by which its units are chosen; None: as many as the step says.
-        minutes: time that its training may take; 0: there is none for it; None: as long as its training steps take.
+        minutes: time that its training may take; None: as long as its training steps take.
         untrained: whether it holds without its training, which is left out so that faster attempts have the time.
         seconds: time that it took; None before it is finished.
         score: how the model scores after it.
@@ -134,7 +134,7 @@ def _rehearse(step: Within, context: StepContext, earlier: Sequence[Step]) -> No
     units.FUNCTIONS.rehearse(step.units, context, earlier)
 
 
-@versioned(8)
+@versioned(9)
 def _run(step: Within, state: State, context: StepContext, store: Store) -> State:
     """The fastest attempt that holds the metric, whose weights the model has; else the state as it was.
 
@@ -149,7 +149,8 @@ def _run(step: Within, state: State, context: StepContext, store: Store) -> Stat
         base = State(replace(state.selected, engine=engine.choice.label), engine, scorer)
     else:
         deadline = math.inf
-    attempts = _Attempts(step, base, context, store, deadline)
+    trains = step.trains and store.memo("trains", {}, lambda _: _has_time(step, deadline), Json(bool), by_main=True)
+    attempts = _Attempts(step, base, context, store, deadline, trains=trains)
     selected = store.memo(PLAN, {}, lambda _: _attempt(attempts), PlanFiles(model))
     if base.engine is None:
         return stored_state(store, model)
@@ -180,6 +181,11 @@ def _deadline(step: Within, run: RunContext, choosing: float) -> float:
     return run.log.start + 60 * step.minutes - kept - before - timing
 
 
+def _has_time(step: Within, deadline: float) -> bool:
+    """Whether what is left until a deadline suffices for trainings."""
+    return step.minutes is None or deadline - time.perf_counter() >= _TRAINED_SHARE * 60 * step.minutes
+
+
 def _rungs(attempts: _Attempts) -> Rungs | None:
     """The attempts that hold the metric besides the fastest; None: there are none."""
     holding = sorted((each.speedup, number) for number, each in enumerate(_stored(attempts.store)) if each.holds)
@@ -196,7 +202,7 @@ def _attempt(attempts: _Attempts) -> SelectedPlan:
     run, base, model = attempts.context.run, attempts.base, attempts.model
     weights, noted = model.copy_state(), len(run.log.notes)
     if run.state.is_main_process:
-        attempts = _Search(attempts.step, base, attempts.context, attempts.store, attempts.deadline)
+        attempts = _Search(attempts.step, base, attempts.context, attempts.store, attempts.deadline, attempts.trains)
     quiet = replace(attempts.context, run=replace(run, log=run.log.without_notes()))
     while True:
         model.load_state(weights)
@@ -235,10 +241,14 @@ class _Attempts:
     Args:
         base: the state before the first attempt, with the engine that units are removed for.
         deadline: when the last attempt has to end, by `time.perf_counter`; infinite without a limit.
+        trains: whether attempts are trained: the step says so, and there is time for it.
     """
 
-    def __init__(self, step: Within, base: State, context: StepContext, store: Store, deadline: float) -> None:
-        self.step, self.base, self.context, self.store, self.deadline = step, base, context, store, deadline
+    def __init__(
+        self, step: Within, base: State, context: StepContext, store: Store, deadline: float, trains: bool
+    ) -> None:
+        self.step, self.base, self.context, self.store = step, base, context, store
+        self.deadline, self.trains = deadline, trains
 
     @property
     def model(self) -> ModelAccess:
@@ -250,8 +260,7 @@ class _Attempts:
         step, store = self.step, self.store
         path, inputs = store.path / f"attempt-{number + 1}", {**store.inputs, "attempt": number}
         pruned = replace(store, path=path / step.units.name, inputs=inputs, processes=None)
-        attempt = _stored(store)[number]
-        if step.distill is None or attempt.minutes == 0 or attempt.untrained:
+        if step.distill is None or not self.trains or _stored(store)[number].untrained:
             return pruned, pruned
         return pruned, replace(store, path=path / step.distill.name, inputs=inputs)
 
@@ -315,10 +324,12 @@ class _Search(_Attempts):
             too few rows for a certificate.
     """
 
-    def __init__(self, step: Within, base: State, context: StepContext, store: Store, deadline: float) -> None:
+    def __init__(
+        self, step: Within, base: State, context: StepContext, store: Store, deadline: float, trains: bool
+    ) -> None:
         # Attempts of an interrupted run took their part of the time.
         deadline -= sum(attempt.seconds or 0.0 for attempt in _stored(store))
-        super().__init__(step, base, context, store, deadline)
+        super().__init__(step, base, context, store, deadline, trains)
         run, self._pruning_seconds = context.run, 0.0
         self.groups, _ = prunable_groups(step.units, run.model, context.graphs.refused)
         seconds = _COSTS_SHARE * max(0.0, self.deadline - time.perf_counter())
@@ -376,33 +387,27 @@ class _Search(_Attempts):
         is_late = left < (_SHORTEST if attempts else 1) * shortest
         if sum(not attempt.failure for attempt in attempts) >= self.step.attempts or is_late:
             return None
-        if attempts:
-            minutes = attempts[0].minutes
-        else:  # no more than that is known before its units are removed
-            is_short = self.step.minutes is not None and left < _TRAINED_SHARE * 60 * self.step.minutes
-            minutes = 0.0 if self.step.trains and is_short else None
         holding = self._holding(attempts)
         failed = [attempt.speedup for number, attempt in enumerate(attempts) if number not in holding]
         whole, highest = speed_bounds(self.costs.deciding, [group.name for group in self.groups])
-        bounds = (whole, min(highest, _MOST_UNTRAINED * whole) if minutes == 0 else highest)
+        is_short = self.step.trains and not self.trains
+        bounds = (whole, min(highest, _MOST_UNTRAINED * whole) if is_short else highest)
         speeds = [self._speed(attempts[number]) for number in holding]
-        trains = self._trains(attempts) and minutes != 0
-        if trains:
+        if self.trains:
             close, ratio = _CLOSE_TRAINED, _LATER_RATIO if speeds else _FIRST_RATIO
         else:  # in little time the first attempt may be the only one
-            close, ratio = _CLOSE, _ONLY_RATIO if minutes == 0 and not attempts else math.inf
+            close, ratio = _CLOSE, _ONLY_RATIO if is_short and not attempts else math.inf
         speed = next_speed(speeds, failed, bounds, close, ratio)
         if speed is None:
             return None
-        start = holding[-1] if holding and trains else None
-        rows = attempts[0].rows if attempts else self._affordable_rows(left, trains=trains)
-        return _Attempt(speedup=speed, start=start, rows=rows, minutes=minutes if minutes == 0 else None)
+        start = holding[-1] if holding and self.trains else None
+        return _Attempt(speedup=speed, start=start, rows=attempts[0].rows if attempts else self._affordable_rows(left))
 
-    def _affordable_rows(self, left: float, *, trains: bool) -> int | None:
+    def _affordable_rows(self, left: float) -> int | None:
         """The number of rows by which units are chosen in a part of the time that is left; None: there is no limit."""
         if math.isinf(left):
             return None
-        seconds = (_PRUNED_SHARE if trains else _PRUNED_SHARE_UNTRAINED) * left
+        seconds = (_PRUNED_SHARE if self.trains else _PRUNED_SHARE_UNTRAINED) * left
         return max(_FEWEST_ROWS, int(seconds / self._row_seconds))
 
     @property
@@ -413,12 +418,8 @@ class _Search(_Attempts):
     def _speed(self, attempt: _Attempt) -> float:
         """How many times as fast as dense an attempt is."""
         # A plan that is not trained may be faster than it has to be, which bounds the next attempt.
-        is_aimed_at = self.step.trains and attempt.minutes != 0 and not attempt.untrained
+        is_aimed_at = self.trains and not attempt.untrained
         return attempt.speedup if is_aimed_at else speed_of(self.costs.deciding, attempt.counts)
-
-    def _trains(self, attempts: Sequence[_Attempt]) -> bool:
-        """Whether attempts are trained: the step says so, and there was time for the training of the first one."""
-        return self.step.trains and not any(attempt.minutes == 0 for attempt in attempts)
 
     def remove_units(self, number: int, start: State, context: StepContext, store: Store) -> State:
         """The state without the units of an attempt, which fails where no plan has its speed, or an earlier one did."""
@@ -434,12 +435,12 @@ class _Search(_Attempts):
             self.update(number, failure=str(error), seconds=time.perf_counter() - began)
             return start
         counts, seconds = state.selected.plan.counts, time.perf_counter() - began
-        if not self._trains(attempts) and counts in [attempt.counts for attempt in attempts[:number]]:
+        if not self.trains and counts in [attempt.counts for attempt in attempts[:number]]:
             self.update(number, failure="an earlier attempt has the same plan", seconds=seconds)
         elif not self._holds_untrained(number, state.selected.plan, began):
             self.allot(number, seconds)
         self._pruning_seconds = seconds
-        if not self._trains(_stored(self.store)):  # the next attempt has the statistics of the same weights
+        if not self.trains:  # the next attempt has the statistics of the same weights
             self._pruning_seconds -= sum(log.seconds.get(stage, 0.0) for stage in RANKING_STAGES) - earlier
         return state
 
@@ -449,7 +450,7 @@ class _Search(_Attempts):
         The model scores in a fraction of the time of its engine, which is built only where the model holds.
         """
         attempts = _stored(self.store)
-        if self.step.minutes is None or not self._trains(attempts):
+        if self.step.minutes is None or not self.trains:
             return False
 
         def holds(score: ResampledScore, allowed: float) -> bool:
@@ -479,20 +480,17 @@ class _Search(_Attempts):
     def allot(self, number: int, seconds: float) -> None:
         """Store how long the training of an attempt may take, whose units took some seconds.
 
-        A training that is shorter than the choice of its units is wasted. Without time for the first one, no attempt
-        is trained.
+        A training that is shorter than the choice of its units is wasted.
         """
         attempts = _stored(self.store)
-        if self.step.minutes is None or attempts[number].minutes is not None:
+        if self.step.minutes is None or not self.trains or attempts[number].minutes is not None:
             return
         left, rest = self.deadline - time.perf_counter() - self._score_seconds, seconds + self._score_seconds
         # There are as many attempts as leave each training some times as long as the rest of its attempt.
         shares = ((left - later * rest) / (later + 1) for later in range(self.step.attempts - len(attempts), 0, -1))
-        if left >= seconds and self._trains(attempts):
+        if left >= seconds:
             least = _TRAINING_RATIO * rest
             self.update(number, minutes=next((share for share in shares if share >= least), left) / 60)
-        elif number == 0 or not self._trains(attempts):
-            self.update(number, minutes=0.0)
         else:
             self.update(number, failure="no time is left for its training", seconds=seconds)
 
@@ -561,7 +559,7 @@ class _Search(_Attempts):
         if not attempts:
             text = "no attempt fits into the time of the run, so no unit is removed; allow more minutes"
             notes = [Note(code=NoteCode.TIME_LIMITED, text=text)]
-        elif self.step.trains and not self._trains(attempts):
+        elif self.step.trains and not self.trains:
             text = "no training fits into the time of the run, so nothing is trained; allow more minutes"
             notes.append(Note(code=NoteCode.TIME_LIMITED, text=text))
         if self.unseen is None:

@@ -279,7 +279,7 @@ def test_attempts_hold_whose_loss_is_allowed_beside_that_of_the_engine(
         return ResampledScore(0.9 - loss, np.full(50, 0.9 - loss), loss)
 
     search: Any = object.__new__(within._Search)
-    search.step = SimpleNamespace(max_drop=max_drop, trains=True)
+    search.step, search.trains = SimpleNamespace(max_drop=max_drop, trains=True), True
     recipe = Recipe(model="m", precision=precision)
     built = EngineConfig(precision=recipe.engine.definite_precision)
     search.base = SimpleNamespace(engine=SimpleNamespace(lost=lambda task: lost, choice=SimpleNamespace(config=built)))
