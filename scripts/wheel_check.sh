@@ -28,7 +28,9 @@ diff "$scratch/tracked" "$scratch/packed" ||
 echo "$(basename "$wheel"): $(wc -l <"$scratch/packed") files"
 
 $pip install -c "$constraints" "$wheel[onnx]"
-(cd "$scratch" && venv/bin/compress recipe >/dev/null && venv/bin/python -c "import compressor.latency, compressor.serving")
+(cd "$scratch" && venv/bin/compress recipe >/dev/null && venv/bin/python -c "import compressor.latency")
+$pip install -c "$constraints" "$wheel[onnx,serving]"
+(cd "$scratch" && venv/bin/python -c "import compressor.serving")
 $pip install -c "$constraints" "$wheel[cpu]"
 cd "$scratch"
 venv/bin/compress --version
