@@ -64,12 +64,8 @@ def bench_generation(
     """
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(
-                f"{folder}: no such folder; name output folders of runs on models that generate",
-                code=ErrorCode.INVALID_VALUE,
-                field="prompt_tokens",
-                value=str(folder),
-            )
+            text = f"{folder}: no such folder; name output folders of runs on models that generate"
+            raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="prompt_tokens", value=str(folder))
     engines = [cached_target(folder).open_sessions(folder, provider="cpu", threads=threads) for folder in folders]
     texts = [workload.feeds(folder, engine.vocabulary) for folder, engine in zip(folders, engines, strict=True)]
     medians = dict[Size, np.ndarray]()

@@ -74,10 +74,8 @@ class EngineCache(Cache):
         Raises:
             InputError: always, since an engine's cache only grows.
         """
-        raise InputError(
-            "the cache of an engine cannot be shortened; use greedy search, beams or sampling",
-            code=ErrorCode.UNSUPPORTED,
-        )
+        text = "the cache of an engine cannot be shortened; use greedy search, beams or sampling"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED)
 
 
 @dataclasses.dataclass
@@ -257,11 +255,8 @@ def refuse(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         is_empty = value is None or value is False or (isinstance(value, Mapping) and not value)
         if not is_empty and name not in _IGNORED:
-            raise InputError(
-                f"{name}: an engine does not support this option; omit it",
-                code=ErrorCode.UNSUPPORTED,
-                field=name,
-            )
+            text = f"{name}: an engine does not support this option; omit it"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED, field=name)
 
 
 def _array(tensor: Tensor | None) -> Any:

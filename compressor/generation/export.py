@@ -256,12 +256,11 @@ def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> A
         with torch.no_grad():
             return module(**inputs)
     except Exception as error:  # model code can raise any type
-        raise InputError(
-            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so "
-            f"only the graph that reads a whole text at once can be exported",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            family=family(model),
-        ) from error
+        text = (
+            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so only"
+            " the graph that reads a whole text at once can be exported"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model)) from error
 
 
 def _empty_caches() -> EncoderDecoderCache:

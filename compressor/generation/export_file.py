@@ -59,13 +59,11 @@ def prove_export(
         in_steps = partial(run_in_steps, OrtSessions(Path(scratch), optimized=False))
         itself = prove_outputs(stage, variant, texts, expected, in_steps, tolerance)
     if not itself.holds:
-        raise InputError(
-            f"{file.file}: its outputs in steps, with caches, differ from its outputs for a whole text at once "
-            f"(relative error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph"
-            " without caches (--no-cache)",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=file.file,
-            error=itself.error,
+        problem = (
+            f"{file.file}: its outputs in steps, with caches, differ from its outputs for a whole text at once"
+            f" (relative error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph"
+            " without caches (--no-cache)"
         )
+        raise InputError(problem, code=ErrorCode.UNSUPPORTED_MODEL, path=file.file, error=itself.error)
     gated = OrtSessions(graphs, optimized=False)
     return require(prove_outputs(stage, variant, texts, expected, partial(run_in_steps, gated), tolerance))

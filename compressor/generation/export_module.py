@@ -41,11 +41,8 @@ def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable
     for name in files:
         part = plan.part(find_gates(graph_passes.load(whole / name).graph))
         if not rewrite_reference(whole / name, folder.model, part, out / name):
-            raise InputError(
-                f"{name}: the graph has no gate for a group of the plan, or the plan has masks",
-                code=ErrorCode.PLAN_MISMATCH,
-                file=name,
-            )
+            text = f"{name}: the graph has no gate for a group of the plan, or the plan has masks"
+            raise InputError(text, code=ErrorCode.PLAN_MISMATCH, file=name)
 
 
 def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
@@ -70,12 +67,11 @@ def prove_export(
         try:
             return run_in_steps(gated, feeds)
         except InputError as error:
-            raise InputError(
+            text = (
                 f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
-                f" ({error}); the exporter of transformers fixes a size of this family",
-                code=ErrorCode.EXPORT_FAILED,
-                family=family(fresh),
-            ) from error
+                f" ({error}); the exporter of transformers fixes a size of this family"
+            )
+            raise InputError(text, code=ErrorCode.EXPORT_FAILED, family=family(fresh)) from error
 
     def prove() -> Proof:
         expected = whole_outputs(fresh, plan, texts, attention)
@@ -99,13 +95,11 @@ def _require_use_of_cache(model: PreTrainedModel, plan: Plan, texts: Sequence[Ca
     except Exception:  # model code can raise any type; a model that does not run so explains nothing
         return
     if not proof.holds:
-        raise InputError(
-            f"{family(model)}: with its own cache, the model computes something else than on whole texts (relative "
-            f"error {proof.error:.3g}), and so would graphs with caches",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            family=family(model),
-            error=proof.error,
+        text = (
+            f"{family(model)}: with its own cache, the model computes something else than on whole texts (relative"
+            f" error {proof.error:.3g}), and so would graphs with caches"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), error=proof.error)
 
 
 def _run_with_cache(model: Any, feeds: Feeds) -> Outputs:

@@ -42,11 +42,8 @@ def generation_cases(
     texts = []
     for case in cases:
         if unread := sorted(case.feeds.keys() - _READ - set(left_out)):
-            raise InputError(
-                f"the model also reads {listed(unread)}, which graphs with caches cannot take",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                inputs=unread,
-            )
+            text = f"the model also reads {listed(unread)}, which graphs with caches cannot take"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, inputs=unread)
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
         feeds = {name: array for name, array in feeds.items() if name not in left_out}
         if not pads_left:

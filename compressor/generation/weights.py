@@ -66,12 +66,11 @@ def require_rounded(runtime: Target) -> None:
             graph_passes.save(QuantizeWeights(4)(ir.Model(graph, ir_version=10)).model, path)
             runtime.check_rounded(path)
     except InputError as error:
-        raise TargetMissingError(
+        text = (
             f"weights of few bits: the installed {runtime.title} has no matmuls with them on this machine ({error});"
-            f" install the package {runtime.packages[0]}, or use --precision fp32",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-        ) from error
+            f" install the package {runtime.packages[0]}, or use --precision fp32"
+        )
+        raise TargetMissingError(text, code=ErrorCode.UNSUPPORTED, field="precision") from error
 
 
 @dataclass(frozen=True)
@@ -120,11 +119,8 @@ class Rounding:
         report = QuantizeWeights(bits, dict.fromkeys(self.finer, finer))(model).report
         if not report.bits:
             reasons = "; ".join(map(str, report.refused)) or "the graph has no matmul with constant weights"
-            raise InputError(
-                f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                precision=self.precision,
-            )
+            text = f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, precision=self.precision)
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
         model.metadata_props[WEIGHTS] = self.label
@@ -322,9 +318,8 @@ class WeightTrials:
             best = smallest_that_holds(most, attempt, lambda attempted: attempted.candidate.holds)
             if best is not None:
                 return best
-            raise MismatchError(
-                "the metric drops too much, however many matmuls have a finer precision", code=ErrorCode.NUMBERS_DIFFER
-            )
+            text = "the metric drops too much, however many matmuls have a finer precision"
+            raise MismatchError(text, code=ErrorCode.NUMBERS_DIFFER)
         except CompressorError as error:
             row = trial.rounding.row(self.runtime).model_copy(
                 update={"form": "mixed", "failure": str(error), "holds": False}

@@ -109,12 +109,10 @@ class _Check:
         sources = [open_source(request, name) for name in (request.model, request.baseline)]
         inputs = [sorted(source.prompt(0)) for source in sources]
         if inputs[0] != inputs[1]:
-            raise InputError(
-                f"{request.baseline}: reads {listed(inputs[1])}, but {request.model} reads {listed(inputs[0])}; name"
-                " two runs on one model",
-                code=ErrorCode.FILE_MISMATCH,
-                path=request.baseline,
+            text = (
+                f"reads {listed(inputs[1])}, but {request.model} reads {listed(inputs[0])}; name two runs on one model"
             )
+            raise InputError.of_file(request.baseline, text, ErrorCode.FILE_MISMATCH)
         drawn = min(sources, key=lambda source: source.vocabulary)  # whose tokens the larger vocabulary has too
         prompts = tuple(drawn.prompt(number) for number in range(PROMPTS))
         length, new = request.lengths

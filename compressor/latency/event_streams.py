@@ -223,12 +223,8 @@ class EventSource:
                 raise
         if len(names) != 1:
             listed = f"has {len(names)} models, {', '.join(names[:5])}" if names else "lists no models"
-            raise UsageError(
-                f"{self.name}: the server {listed}; name one after the URL: {self.name}#{(names or ['NAME'])[0]}",
-                code=ErrorCode.MISSING_VALUE,
-                field="model",
-                value=self.name,
-            )
+            text = f"{self.name}: the server {listed}; name one after the URL: {self.name}#{(names or ['NAME'])[0]}"
+            raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="model", value=self.name)
         return names[0]
 
     def _connect(self) -> _Wire:
@@ -295,13 +291,11 @@ def _split(url: str) -> tuple[SplitResult, tuple[str, int], str]:
         ending = next((ending for ending in PROTOCOLS if parts.path.endswith(ending)), None)
         if parts.hostname and ending and parts.scheme in ("http", "https"):
             return parts, (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), ending
-    raise UsageError(
+    text = (
         f"{url}: not the URL of an endpoint that streams text; name one that ends in {', '.join(PROTOCOLS)}, such as"
-        " http://HOST:PORT/v1/completions",
-        code=ErrorCode.INVALID_VALUE,
-        field="model",
-        value=url,
+        " http://HOST:PORT/v1/completions"
     )
+    raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="model", value=url)
 
 
 def _message(content: Any) -> str:

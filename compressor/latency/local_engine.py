@@ -63,13 +63,11 @@ class LocalEngine:
     def _model(self) -> ir.Model:
         """The graph; raises InputError where the folder of the engine lacks it."""
         if not self.graph.is_file():
-            raise InputError(
-                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, which random inputs need; "
-                f"copy the graph there, or give inputs (--inputs)",
-                code=ErrorCode.FILE_MISSING,
-                path=self.graph,
-                field="inputs",
+            text = (
+                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, which random inputs need;"
+                " copy the graph there, or give inputs (--inputs)"
             )
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=self.graph, field="inputs")
         return load(self.graph)
 
     @property

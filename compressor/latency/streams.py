@@ -116,11 +116,9 @@ def read_stream(source: TokenSource, prompt: Feeds) -> Stream:
         tokens = tokens if part.tokens is None else part.tokens
     tokens = tokens if tokens > 1 else len(arrivals)
     if len(arrivals) < 2:
-        raise ServerError(
-            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time between "
-            f"tokens; name an endpoint that sends each token, or generate more tokens (--new-tokens)",
-            code=ErrorCode.SERVER_ERROR,
-            url=source.name,
-            count=tokens,
+        text = (
+            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time between"
+            " tokens; name an endpoint that sends each token, or generate more tokens (--new-tokens)"
         )
+        raise ServerError(text, code=ErrorCode.SERVER_ERROR, url=source.name, count=tokens)
     return Stream("".join(texts), np.array(arrivals), tokens)

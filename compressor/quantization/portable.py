@@ -125,11 +125,8 @@ def quantize_graph(
                 ),
             )
     except Exception as error:  # NNCF raises any exception on graphs that it does not expect
-        raise InputError(
-            f"{graph}: NNCF cannot quantize it ({one_line(error)}); use --precision fp32",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=graph,
-        ) from error
+        text = f"{graph}: NNCF cannot quantize it ({one_line(error)}); use --precision fp32"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=graph) from error
     quantized = ir.from_proto(proto)
     quantized.metadata_props.update(model.metadata_props)
     # OpenVINO may read the graph without the rewrites of this package, at fixed shapes.
@@ -186,11 +183,8 @@ def float_model(graph: Path) -> ir.Model:
     """
     model = load(graph)
     if is_quantized(model):
-        raise InputError(
-            f"{graph}: its matmuls are quantized already; use the float graph, or --precision fp32",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=graph,
-        )
+        text = f"{graph}: its matmuls are quantized already; use the float graph, or --precision fp32"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=graph)
     common.InlinePass()(model)
     # NNCF reads constants of inlined functions as initializers only.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -210,19 +204,13 @@ def inputs_of(model: ir.Model, examples: Sequence[Feeds], graph: Path) -> list[F
         InputError: there are no examples, or a batch lacks an input.
     """
     if not examples:
-        raise InputError(
-            f"{graph}: there are no rows to calibrate on; add training rows (--data)",
-            code=ErrorCode.TOO_FEW_ROWS,
-            field="data",
-        )
+        text = f"{graph}: there are no rows to calibrate on; add training rows (--data)"
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, field="data")
     names = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
     missing = next((name for name in names for feeds in examples if name not in feeds), None)
     if missing is not None:
-        raise InputError(
-            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}",
-            code=ErrorCode.TENSOR_MISMATCH,
-            tensor=missing,
-        )
+        text = f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}"
+        raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor=missing)
     return [{name: feeds[name] for name in names} for feeds in examples]
 
 

@@ -64,11 +64,7 @@ def quantize_symmetric(
         model.ir_version = max(model.ir_version, _FP8_IR_VERSION)
     tensors = {str(entry.value.name) for entry in quantized_inputs(model) if entry.role is not QuantizedRole.WEIGHT}
     if not tensors:
-        raise InputError(
-            f"{graph}: no matmul can be quantized; use --precision fp16",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=graph,
-        )
+        raise InputError.of_file(graph, "no matmul can be quantized; use --precision fp16", ErrorCode.UNSUPPORTED_MODEL)
     histograms = measure_magnitudes(model, tensors, feeds, on_progress)
     levels = int(LARGEST[ir.DataType.INT8])
     ranges = {

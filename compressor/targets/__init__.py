@@ -43,12 +43,8 @@ def target(name: str) -> Target:
         UsageError: there is no target of this name.
     """
     if name not in TARGETS:
-        raise UsageError(
-            f"{name}: unknown target; {suggestion(name, tuple(TARGETS))}",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="target",
-            value=name,
-        )
+        text = f"{name}: unknown target; {suggestion(name, tuple(TARGETS))}"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="target", value=name)
     runtime: Target = import_module(TARGETS[name]).TARGET
     return runtime
 

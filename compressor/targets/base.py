@@ -290,12 +290,8 @@ class Target(ABC):
             UsageError: the precision is unknown, the target runs on no such provider, or cannot use a kernel.
         """
         if precision not in TOLERANCE:
-            raise UsageError(
-                f"precision {precision!r}: unknown; use {', '.join(TOLERANCE)}",
-                code=ErrorCode.UNKNOWN_NAME,
-                field="precision",
-                value=precision,
-            )
+            text = f"precision {precision!r}: unknown; use {', '.join(TOLERANCE)}"
+            raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="precision", value=precision)
         if provider is not None and provider not in self.providers:
             raise UsageError(
                 f"--provider {provider}: {self.title} runs on {' or '.join(self.providers)} only; omit --provider, or"
@@ -516,11 +512,8 @@ class Target(ABC):
 
 def missing_input(name: str, inputs: Iterable[str]) -> InputError:
     """The error of a batch without an input of the graph."""
-    return InputError(
-        f"{name}: this input of the graph is missing; pass {', '.join(inputs)}",
-        code=ErrorCode.TENSOR_MISMATCH,
-        tensor=name,
-    )
+    text = f"{name}: this input of the graph is missing; pass {', '.join(inputs)}"
+    return InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor=name)
 
 
 def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
@@ -534,11 +527,10 @@ def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
     """
     for name, maximum in reach.items():
         if name in feeds and feeds[name].shape[1] > maximum:
+            text = (
+                f"{name}: {feeds[name].shape[1]} tokens, and the block masks cover {maximum}; pass shorter texts, or"
+                " learn masks on longer texts (--max-length)"
+            )
             raise InputError(
-                f"{name}: {feeds[name].shape[1]} tokens, and the block masks cover {maximum}; pass shorter texts, or "
-                f"learn masks on longer texts (--max-length)",
-                code=ErrorCode.OUT_OF_RANGE,
-                tensor=name,
-                value=feeds[name].shape[1],
-                maximum=maximum,
+                text, code=ErrorCode.OUT_OF_RANGE, tensor=name, value=feeds[name].shape[1], maximum=maximum
             )

@@ -117,13 +117,11 @@ def open_driver(load: Callable[[str], Any] = ctypes.CDLL) -> CudaDriver:
     try:
         return CudaDriver(load)
     except (OSError, AttributeError) as error:
-        raise TargetMissingError(
-            "there is no NVIDIA GPU here, or no driver for it (libcuda)", code=ErrorCode.DEVICE_MISSING
-        ) from error
+        text = "there is no NVIDIA GPU here, or no driver for it (libcuda)"
+        raise TargetMissingError(text, code=ErrorCode.DEVICE_MISSING) from error
     except InputError as error:
-        raise TargetMissingError(
-            f"there is no NVIDIA GPU here that can be used: {error}", code=ErrorCode.DEVICE_MISSING, **error.details
-        ) from error
+        text = f"there is no NVIDIA GPU here that can be used: {error}"
+        raise TargetMissingError(text, code=ErrorCode.DEVICE_MISSING, **error.details) from error
 
 
 driver = functools.cache(open_driver)

@@ -193,12 +193,11 @@ def read_example_rows(model: ir.Model) -> ExampleRows | None:
             return ExampleRows(inputs, markers, *map(int, numbers))
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise InputError(
-        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} is no description of rows; remove the entry, or export the "
-        f"graph again",
-        code=ErrorCode.FILE_UNREADABLE,
-        value=text,
+    problem = (
+        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} is no description of rows; remove the entry, or export the"
+        " graph again"
     )
+    raise InputError(problem, code=ErrorCode.FILE_UNREADABLE, value=text)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -212,8 +211,5 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return dict(archive)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path) from error

@@ -164,9 +164,7 @@ def load_engine(
         InputError: the file is missing, or ONNX Runtime cannot load it.
     """
     if not path.is_file():
-        raise InputError(
-            f"{path}: no such engine; build it with compress build", code=ErrorCode.FILE_MISSING, path=path
-        )
+        raise InputError.of_file(path, "no such engine; build it with compress build", ErrorCode.FILE_MISSING)
     precision = _precision(load(path))
     provider = ort_session.choose_provider(provider, precision, kernel)
     return _open(path, path, ort_session.session_settings(provider, threads, kernel), precision, ["loaded as built"])
@@ -329,12 +327,11 @@ def _reference_outputs(source: Path, settings: Mapping[str, Any]) -> ReferenceOu
     if failure is not None and not batches:
         if not draws_ids(load(source)):
             raise failure
-        raise InputError(
-            f"{source}: the graph does not run on random inputs ({failure}), and stores no example rows; export it "
-            f"again with compress, or store rows in it (compressor.targets.example_rows.record_example_rows)",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=source,
+        text = (
+            f"{source}: the graph does not run on random inputs ({failure}), and stores no example rows; export it"
+            " again with compress, or store rows in it (compressor.targets.example_rows.record_example_rows)"
         )
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=source)
     return ReferenceOutputs(outputs, batches)
 
 

@@ -247,12 +247,11 @@ class OrtSessions(Sessions):
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         recorded = metadata.get(CACHES)
         if recorded is None:
-            raise InputError(
-                f"{folder / DECODER}: its metadata name no key/value caches; give the output folder of a run on a "
-                f"model that generates, whose graphs have caches",
-                code=ErrorCode.FILE_MISMATCH,
-                path=folder / DECODER,
+            text = (
+                f"{folder / DECODER}: its metadata name no key/value caches; give the output folder of a run on a model"
+                " that generates, whose graphs have caches"
             )
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=folder / DECODER)
         returned = {value.name for value in self._decoder.get_outputs()}
         caches = {name: output for name, output in json.loads(recorded) if name in self._inputs}
         self._decoded = {name: output for name, output in caches.items() if output in returned}
@@ -293,12 +292,11 @@ class OrtSessions(Sessions):
         """See `Sessions.decode`."""
         assert isinstance(caches, OrtCaches)
         if self._pads_right and mask is not None and not mask[:, 0].all():
-            raise InputError(
-                f"{self.path}: its attention supports no padding on the left, which texts of different lengths need; "
-                f"pass texts of equal length, or one text at a time (--batch-size 1)",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
+            text = (
+                f"{self.path}: its attention supports no padding on the left, which texts of different lengths need;"
+                " pass texts of equal length, or one text at a time (--batch-size 1)"
             )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED, path=self.path)
         length = caches.length + input_ids.shape[1]
         if self._in_place and POSITIONS not in self._inputs:
             self._require_places(np.ones((len(input_ids), length)) if mask is None else mask, position_ids)
@@ -329,23 +327,17 @@ class OrtSessions(Sessions):
         first = is_token.argmax(1)
         spans = (is_token.shape[1] - first - is_token[:, ::-1].argmax(1)) * is_token.any(1)
         if np.count_nonzero(is_token) < spans.sum():
-            raise InputError(
-                f"{self.path}: a text has padding between its tokens, which this engine would count as tokens; pad "
-                f"texts on the left",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
+            text = (
+                "a text has padding between its tokens, which this engine would count as tokens; pad texts on the left"
             )
+            raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED)
         if positions is None:
             return
         is_new = is_token[:, -positions.shape[1] :]
         counted = np.arange(is_token.shape[1] - is_new.shape[1], is_token.shape[1]) - first[:, None]
         if (is_new & (positions != counted)).any():
-            raise InputError(
-                f"{self.path}: {POSITIONS} do not count the tokens of each text from 0, as this engine does; omit "
-                f"{POSITIONS}",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
-            )
+            text = f"{POSITIONS} do not count the tokens of each text from 0, as this engine does; omit {POSITIONS}"
+            raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED)
 
     def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
         """Caches without a position of the decoder; layers differ in their numbers of heads."""

@@ -156,6 +156,5 @@ def _require_computed(output: np.ndarray) -> None:
     while last.size and last.ndim > 1:
         last = last[:, -1]
     if not output.size or (output.dtype.kind == "f" and np.isnan(last).any()):
-        raise ValueError(
-            "an output is empty or NaN: a text exceeds the positions of the model, or an id its vocabulary"
-        )
+        text = "an output is empty or NaN: a text exceeds the positions of the model, or an id its vocabulary"
+        raise ValueError(text)

@@ -116,19 +116,15 @@ def build_engine(
         shapes = ()
     in_int8, in_float = names_of(quantized_matmuls(source)), names_of(float_matmuls(source))
     if precision == "int8" and not in_int8:
-        raise InputError(
-            f"{onnx}: has no quantized matmuls, and OpenVINO runs in int8 only matmuls that the graph quantizes; use "
-            f"model.int8.onnx of a run with --precision int8, or --precision fp32",
-            code=ErrorCode.UNSUPPORTED,
-            path=onnx,
+        text = (
+            f"{onnx}: has no quantized matmuls, and OpenVINO runs in int8 only matmuls that the graph quantizes; use"
+            " model.int8.onnx of a run with --precision int8, or --precision fp32"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=onnx)
     info = _facts(source, shapes)
     if shapes and (reason := unfixable(info["input_axes"], info["output_axes"])):
-        raise InputError(
-            f"{onnx}: cannot be compiled for fixed shapes ({reason}); omit --shapes",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=onnx,
-        )
+        text = f"{onnx}: cannot be compiled for fixed shapes ({reason}); omit --shapes"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=onnx)
     if in_int8:
         info |= {"int8_products": in_int8, "float_matmuls": in_float, "float_widths": read_float_widths(source)}
     if "bf16" in (precision, options.float_precision):
@@ -192,11 +188,8 @@ def load_engine(
     """
     for file in (path, path.with_suffix(".bin")):
         if not file.is_file():
-            raise InputError(
-                f"{file}: no such engine; build it with compress build --target openvino",
-                code=ErrorCode.FILE_MISSING,
-                path=file,
-            )
+            text = f"{file}: no such engine; build it with compress build --target openvino"
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=file)
     return _open(path, threads, path, cached=cached)
 
 
@@ -339,12 +332,11 @@ def run_fixed(onnx: Path, feeds: Feeds) -> dict[str, np.ndarray]:
     try:
         model.reshape({position: list(feeds[name].shape) for position, name in enumerate(names.inputs)})
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        raise InputError(
+        text = (
             f"{onnx}: OpenVINO cannot give the graph the shapes of these inputs ({failure_reason(error)}); run it with"
-            " free axes",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=onnx,
-        ) from error
+            " free axes"
+        )
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=onnx) from error
     compiled = compile_model(model, onnx, session_settings(None))
     return run_request(EngineRequest(compiled.create_infer_request()), names, feeds)
 

@@ -69,11 +69,8 @@ def require_integers(model: openvino.Model, path: Path, count: int) -> None:
     layers = executed_layers(compile_model(model, path, session_settings(None)))
     kept = sum(layer.kind == "FullyConnected" and layer.precision in types for layer in layers)
     if kept < count:
-        raise InputError(
-            f"{path}: on this processor OpenVINO keeps the integers of {kept} of {count} matmuls with rounded weights, "
-            f"and turns the rest into floats; use --target ort, or --precision fp32",
-            code=ErrorCode.UNSUPPORTED,
-            path=path,
-            count=kept,
-            needed=count,
+        text = (
+            f"{path}: on this processor OpenVINO keeps the integers of {kept} of {count} matmuls with rounded weights,"
+            " and turns the rest into floats; use --target ort, or --precision fp32"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=path, count=kept, needed=count)

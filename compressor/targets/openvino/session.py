@@ -147,20 +147,15 @@ def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
         return core.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         if operators := ", ".join(_UNCONVERTED.findall(str(error))):
-            raise InputError(
+            text = (
                 f"OpenVINO cannot convert {operators} as the graph uses it; use --target ort, or a file of ONNX's own"
-                " operators, such as torch.onnx.export writes",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=path,
-                runtime="openvino",
-                operators=operators,
+                " operators, such as torch.onnx.export writes"
+            )
+            raise InputError(
+                text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, runtime="openvino", operators=operators
             ) from error
-        raise InputError(
-            f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=path,
-            runtime="openvino",
-        ) from error
+        text = f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="openvino") from error
 
 
 def compile_model(
@@ -187,12 +182,8 @@ def compile_model(
     try:
         return _CORE.compile_model(model, DEVICE, options)
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        raise InputError(
-            f"{path}: OpenVINO cannot compile it ({failure_reason(error)}); use --target ort",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=path,
-            runtime="openvino",
-        ) from error
+        text = f"{path}: OpenVINO cannot compile it ({failure_reason(error)}); use --target ort"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="openvino") from error
 
 
 def run_request(
@@ -355,13 +346,10 @@ def compile_fixed(
                 }
             )
         except Exception as error:  # OpenVINO raises RuntimeError and others
-            raise InputError(
-                f"{path}: the graph cannot have the shape {shape[0]}x{shape[1]} ({failure_reason(error)}); use shorter"
-                " --shapes",
-                code=ErrorCode.OUT_OF_RANGE,
-                path=path,
-                shape=shape,
-            ) from error
+            text = (
+                f"the graph cannot have the shape {shape[0]}x{shape[1]} ({failure_reason(error)}); use shorter --shapes"
+            )
+            raise InputError.of_file(path, text, ErrorCode.OUT_OF_RANGE, shape=shape) from error
         compiled = compile_model(fixed, path, settings, cache)
         request = EngineRequest(compiled.create_infer_request())
         after = resident_bytes()

@@ -191,11 +191,8 @@ def _decoder_of(folder: Path) -> Path:
     """
     path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
     if path is None:
-        raise InputError(
-            f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again",
-            code=ErrorCode.FILE_MISSING,
-            path=folder / ALONE,
-        )
+        text = f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / ALONE)
     return path
 
 
@@ -335,7 +332,5 @@ class OpenVinoSessions(Sessions):
 
     def _require(self, version: int) -> None:
         if version != self._version:
-            raise InputError(
-                "a later call has extended these caches; copy them before that call (Caches.copy)",
-                code=ErrorCode.UNSUPPORTED,
-            )
+            text = "a later call has extended these caches; copy them before that call (Caches.copy)"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED)

@@ -68,20 +68,14 @@ class Features:
             UsageError: this version or the GPU does not compute in it.
         """
         if precision not in self.precisions:
-            raise UsageError(
+            text = (
                 f"{precision}: TensorRT {self.version} does not compute in it; use {' or '.join(self.precisions)}, or"
-                " TensorRT 10 or newer",
-                code=ErrorCode.UNSUPPORTED,
-                field="precision",
-                value=precision,
+                " TensorRT 10 or newer"
             )
+            raise UsageError(text, code=ErrorCode.UNSUPPORTED, field="precision", value=precision)
         if precision == "fp8" and device.capability < _ADA:
-            raise UsageError(
-                f"fp8: needs a GPU from Ada (SM 8.9) on, and this is {device}; use --precision int8",
-                code=ErrorCode.UNSUPPORTED,
-                field="precision",
-                value=precision,
-            )
+            text = f"fp8: needs a GPU from Ada (SM 8.9) on, and this is {device}; use --precision int8"
+            raise UsageError(text, code=ErrorCode.UNSUPPORTED, field="precision", value=precision)
 
 
 def library() -> ModuleType:
@@ -94,12 +88,11 @@ def library() -> ModuleType:
         import polygraphy  # noqa: F401
         import tensorrt
     except ImportError as error:
-        raise TargetMissingError(
-            f"TensorRT's Python packages are not installed ({one_line(error)}); pip install"
-            " '.[trt]' tensorrt in a checkout of compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            package=error.name or "tensorrt",
-        ) from error
+        text = (
+            f"TensorRT's Python packages are not installed ({one_line(error)}); pip install '.[trt]' tensorrt in a"
+            " checkout of compressor"
+        )
+        raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, package=error.name or "tensorrt") from error
     module: ModuleType = tensorrt
     return module
 
@@ -190,12 +183,8 @@ def numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype[Any]:
     try:
         return np.dtype(trt.nptype(kind))
     except TypeError as error:
-        raise InputError(
-            f"{name}: NumPy lacks its type {kind}; export the graph with inputs and outputs in fp32",
-            code=ErrorCode.UNSUPPORTED,
-            tensor=name,
-            value=str(kind),
-        ) from error
+        text = f"{name}: NumPy lacks its type {kind}; export the graph with inputs and outputs in fp32"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, tensor=name, value=str(kind)) from error
 
 
 def weight_bytes(trt: ModuleType, engine: Any) -> int | None:

@@ -140,12 +140,11 @@ class EngineBuilder:
         try:
             return self._build_typed(graph, profiles, workspace)
         except _OutOfMemoryError as error:
-            raise InputError(
+            text = (
                 f"the GPU's memory is too small to build the engine, even with {workspace >> 20} MiB of workspace (it"
-                f" has {self.driver.device.memory >> 20} MiB); free some, or build for smaller sizes (--batch, --seq)",
-                code=ErrorCode.OUT_OF_MEMORY,
-                workspace=workspace,
-            ) from error
+                f" has {self.driver.device.memory >> 20} MiB); free some, or build for smaller sizes (--batch, --seq)"
+            )
+            raise InputError(text, code=ErrorCode.OUT_OF_MEMORY, workspace=workspace) from error
 
     @property
     def _is_typed(self) -> bool:
@@ -238,12 +237,8 @@ def deserialize(driver: CudaDriver, path: Path) -> Any:
             return EngineFromBytes(path.read_bytes())()
         except (PolygraphyException, TypeError) as error:
             _raise_unless_null(error)
-            raise InputError(
-                f"{path}: TensorRT cannot load it ({log.summary(error)}); build it again",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=path,
-                runtime="tensorrt",
-            ) from error
+            text = f"{path}: TensorRT cannot load it ({log.summary(error)}); build it again"
+            raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="tensorrt") from error
 
 
 def _raise_unless_null(error: Exception) -> None:
@@ -402,12 +397,8 @@ def _require_writable(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot write TensorRT's timing cache ({error.strerror}); name another file (--timing-cache)",
-            code=ErrorCode.FILE_UNWRITABLE,
-            field="timing_cache",
-            path=path,
-        ) from error
+        text = f"{path}: cannot write TensorRT's timing cache ({error.strerror}); name another file (--timing-cache)"
+        raise InputError(text, code=ErrorCode.FILE_UNWRITABLE, field="timing_cache", path=path) from error
 
 
 def _inspect(path: Path, machine: str) -> TimingsUse:

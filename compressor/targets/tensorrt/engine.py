@@ -64,13 +64,11 @@ class TrtEngine(Engine):
         self.context = engine.create_execution_context()
         if self.context is None:
             size = bindings.activation_bytes(engine)
-            raise InputError(
+            text = (
                 f"{path}: the GPU has too little memory for the {size / 1e6:.0f} MB that the engine needs besides its"
-                " weights; free some, or build it for smaller sizes (--batch, --seq)",
-                code=ErrorCode.OUT_OF_MEMORY,
-                path=path,
-                value=size,
+                " weights; free some, or build it for smaller sizes (--batch, --seq)"
             )
+            raise InputError(text, code=ErrorCode.OUT_OF_MEMORY, path=path, value=size)
         # Every call would otherwise report the layers, which engines are built with, to profilers.
         self.context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         self._stream = CudaStream(driver)
@@ -106,12 +104,8 @@ class TrtEngine(Engine):
         started = self.context.execute_async_v3(stream.handle.value or 0)
         stream.record_stop()
         if not started:
-            raise InputError(
-                f"{self.path}: TensorRT cannot run it on these inputs ({log.summary()})",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=self.path,
-                runtime="tensorrt",
-            )
+            text = f"{self.path}: TensorRT cannot run it on these inputs ({log.summary()})"
+            raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=self.path, runtime="tensorrt")
         for name, output in outputs.items():
             self._buffers[name].download(output, stream)
         stream.synchronize()
@@ -145,13 +139,9 @@ class TrtEngine(Engine):
             return
         log = current_log()
         if self.context.set_input_shape(name, array.shape) is False:
+            text = f"{self.path}: TensorRT refuses the shape {list(array.shape)} of {name} ({log.summary()})"
             raise InputError(
-                f"{self.path}: TensorRT refuses the shape {list(array.shape)} of {name} ({log.summary()})",
-                code=ErrorCode.TENSOR_MISMATCH,
-                path=self.path,
-                tensor=name,
-                shape=array.shape,
-                runtime="tensorrt",
+                text, code=ErrorCode.TENSOR_MISMATCH, path=self.path, tensor=name, shape=array.shape, runtime="tensorrt"
             )
         self.context.set_tensor_address(name, binding[1])
         self._bound[name] = binding
@@ -160,13 +150,8 @@ class TrtEngine(Engine):
         """Reserve memory for an output on the GPU and on the host, once all inputs have their shapes."""
         shape = tuple(self.context.get_tensor_shape(name))
         if min(shape, default=0) < 0:
-            raise InputError(
-                f"{self.path}: the shape of {name} depends on values of the inputs, which is not supported; use"
-                " --target ort",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
-                tensor=name,
-            )
+            text = f"the shape of {name} depends on values of the inputs, which is not supported; use --target ort"
+            raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED, tensor=name)
         array = np.empty(shape, self.metadata.outputs[name])
         self.context.set_tensor_address(name, self._buffers[name].reserve(array.nbytes))
         return array
