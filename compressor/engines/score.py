@@ -67,7 +67,6 @@ def metric_sums_of(
 
     Args:
         batch_size: number of parallel streams, for a task that reads texts in order.
-        rows: the rows to score; None: the test rows.
         on_logits: called with the logits of each batch; not called by a task that reads texts in order.
     """
     rows = data.test if rows is None else rows

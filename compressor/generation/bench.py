@@ -55,8 +55,6 @@ def bench_generation(
         folders: one or two folders with `decoder.onnx`.
         workload: prompts, and numbers of texts and of new tokens.
         threads: threads per call; None: one per core.
-        seconds: approximate duration of each measurement.
-        listener: receives the progress.
 
     Raises:
         InputError: a folder has no graphs that generate, or they do not run at a length.

@@ -97,12 +97,9 @@ def export_whole(
     """Export the whole model with caches, and prove that its graphs compute it.
 
     Args:
-        folder: the model.
         plan: the plan that keeps every unit.
-        cases: inputs of the proofs.
         out: folder of the graphs, which exists.
         opset: version of the ONNX operator set.
-        attention: the form of attention in the graphs.
 
     Raises:
         InputError: the model cannot be exported with caches.
@@ -121,10 +118,7 @@ def shrink_graphs(
     """Write the graphs without the units that a plan drops, and prove each.
 
     Args:
-        whole: the graphs of the whole model.
         folder: the model, which has the weights of the plan.
-        plan: the plan.
-        runtime: the target that the graphs are for.
         scratch: folder for the graphs with the gates and weights of the plan, which exists.
         out: folder of the result.
 
@@ -148,10 +142,6 @@ def shrink_graphs(
 
 def shrink_whole(whole: CachedGraphs, plan: Plan) -> dict[str, ir.Model]:
     """The graphs of a plan with the weights of the whole model.
-
-    Args:
-        whole: the graphs of the whole model.
-        plan: the plan.
 
     Raises:
         SiteRefusedError: a graph keeps units that the plan drops.
@@ -193,12 +183,8 @@ def build_plan(
     """The engines of a plan with the weights of the whole model, to time them.
 
     Args:
-        whole: the graphs of the whole model.
-        plan: the plan.
-        runtime: the target of the engines.
         workload: the sizes at which forms of operators are compared.
         out: folder of the graphs and engines, which exists.
-        threads: threads of the engines; None: one per core.
         weights: the precision of the decoder's weights; None: floats.
 
     Raises:
@@ -221,9 +207,7 @@ def count_caches(whole: CachedGraphs, compressed: Path, workload: Workload) -> G
     """The bytes of the caches of graphs for which there are no engines, and therefore no times.
 
     Args:
-        whole: the graphs of the whole model.
         compressed: folder of the shrunk graphs.
-        workload: the requests that would be timed.
     """
     before, after = (bytes_per_token(graph_passes.load(folder / DECODER)) for folder in (whole.folder, compressed))
     return Generation(
@@ -251,12 +235,7 @@ def time_graphs(
     """Time the engines with every unit and those of the plan, in turn, and count the bytes of their caches.
 
     Args:
-        whole: the graphs of the whole model.
         engines: the engines of the whole model, and the engines in the folder of the shrunk graphs.
-        workload: the requests that are timed.
-        seconds: approximate duration of each measurement.
-        seed: seed of the bootstrap.
-        log: receives the stages.
     """
     texts = workload.feeds(whole.folder, engines[0].sessions.vocabulary)
     pairs = dict[Size, list[np.ndarray]]()

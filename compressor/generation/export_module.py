@@ -132,8 +132,6 @@ def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], att
     Args:
         model: the model; nothing may have run on it if it is the reference.
         plan: the plan, whose dropped units the gates switch off.
-        cases: the inputs.
-        attention: form of attention.
     """
     expected = list[Outputs]()
     for case in cases:

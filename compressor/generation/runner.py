@@ -159,7 +159,6 @@ class Runner:
         """Number of new tokens at most.
 
         Args:
-            ids: the ids of each prompt.
             requested: the number that the caller wants; None: the number in generation_config.json, else `NEW_TOKENS`,
                 limited by the model's positions.
 
@@ -319,8 +318,6 @@ class _Stop(StoppingCriteria):
     """Ends texts that have a stop text. Transformers' own compares it with the tokens of some kinds of tokenizers only.
 
     Args:
-        tokenizer: decodes tokens.
-        stop: the stop texts.
         start: position of the first new token.
     """
 
@@ -336,7 +333,6 @@ class _Text(TextStreamer):
     """Texts that end before a stop text, and the stream of one.
 
     Args:
-        tokenizer: decodes tokens.
         stop: texts at which a text ends.
         write: is called with each part that is certain to belong to the text.
     """

@@ -132,9 +132,6 @@ def reference_sessions(folder: Path) -> OrtSessions:
     """The graphs of a folder without optimizations, with rounded weights where its engine has them: the reference of
     the engine.
 
-    Args:
-        folder: the folder.
-
     Raises:
         InputError: the folder has no graphs that generate, or they cannot be loaded.
     """
@@ -164,10 +161,6 @@ def build_rounded(
 
     Args:
         folder: the folder of the graphs, with their engines in fp32.
-        runtime: the target of the engine.
-        rounding: how the weights are stored.
-        texts: inputs of the proofs.
-        threads: threads of the engine; None: one per core.
         out: an empty folder for the engine.
 
     Returns:
@@ -191,7 +184,6 @@ def round_engine(folder: Path, runtime: Target, precision: WeightPrecision) -> N
 
     Args:
         folder: the folder of the graphs, with their engines in fp32.
-        runtime: the target of the engine.
         precision: the precision of all weights.
 
     Raises:
@@ -410,9 +402,7 @@ def rank_weights(
     """Names of the weights of a decoder's matmuls, sorted by how much rounding each alone changes the logits.
 
     Args:
-        folder: the folder of the graphs.
         bits: bits of the weights, 4 or 8.
-        texts: inputs of the whole model.
         scratch: a file for a graph that is twice as large.
         on_progress: called with (matrices tried, matrices).
     """

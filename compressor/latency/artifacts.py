@@ -38,7 +38,6 @@ def check_and_record(
     Args:
         files: the files that record it.
         title: the compared models, for the JUnit report of a check that ends without a verdict.
-        run_check: runs the check.
         on_verdict: receives the verdict before any error is raised.
 
     Raises:

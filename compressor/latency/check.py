@@ -50,7 +50,6 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
     module: a script that requests them calls this function under `if __name__ == "__main__"`.
 
     Args:
-        request: the models, the inputs and the bounds.
         listener: receives the progress and the notes.
         timer: times both models in turn.
 

@@ -316,9 +316,6 @@ class _Wire:
     """A connection with one deadline for all that is read until a part of a text arrives.
 
     The timeout of a socket bounds a single read, and a server may send single bytes for ever.
-
-    Args:
-        seconds: duration of the deadline.
     """
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:

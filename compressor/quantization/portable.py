@@ -94,7 +94,6 @@ def quantize_graph(
     Args:
         graph: the graph; its file stays unchanged.
         examples: batches of calibration examples, on which the ranges of activations are measured.
-        out: the file to write.
         keep_float: names of matmuls that stay in floats.
         reduce_range: whether weights use 7 of 8 bits, so that a sum of two products fits into 16 bits; processors
             without int8 dot products saturate otherwise.
@@ -194,11 +193,6 @@ def float_model(graph: Path) -> ir.Model:
 
 def inputs_of(model: ir.Model, examples: Sequence[Feeds], graph: Path) -> list[Feeds]:
     """The calibration examples without arrays for which the graph has no input.
-
-    Args:
-        model: the graph.
-        examples: batches of calibration examples.
-        graph: the file of the graph, for messages.
 
     Raises:
         InputError: there are no examples, or a batch lacks an input.

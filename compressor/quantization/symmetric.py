@@ -48,7 +48,6 @@ def quantize_symmetric(
     Args:
         graph: the graph; its file stays unchanged.
         examples: batches of calibration examples, on which the ranges of activations are measured.
-        out: the file to write.
         precision: `int8`, or `fp8`, whose graph has at least operator set 21.
         on_progress: called with (batches done, batches).
 
@@ -150,8 +149,6 @@ def measure_magnitudes(
 
     Args:
         model: the graph, which stays unchanged.
-        tensors: names of activations.
-        batches: batches of inputs.
         on_progress: called with (batches done, batches).
     """
     histograms = {name: MagnitudeHistogram() for name in tensors}

@@ -401,10 +401,8 @@ class Target(ABC):
         """Build the engines of a model that generates beside its graphs; only for a target with `caches`.
 
         Args:
-            folder: the folder of the graphs.
             files: file names of the graphs, the decoder last; missing files are skipped.
             sizes: batch sizes and lengths of texts, at which forms of operators are compared.
-            threads: threads of the engines; None: one per core.
 
         Raises:
             InputError: the runtime cannot read or run a graph.
@@ -431,9 +429,6 @@ class Target(ABC):
 
     def check_rounded(self, graph: Path) -> None:
         """Check that the runtime multiplies by rounded weights as they are stored; only for a target with `caches`.
-
-        Args:
-            graph: a graph with `MatMulNBits`.
 
         Raises:
             InputError: the runtime does not, in this installation or on this processor.
@@ -495,8 +490,6 @@ class Target(ABC):
 
         Args:
             onnx: the graph, which is rewritten for the runtime only where the runtime cannot run it as it is.
-            feeds: the batch.
-            precision: numeric precision of the graph.
 
         Raises:
             TargetMissingError: the runtime or its device is missing.
@@ -523,7 +516,6 @@ def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
 
     Args:
         reach: input -> number of positions that the masks cover.
-        feeds: one batch of inputs.
     """
     for name, maximum in reach.items():
         if name in feeds and feeds[name].shape[1] > maximum:

@@ -166,7 +166,6 @@ def missing_encoder(path: Path, decoder: str) -> InputError:
     """The error of a folder without the encoder that its decoder needs.
 
     Args:
-        path: the file of the encoder.
         decoder: the file name of the decoder.
     """
     text = f"{path.parent}: has no {path.name}, whose outputs {decoder} reads; copy it into the folder too"
@@ -187,7 +186,6 @@ def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
     """Check that the graphs of a folder, and plan.json where there is one, are of one plan.
 
     Args:
-        folder: the folder.
         digests: name of a graph -> the plan that it records (`plan_digest`); None: it records none.
 
     Raises:

@@ -129,11 +129,7 @@ driver = functools.cache(open_driver)
 
 
 class CudaStream:
-    """A CUDA stream with a start and a stop event.
-
-    Args:
-        driver: the driver of the GPU.
-    """
+    """A CUDA stream with a start and a stop event."""
 
     def __init__(self, driver: CudaDriver) -> None:
         driver.enter()
@@ -172,9 +168,6 @@ class CudaStream:
 
 class DeviceBuffer:
     """Memory on the GPU that grows on demand and is freed with the object.
-
-    Args:
-        driver: the driver of the GPU.
 
     Attributes:
         address: address of the first byte.

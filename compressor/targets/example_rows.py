@@ -59,7 +59,6 @@ class ExampleRows:
         have the same prefix, such as masks, are resized with it; other axes keep their sizes.
 
         Args:
-            batch: number of rows.
             seq: number of tokens of a row, or that of each input of ids by its name.
             first: index of the first row that is taken.
             padded: indices of padded rows. A quarter of such a row is padding, at least one token, where there is a
@@ -127,8 +126,6 @@ def _positions(
         ids: ids of the row, `[token]`.
         kinds: token types, `[token]`.
         real: indices of the tokens that are not padding.
-        markers: ids of markers.
-        length: number of tokens of the new row.
     """
     if len(real) == length:
         return real
@@ -164,7 +161,6 @@ def record_example_rows(model: ir.Model, example: ExampleRows) -> None:
 
     Args:
         model: the graph, whose metadata are changed.
-        example: rows of its inputs.
     """
     inputs = {
         name: array.tolist()

@@ -62,7 +62,6 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
     """An input or output from the metadata of a served model.
 
     Args:
-        name: name of the tensor.
         type_: name of its element type in the KServe v2 protocol.
         dims: size of every axis; -1: any length.
 
@@ -77,10 +76,6 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
 
 def specs_of(values: Iterable[ir.Value], path: Path) -> tuple[TensorSpec, ...]:
     """The inputs or outputs of a graph that are not weights.
-
-    Args:
-        values: the inputs or outputs.
-        path: the file of the graph, for messages.
 
     Raises:
         InputError: a value has no shape, or a type that serving protocols lack.

@@ -49,7 +49,6 @@ def compile_kernel(out: Path, include: Path | None = None, march: str = "native"
         include: folder of ONNX Runtime's C++ headers, of the installed version or an older one; None: the folders that
             packages install them in.
         march: processor to compile for, as the compiler's `-march` takes it.
-        source: the C++ file.
 
     Returns:
         The largest relative error against the function's body.

@@ -275,9 +275,6 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
     """Fuse a graph and write it; it is written unchanged unless the fused graph computes the same function.
 
     Args:
-        source: the graph.
-        out: the file to write.
-        settings: settings of the session, from `session_settings`.
         rewrite: fuses a model; it may raise any exception.
 
     Raises:
@@ -350,7 +347,6 @@ def choose_norms(path: Path, settings: Mapping[str, Any], feeds: Feeds, toleranc
 
     Args:
         path: the graph, fused for ONNX Runtime; replaced where split normalizations are faster and compute the same.
-        settings: settings of the session.
         feeds: one batch of inputs of the size to be fast at.
         tolerance: largest relative error of the split normalizations.
         seconds: approximate time to spend.
@@ -388,8 +384,6 @@ def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds:
 
     Args:
         path: the fused graph; replaced where another form is faster.
-        source: the graph that it was fused from.
-        settings: settings of the session.
         feeds: inputs of one step, see `decoding_feeds`.
         seconds: approximate time to spend.
 
@@ -427,7 +421,6 @@ class _DecodingStep:
 
     Args:
         path: the decoder. If it writes into the memory of its caches, they have room for the new positions.
-        settings: settings of the session.
         feeds: inputs of the call; caches have the earlier positions alone.
         caches: name of each cache -> the output that holds its content.
 

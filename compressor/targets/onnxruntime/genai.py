@@ -31,10 +31,6 @@ _RESERVED = 2**30
 def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
     """Write the file for the engine of a folder.
 
-    Args:
-        folder: the folder.
-        model: the model of the engine.
-
     Returns:
         Why onnxruntime-genai cannot load the engine, in which case there is no file; None: it can.
     """
@@ -62,10 +58,7 @@ def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: Gene
     """What the file says of the model.
 
     Args:
-        file: name of the engine.
-        graph: the engine.
         keys: number of a layer -> its cache of keys `[text, head, position, width]`.
-        model: the model.
     """
     shape, logits = (
         next(iter(keys.values())).shape,

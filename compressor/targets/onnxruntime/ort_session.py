@@ -129,7 +129,6 @@ def open_session(
     """Load a graph.
 
     Args:
-        path: the ONNX file.
         settings: from `session_settings`; `graph_optimization` may be `none`.
         profile: prefix of the file to write a profile of the executed operators to; None: no profile.
         sizes: name of a free axis -> the size that it is fixed to; None: axes stay free.
@@ -238,11 +237,6 @@ def unoptimized_runner(path: Path) -> Callable[[Feeds], dict[str, Any]]:
 
 def executed_operators(path: Path, settings: Mapping[str, Any], feeds: Feeds) -> dict[str, int]:
     """Number of executed operators by type, after all optimizations of the runtime.
-
-    Args:
-        path: the ONNX file.
-        settings: from `session_settings`.
-        feeds: one batch of inputs.
 
     Raises:
         InputError: ONNX Runtime cannot load the graph, or cannot run it on these inputs.

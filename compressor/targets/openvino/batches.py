@@ -25,9 +25,6 @@ def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds, *, pads: bo
     """The smallest shape that holds a batch and is mostly filled by it; None if the batch runs with free axes.
 
     Args:
-        shapes: the fixed shapes.
-        axes: axes of the inputs.
-        feeds: one batch of inputs.
         pads: whether a batch may be padded, see `can_pad`.
     """
     if not _is_consistent(axes, feeds):
@@ -67,8 +64,6 @@ def pad(axes: Axes, feeds: Feeds, shape: Shape) -> dict[str, np.ndarray]:
     """The inputs, with zeros added at the end of their batch and sequence axes.
 
     Args:
-        axes: axes of the inputs.
-        feeds: one batch of inputs.
         shape: the shape to reach.
     """
     sizes = dict(zip(("batch", "sequence"), shape, strict=True))
@@ -81,12 +76,7 @@ def pad(axes: Axes, feeds: Feeds, shape: Shape) -> dict[str, np.ndarray]:
 
 
 def unpadded(axes: Axes, sizes: Shape) -> list[tuple[slice, ...]]:
-    """The part of each output of a padded batch that is no padding, in the order of the outputs.
-
-    Args:
-        axes: axes of the outputs.
-        sizes: batch size and length of the batch.
-    """
+    """The part of each output of a padded batch that is no padding, in the order of the outputs."""
     kept = dict(zip(("batch", "sequence"), sizes, strict=True))
     return [tuple(slice(kept.get(name)) for name in names) for names in axes.values()]
 

@@ -18,7 +18,6 @@ def write_tokenizer(folder: Path, model: GeneratingModel) -> str | None:
 
     Args:
         folder: the folder of the engine.
-        model: the model of the engine.
 
     Returns:
         Why openvino-genai cannot load the folder, or not from texts; None: it can.

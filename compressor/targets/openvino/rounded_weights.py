@@ -58,8 +58,6 @@ def require_integers(model: openvino.Model, path: Path, count: int) -> None:
     """Check that OpenVINO keeps the integers of rounded weights on this processor, which it may turn into floats.
 
     Args:
-        model: the graph.
-        path: its file, for messages.
         count: number of its matmuls with rounded weights.
 
     Raises:

@@ -137,7 +137,6 @@ def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
     """A graph in ONNX or in OpenVINO's format.
 
     Args:
-        path: its file.
         core: reads it, with extensions where it has any.
 
     Raises:
@@ -164,9 +163,6 @@ def compile_model(
     """Compile a graph for this processor.
 
     Args:
-        model: the graph.
-        path: its file, for messages.
-        settings: from `session_settings`.
         cache: folder of compiled models, read and written; None: there is no cache.
 
     Raises:
@@ -192,9 +188,7 @@ def run_request(
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
     Args:
-        request: runs the graph.
         names: names of the graph's inputs and outputs.
-        feeds: one batch of inputs.
         parts: the part of each output that is returned; None: all.
 
     Raises:
@@ -235,7 +229,6 @@ def write_model(model: openvino.Model, out: Path, info: Mapping[str, Any]) -> No
     Rows that a table lacks become NaN, see `_mark_missing_rows`.
 
     Args:
-        model: the graph.
         out: the file to write, `.xml`; the weights go beside it.
         info: facts to store in the graph, in JSON; `stored_info` returns them.
     """
@@ -324,9 +317,6 @@ def compile_fixed(
 
     Args:
         model: the graph, with free axes; it stays unchanged.
-        shapes: the shapes.
-        path: its file, for messages.
-        settings: from `session_settings`.
         cache: folder of compiled models; None: there is no cache.
 
     Raises:
@@ -398,7 +388,6 @@ def locked_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[Path | No
 
     Args:
         path: the engine, `.xml`.
-        settings: settings of the session.
 
     Yields:
         The folder; None where the user's cache cannot be written.
@@ -425,9 +414,6 @@ def compile_cached(
     """Compile a graph, or read it from the cache, with the layers that OpenVINO executes.
 
     Args:
-        model: the graph.
-        path: its file, for messages.
-        settings: settings of the session.
         folder: the cache folder of the engine; None: compile without a cache.
 
     Raises:

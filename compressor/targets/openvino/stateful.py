@@ -86,7 +86,6 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
     """Convert a graph, whose attentions over caches become one operator each, which extends a state where it is.
 
     Args:
-        onnx: the graph.
         path: the file to write; that of an encoder has no states.
         rounds: rounds the weights; None: they stay in floats.
 
@@ -239,7 +238,6 @@ class OpenVinoSessions(Sessions):
     """The engines of a folder in OpenVINO. Only one thread at a time may use them.
 
     Args:
-        folder: the folder.
         threads: threads per call; None: one per core.
         decoder: the file of the decoder; None: the one of the folder.
 

@@ -60,10 +60,6 @@ class Features:
     def require(self, precision: Precision, device: Device) -> None:
         """Make sure that a precision is supported.
 
-        Args:
-            precision: the precision.
-            device: the GPU.
-
         Raises:
             UsageError: this version or the GPU does not compute in it.
         """
@@ -120,7 +116,6 @@ def library_version(bindings: str, load: Callable[[str], Any] = ctypes.CDLL) -> 
     """The version of TensorRT's library, or of the bindings where the library reports none.
 
     Args:
-        bindings: version of the bindings.
         load: opens a library by name.
     """
     try:
@@ -137,8 +132,6 @@ def config_options(trt: ModuleType, supported: Features, precision: Precision, *
     """Arguments of Polygraphy's `CreateConfig`: tactic sources (case 3) and, for 8.6, types (case 1).
 
     Args:
-        trt: TensorRT's module.
-        supported: its features.
         precision: numeric precision of a graph that is not quantized.
         quantized: whether the graph has quantization nodes.
     """
@@ -156,7 +149,6 @@ def set_layer_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataTy
     This must not be used for quantized networks, whose results are of type fp32 where int8 is meant.
 
     Args:
-        trt: TensorRT's module.
         network: the network. Before the build it may report fp32 for types that were not set.
         types: tensor name -> element type in the graph; layers that the parser has added keep the reported type.
     """

@@ -125,7 +125,6 @@ class EngineBuilder:
 
         Args:
             graph: the graph, written by `graph.prepare`.
-            profiles: shapes of the inputs.
 
         Raises:
             InputError: TensorRT cannot read the graph, or cannot build it; the message contains its log.
@@ -364,8 +363,6 @@ def open_cache(path: Path | None, version: str, device: Device) -> TimingCache:
 
     Args:
         path: its file; None: a file for the version and GPU in the user's cache folder.
-        version: version of TensorRT.
-        device: the GPU.
 
     Raises:
         InputError: the file cannot be written.

@@ -43,11 +43,8 @@ class TrtEngine(Engine):
     fused or not, and `quantized` the matmuls whose layers TensorRT lists.
 
     Args:
-        path: the engine's file.
         engine: TensorRT's engine object, loaded from the file.
         metadata: metadata of the engine, which was built for this GPU and this version of TensorRT.
-        driver: the driver of the GPU.
-        trt: TensorRT's module.
 
     Attributes:
         metadata: what the engine was built from and for.
@@ -207,9 +204,6 @@ def load_engine(path: Path, metadata: EngineMetadata, driver: CudaDriver, trt: M
 
     Args:
         path: the engine's file, whose hash has been checked.
-        metadata: metadata of the engine.
-        driver: the driver of the GPU.
-        trt: TensorRT's module.
 
     Raises:
         InputError: the engine was built for another GPU or version of TensorRT, or TensorRT cannot load it.

@@ -78,12 +78,6 @@ class PreparedGraph:
 def prepare(source: Path, out: Path, precision: Precision, supported: Features) -> PreparedGraph:
     """Write a graph in the form that TensorRT reads.
 
-    Args:
-        source: the graph.
-        out: the file to write.
-        precision: numeric precision of the engine.
-        supported: features of the installed TensorRT.
-
     Raises:
         GraphError: the file cannot be read.
         InputError: the graph has an operator set or an operator that this TensorRT cannot read, or lacks the quantizers
@@ -140,10 +134,6 @@ def profile(model: ir.Model, options: BuildOptions) -> dict[str, tuple[Shape, Sh
 
     The first axis is the batch; other axes are the length, except those of memories and caches (`axis_kind`). Memories
     may have the maximum length that the model takes.
-
-    Args:
-        model: the graph.
-        options: the spans of sizes.
 
     Raises:
         InputError: the graph has key/value caches or memories, and their length is unknown.

@@ -131,11 +131,6 @@ class EngineMetadata(BaseModel):
     def check_machine(self, path: Path, device: Device, tensorrt: str) -> None:
         """Make sure that the engine runs on a GPU and with a version of TensorRT.
 
-        Args:
-            path: the engine's file, for messages.
-            device: the GPU.
-            tensorrt: the version.
-
         Raises:
             InputError: the engine was built for another GPU or version.
         """
@@ -162,9 +157,6 @@ class EngineMetadata(BaseModel):
 
     def check_shapes(self, shapes: dict[str, Shape]) -> None:
         """Make sure that the engine takes inputs of these shapes.
-
-        Args:
-            shapes: input -> shape.
 
         Raises:
             InputError: an input is missing, or its shape is outside of the profile.
@@ -195,9 +187,6 @@ def metadata_path(path: Path) -> Path:
 
 def read_metadata(path: Path) -> EngineMetadata:
     """The metadata of an engine.
-
-    Args:
-        path: the engine's file.
 
     Raises:
         InputError: the engine or its metadata is missing, or cannot be read.
