@@ -153,7 +153,6 @@ def _deliver(
 
 
 def _chosen(built: Sequence[Trial], best: Trial, variant: Variant | None, source: Path | None) -> ChosenEngine:
-    """One of the candidates as the chosen one."""
     assert variant is not None
     return ChosenEngine(variant, best.choice, _table(built, best), source, best.scored)
 
@@ -334,7 +333,6 @@ def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[
 
 
 def _timed(trial: Trial, milliseconds: dict[str, float], reference: Mapping[str, float]) -> Trial:
-    """A candidate with its times by size, and its speed."""
     update = {"milliseconds": milliseconds, "speed": _speed_over(milliseconds, reference)}
     return replace(trial, candidate=trial.candidate.model_copy(update=update))
 

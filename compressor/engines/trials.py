@@ -117,7 +117,6 @@ class EngineTrials:
 
     @functools.cached_property
     def _rows(self) -> list[Feeds]:
-        """Calibration rows."""
         assert self.data is not None
         return calibration_rows(self.data, self.config.calibration_rows, self.scorer.seed)
 

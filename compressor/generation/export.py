@@ -139,7 +139,6 @@ def export_generation(
 
 
 def _decoder_only(model: PreTrainedModel) -> _Part:
-    """The graph of a decoder-only model."""
     original = type(model).forward
     ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
     kept = _cache_after(model, input_ids=ids[:, : _SIZES[PAST]])
@@ -164,7 +163,6 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
 
 
 def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
-    """The graphs of an encoder-decoder."""
     original, source = type(model).forward, model.main_input_name
     sound = source != "input_ids"
     start = _ids(model, _SIZES[PAST] + _SIZES[NEW])
@@ -275,7 +273,6 @@ def _ids(model: PreTrainedModel, length: int) -> Tensor:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Number of logits of each position."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
@@ -324,18 +321,15 @@ def _earlier(cache: TransformersCache | None, model: PreTrainedModel) -> list[Te
 
 
 def _tensors(cache: TransformersCache) -> list[Tensor]:
-    """Keys and values of each layer, one after the other."""
     layers: Sequence[Any] = cache.layers
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def _cache(tensors: Sequence[Tensor]) -> DynamicCache:
-    """The cache that holds keys and values of each layer."""
     return DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
 def _caches(tensors: int, part: str) -> tuple[Cache, ...]:
-    """The caches of keys and values, one after the other for each layer."""
     names = [f"{index // 2}{part}.{('key', 'value')[index % 2]}" for index in range(tensors)]
     return tuple((f"past_key_values.{name}", f"present.{name}") for name in names)
 

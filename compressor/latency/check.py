@@ -246,12 +246,10 @@ class _Check:
 
 
 def _outputs(endpoint: Endpoint | TokenSource, requests: Sequence[Any]) -> list[Outputs]:
-    """The outputs of every batch."""
     return [endpoint.infer(request) for request in requests]
 
 
 def _caller(endpoint: Any, requests: Sequence[Any]) -> Callable[[], object]:
-    """A function that sends the next batch at each call."""
     batches = itertools.cycle(requests)
     return lambda: endpoint.call(next(batches))
 

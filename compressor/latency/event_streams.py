@@ -188,7 +188,6 @@ class EventSource:
         return self._parts(wire, self._url.path, json.dumps(body).encode(), new)
 
     def _parts(self, wire: _Wire, path: str, body: bytes, new: int) -> Iterator[Part]:
-        """Send a request, and yield what comes back."""
         complete, count = False, 0
         with self._errors(), contextlib.closing(wire):
             for name, data in self._events(self._respond(wire, "POST", path, body)):
@@ -228,7 +227,6 @@ class EventSource:
         return names[0]
 
     def _connect(self) -> _Wire:
-        """A new connection."""
         seconds = self._request.deadline
         connection = socket.create_connection(self._address, seconds)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -256,7 +254,6 @@ class EventSource:
         return response
 
     def _events(self, response: HTTPResponse) -> Iterator[tuple[str, str]]:
-        """The events of a response, each when it arrives."""
         try:
             yield from read_events(response)
         except (ConnectionError, IncompleteRead) as error:

@@ -71,7 +71,6 @@ class ExpectedOutputs:
         return OutputAgreement(expected=self.source, error=error, tolerance=self.tolerance, batches=len(outputs))
 
     def _error(self, model: str, number: int, outputs: Outputs) -> float:
-        """The largest relative error of one batch."""
         missing = self.outputs[number].keys() - outputs.keys()
         if missing:
             text = (

@@ -303,8 +303,7 @@ class HttpProtocol(_Protocol):
         _add_headers(module, self._client, request.headers)
 
     def deadline(self) -> contextlib.AbstractContextManager[Any]:
-        timeout: contextlib.AbstractContextManager[Any] = self._timeout(self._seconds, TimeoutError("timed out"))
-        return timeout
+        return self._timeout(self._seconds, TimeoutError("timed out"))
 
     def inputs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         metadata = self._client.get_model_metadata(self._model, self._version)

@@ -293,8 +293,7 @@ def paired_times(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list
     """
     medians = _medians(engines, feeds, seconds)
     ratios = np.median(medians / medians[:, :1], axis=0)
-    times: list[float] = (np.median(medians[:, 0]) * ratios).tolist()
-    return times
+    return (np.median(medians[:, 0]) * ratios).tolist()
 
 
 def paired_ratios(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:

@@ -77,8 +77,7 @@ def require_nncf() -> ModuleType:
     except ImportError as error:
         text = "int8: NNCF, which quantizes graphs, is not installed"
         raise TargetMissingError.of_package("nncf", "openvino", text) from error
-    module: ModuleType = nncf
-    return module
+    return nncf
 
 
 def quantize_graph(

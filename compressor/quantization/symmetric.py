@@ -167,7 +167,6 @@ def measure_magnitudes(
 
 
 def _with_outputs(model: ir.Model, tensors: Collection[str]) -> ir.Model:
-    """A copy of a graph that outputs the tensors too."""
     copy = model.clone()
     values = [output for node in copy.graph for output in node.outputs if output.name in tensors]
     copy.graph.outputs.extend(value for value in values if not value.is_graph_output())

@@ -101,7 +101,6 @@ def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[N
 
 
 def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence[triton_config.Warmup]) -> None:
-    """Write the folder of a model."""
     for name, file in files.files.items():
         target = model / VERSION / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -45,8 +45,7 @@ def target(name: str) -> Target:
     if name not in TARGETS:
         text = f"{name}: unknown target; {suggestion(name, tuple(TARGETS))}"
         raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="target", value=name)
-    runtime: Target = import_module(TARGETS[name]).TARGET
-    return runtime
+    return import_module(TARGETS[name]).TARGET
 
 
 def target_of(path: Path) -> Target:

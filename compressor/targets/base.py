@@ -356,10 +356,9 @@ class Target(ABC):
         """
         options = options or BuildOptions()
         self.check(precision=precision, provider=provider, kernel=options.kernel)
-        engine: Engine = import_module(self.engines).build_engine(
+        return import_module(self.engines).build_engine(
             onnx, out, precision=precision, provider=provider, threads=threads, options=options
         )
-        return engine
 
     __call__ = build
 
@@ -386,10 +385,9 @@ class Target(ABC):
             InputError: the file is missing or damaged, or was built for another device or version.
         """
         self.check(provider=provider, kernel=kernel)
-        engine: Engine = import_module(self.engines).load_engine(
+        return import_module(self.engines).load_engine(
             Path(path), provider=provider, threads=threads, kernel=kernel, cached=cached
         )
-        return engine
 
     def prepare_caches(self, graph: ir.Model) -> None:
         """Rewrite a graph with key/value caches, in place, to the form in which the runtime fuses attention."""
@@ -424,8 +422,7 @@ class Target(ABC):
         Raises:
             InputError: `rounds` refuses the graph, or the runtime does not multiply by the weights as they are stored.
         """
-        path: Path = self._sessions.round_weights(folder, rounds, out)
-        return path
+        return self._sessions.round_weights(folder, rounds, out)
 
     def check_rounded(self, graph: Path) -> None:
         """Check that the runtime multiplies by rounded weights as they are stored; only for a target with `caches`.
@@ -457,8 +454,7 @@ class Target(ABC):
             InputError: an engine is missing, or cannot be loaded.
         """
         self.check(provider=provider)
-        sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads, decoder=decoder)
-        return sessions
+        return self._sessions.open_sessions(folder, provider=provider, threads=threads, decoder=decoder)
 
     def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
         """Write the files that the runtime's library that generates (`library`) reads beside the engines of a folder.

@@ -143,7 +143,6 @@ def _activations(value: ir.Value | None) -> ir.Value | None:
 
 
 def _inputs_and_outputs(node: ir.Node) -> tuple[int, int]:
-    """Numbers of inputs and outputs of a matmul."""
     transposed = "transB" in node.attributes and node.attributes["transB"].as_int() == 1
     value = node.inputs[1]
     while value is not None and not value.is_initializer():

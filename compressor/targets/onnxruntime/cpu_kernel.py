@@ -81,7 +81,6 @@ def compile_kernel(out: Path, include: Path | None = None, march: str = "native"
 
 
 def _compiler() -> list[str]:
-    """The command of the C++ compiler."""
     variable = os.environ.get("CXX", "")
     try:
         named = shlex.split(variable)

@@ -222,7 +222,6 @@ def _is_on_gpu(settings: Mapping[str, Any]) -> bool:
 
 
 def _precision(model: ir.Model) -> Precision:
-    """Numeric precision of a graph that `build_engine` wrote."""
     if any(node.op_type in (*INT8_KERNELS, "DequantizeLinear") for node in model.graph):
         return "int8"
     if _AS_STORED in model.metadata_props:

@@ -148,7 +148,6 @@ def _weight_bytes(source: ir.Model) -> int:
 
 
 def _axes(source: ir.Model) -> tuple[Axes, Axes]:
-    """The axes of the inputs and of the outputs of a graph."""
     inputs = [value for value in source.graph.inputs if not value.is_initializer()]
     of_inputs, of_outputs = (
         {str(value.name): axis_names(value) for value in values} for values in (inputs, source.graph.outputs)
@@ -244,7 +243,6 @@ def _open(
 
 
 def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedProducts:
-    """The matmuls with constant weights that OpenVINO executes in int8."""
     requested, in_int8, names = info["int8_products"], 0, set[str]()
     for layer in (layer for layer in layers if layer.kind in _MATMULS):
         if _PRECISIONS.get(layer.precision) == "int8":

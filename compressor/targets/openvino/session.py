@@ -266,8 +266,7 @@ def stored_info(model: openvino.Model) -> dict[str, Any]:
     """The facts that `write_model` stored in a graph; empty for a graph of another origin."""
     if not model.has_rt_info(_INFO):
         return {}
-    info: dict[str, Any] = json.loads(str(model.get_rt_info(_INFO).value))
-    return info
+    return json.loads(str(model.get_rt_info(_INFO).value))
 
 
 def tensor_names(model: openvino.Model) -> Names:

@@ -78,7 +78,6 @@ def check_rounded(graph: Path) -> None:
 
 
 def _rounded(graph: ir.Model) -> int:
-    """The number of matmuls with rounded weights."""
     return sum(node.op_type == OPERATOR for node in graph.graph)
 
 
@@ -169,7 +168,6 @@ def _widen_states(model: openvino.Model, caches: Iterable[openvino.Node], output
 
 
 def _bytes_per_token(model: openvino.Model) -> int:
-    """Bytes of keys and values that a token adds to the states of a model."""
     states = (node.output(0) for node in model.get_ops() if node.get_type_name() == "ReadValue")
     shapes = ((state.get_partial_shape(), state.get_element_type().size) for state in states)
     return sum(shape[1].get_length() * shape[3].get_length() * size for shape, size in shapes)

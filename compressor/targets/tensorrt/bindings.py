@@ -89,8 +89,7 @@ def library() -> ModuleType:
             " checkout of compressor"
         )
         raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, package=error.name or "tensorrt") from error
-    module: ModuleType = tensorrt
-    return module
+    return tensorrt
 
 
 def features(trt: ModuleType) -> Features:

@@ -164,7 +164,6 @@ class EngineBuilder:
         return SerializedEngine(data, workspace, timings, types, profiles)
 
     def _config_options(self, workspace: int | None) -> dict[str, Any]:
-        """Arguments of Polygraphy's `CreateConfig`."""
         trt, options = self.trt, self.options
         config = bindings.config_options(trt, self.supported, self.precision, quantized=self.quantized)
         if workspace is not None:

@@ -263,7 +263,6 @@ def _metadata(
 
 
 def _session(builder: EngineBuilder, serialized: SerializedEngine) -> dict[str, Any]:
-    """Runtime, device and options, as recorded in reports."""
     workspace = serialized.workspace
     return {
         "runtime": f"tensorrt {builder.supported.version}",
