@@ -30,9 +30,8 @@ from compressor.targets.caches import DECODER, ENCODER, Sessions
 from compressor.targets.onnxruntime import sessions as ort_sessions
 from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
 from compressor.targets.openvino import stateful
-from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
 from compressor.targets.openvino.session import read_model
-from compressor.targets.openvino.stateful import OpenVinoSessions
+from compressor.targets.openvino.stateful import OpenVinoSessions, read_rounded, require_integers
 from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import matrix_of, weights_of
 from tests.faults import fails_with

@@ -5,7 +5,8 @@ This file is copied beside a served model, and needs NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,14 @@ def unpadded(axes: Axes, sizes: Shape) -> list[tuple[slice, ...]]:
     return [tuple(slice(kept.get(name)) for name in names) for names in axes.values()]
 
 
+def at_shape(model: Any, inputs: Iterable[str], axes: Axes, shape: Shape) -> Any:
+    """A copy of an `openvino.Model` with a fixed shape; `inputs` are in the graph's order."""
+    sizes = dict(zip(("batch", "sequence"), shape, strict=True))
+    fixed = model.clone()
+    fixed.reshape(dict(enumerate([sizes.get(name) or int(name) for name in axes[tensor]] for tensor in inputs)))
+    return fixed
+
+
 class EngineRequest:
     """A request of OpenVINO, which runs one batch at a time.
 
@@ -148,3 +157,38 @@ def _require_computed(output: np.ndarray) -> None:
     if not output.size or (output.dtype.kind == "f" and np.isnan(last).any()):
         text = "an output is empty or NaN: a text exceeds the positions of the model, or an id its vocabulary"
         raise ValueError(text)
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph compiled for free axes and for fixed shapes; each batch runs at the smallest shape that holds it.
+
+    Attributes:
+        inputs, outputs: names of its inputs and outputs, in the graph's order.
+        facts: the facts that are stored in it.
+        free: returns the request that runs it with free axes, for which it may compile the graph.
+        fixed: runs it at fixed shapes.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    facts: Mapping[str, Any]
+    free: Callable[[], EngineRequest]
+    fixed: Mapping[Shape, EngineRequest] = field(default_factory=dict)
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name; feeds that the graph has no input for are ignored.
+
+        Raises:
+            KeyError: an input is missing.
+            ValueError: see `EngineRequest.run`.
+        """
+        axes = self.facts.get("input_axes", {})
+        shape = fitting_shape(self.fixed, axes, feeds, pads=self.facts.get("pads", False)) if self.fixed else None
+        if shape is None:
+            request, parts = self.free(), None
+        else:
+            request, parts = self.fixed[shape], unpadded(self.facts["output_axes"], sizes_of(axes, feeds))
+            feeds = pad(axes, feeds, shape)
+        outputs = request.run([feeds[name] for name in self.inputs], parts)
+        return dict(zip(self.outputs, outputs, strict=True))

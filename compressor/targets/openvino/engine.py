@@ -36,17 +36,8 @@ from compressor.targets.graph_facts import (
     weight_matmuls,
 )
 from compressor.targets.openvino import session as sessions
-from compressor.targets.openvino.batches import Axes, EngineRequest
-from compressor.targets.openvino.session import (
-    CompiledGraph,
-    Layer,
-    Names,
-    compile_model,
-    failure_reason,
-    read_model,
-    run_request,
-    session_settings,
-)
+from compressor.targets.openvino.batches import Axes, CompiledGraph, EngineRequest
+from compressor.targets.openvino.session import Layer, read_model
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load, save
@@ -86,7 +77,7 @@ class OpenVinoEngine(Engine):
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Outputs by name; see `Engine.run`."""
         check_reach(self.reach, feeds)
-        return self._graph.run(feeds)
+        return sessions.run_graph(self._graph, feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
@@ -157,11 +148,10 @@ def _axes(source: ir.Model) -> tuple[Axes, Axes]:
 
 def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
     """The facts about its graph that are stored in an engine."""
-    inputs = [value for value in source.graph.inputs if not value.is_initializer()]
     input_axes, output_axes = _axes(source)
     return {
-        "inputs": [value.name for value in inputs],
-        "outputs": [value.name for value in source.graph.outputs],
+        "inputs": list(input_axes),
+        "outputs": list(output_axes),
         "products": [_name(site.output.producer()) for site in fusible_attentions(source)],
         "weighted_products": len(weight_matmuls(source)),
         "reach": json.loads(source.metadata_props.get(REACH, "{}")),
@@ -200,7 +190,7 @@ def _open(
     Without `free_axes` the graph is compiled for free axes when a batch needs it, and the layers are those of the first
     fixed shape.
     """
-    model = sessions.read_model(path)
+    model = read_model(path)
     info = sessions.stored_info(model)
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
     settings = sessions.session_settings(threads, shapes, info.get("inference_precision", "f32"))
@@ -217,7 +207,7 @@ def _open(
     if free is not None:
         request()
     layers = fixed[shapes[0]].layers if free is None else free[1]
-    graph = CompiledGraph(sessions.tensor_names(model), request, fixed, info)
+    graph = sessions.open_graph(model, request, fixed)
     kernels = collections.Counter(layer.kind for layer in layers)
     counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
     of_shapes = [f"{batch}x{seq} ({compiled})" for (batch, seq), compiled in fixed.items()]
@@ -225,8 +215,8 @@ def _open(
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(
         path=shown,
-        specs=tuple(map(_spec, graph.names.inputs, model.inputs)),
-        outputs=graph.names.outputs,
+        specs=tuple(map(_spec, graph.inputs, model.inputs)),
+        outputs=graph.outputs,
         precision="int8" if "int8_products" in info else _PRECISIONS[settings["inference_precision"]],
         attentions=len(products),
         fused=sum(product in fused for product in products),
@@ -324,19 +314,15 @@ def run_fixed(onnx: Path, feeds: Feeds) -> dict[str, np.ndarray]:
     Raises:
         InputError: OpenVINO cannot read the graph, or cannot run it at these shapes.
     """
-    model, source = read_model(onnx), load(onnx)
-    inputs = tuple(str(value.name) for value in source.graph.inputs if not value.is_initializer())
-    names = Names(inputs, tuple(str(value.name) for value in source.graph.outputs))
+    model, (inputs, outputs) = read_model(onnx), map(tuple, _axes(load(onnx)))
     try:
-        model.reshape({position: list(feeds[name].shape) for position, name in enumerate(names.inputs)})
+        model.reshape({position: list(feeds[name].shape) for position, name in enumerate(inputs)})
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        text = (
-            f"{onnx}: OpenVINO cannot give the graph the shapes of these inputs ({failure_reason(error)}); run it with"
-            " free axes"
-        )
-        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=onnx) from error
-    compiled = compile_model(model, onnx, session_settings(None))
-    return run_request(EngineRequest(compiled.create_infer_request()), names, feeds)
+        reason = sessions.failure_reason(error)
+        text = f"OpenVINO cannot give the graph the shapes of these inputs ({reason}); run it with free axes"
+        raise InputError.of_file(onnx, text, ErrorCode.RUNTIME_FAILED) from error
+    request = EngineRequest(sessions.compile_model(model, onnx, sessions.session_settings(None)).create_infer_request())
+    return sessions.run_graph(CompiledGraph(inputs, outputs, {}, lambda: request), feeds)
 
 
 def convert(onnx: Path) -> openvino.Model:

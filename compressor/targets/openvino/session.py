@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, missing_input, parse_shape
 from compressor.targets.machine import usable_cores, user_cache
-from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad, sizes_of, unpadded
+from compressor.targets.openvino.batches import CompiledGraph, EngineRequest, at_shape
 from compressor.targets.peak_memory import resident_bytes
-from compressor.workdir import file_lock
+from compressor.workdir import file_lock, write_json
 
 try:
     import openvino
@@ -77,14 +78,6 @@ class Layer:
     kind: str
     precision: str
     nodes: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Names:
-    """Names of a graph's inputs and outputs in ONNX, in order; OpenVINO may know a tensor by several names."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 def check_precision(precision: Precision) -> None:
@@ -182,29 +175,24 @@ def compile_model(
         raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="openvino") from error
 
 
-def run_request(
-    request: EngineRequest, names: Names, feeds: Feeds, parts: Sequence[tuple[slice, ...]] | None = None
-) -> dict[str, np.ndarray]:
+def run_graph(graph: CompiledGraph, feeds: Feeds) -> dict[str, np.ndarray]:
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
-    Args:
-        names: names of the graph's inputs and outputs.
-        parts: the part of each output that is returned; None: all.
-
     Raises:
-        InputError: an input is missing, or the graph cannot run on these inputs.
+        InputError: an input is missing, or the graph cannot be compiled, or cannot run on these inputs.
     """
     try:
-        outputs = request.run([feeds[name] for name in names.inputs], parts)
+        return graph.run(feeds)
     except KeyError as error:
-        raise missing_input(error.args[0], names.inputs) from error
+        raise missing_input(error.args[0], graph.inputs) from error
+    except InputError:
+        raise
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs' "
-            f"shapes, and texts no longer than the model's positions",
-            code=ErrorCode.RUNTIME_FAILED,
-        ) from error
-    return dict(zip(names.outputs, outputs, strict=True))
+        text = (
+            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
+            " shapes, and texts no longer than the model's positions"
+        )
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
 
 
 def executed_layers(compiled: openvino.CompiledModel) -> list[Layer]:
@@ -269,14 +257,14 @@ def stored_info(model: openvino.Model) -> dict[str, Any]:
     return json.loads(str(model.get_rt_info(_INFO).value))
 
 
-def tensor_names(model: openvino.Model) -> Names:
-    """Names of the inputs and outputs, as `write_model` stored them, else as OpenVINO has them."""
+def tensor_names(model: openvino.Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the inputs and of the outputs, in order, as `write_model` stored them, else as OpenVINO has them."""
     info = stored_info(model)
     inputs, outputs = (
-        info.get(name, [tensor.any_name for tensor in tensors])
+        tuple(info.get(name, [tensor.any_name for tensor in tensors]))
         for name, tensors in (("inputs", model.inputs), ("outputs", model.outputs))
     )
-    return Names(tuple(inputs), tuple(outputs))
+    return inputs, outputs
 
 
 @dataclass(frozen=True)
@@ -322,18 +310,11 @@ def compile_fixed(
         InputError: the graph cannot have one of the shapes.
     """
     requests = {}
-    axes = stored_info(model).get("input_axes", {})
+    axes, (inputs, _) = stored_info(model).get("input_axes", {}), tensor_names(model)
     for shape in shapes:
-        sizes = dict(zip(("batch", "sequence"), shape, strict=True))
         before, start = resident_bytes(), time.perf_counter()
-        fixed = model.clone()
         try:
-            fixed.reshape(
-                {
-                    position: [sizes.get(name) or int(name) for name in axes[tensor]]
-                    for position, tensor in enumerate(tensor_names(model).inputs)
-                }
-            )
+            fixed = at_shape(model, inputs, axes, shape)
         except Exception as error:  # OpenVINO raises RuntimeError and others
             text = (
                 f"the graph cannot have the shape {shape[0]}x{shape[1]} ({failure_reason(error)}); use shorter --shapes"
@@ -347,30 +328,12 @@ def compile_fixed(
     return requests
 
 
-@dataclass(frozen=True)
-class CompiledGraph:
-    """A graph compiled for free axes and for fixed shapes; each batch runs at the smallest shape that holds it.
-
-    Attributes:
-        names: names of its inputs and outputs.
-        free: returns the request that runs it with free axes, for which it may compile the graph.
-        fixed: runs it at fixed shapes.
-        info: the facts that are stored in it.
-    """
-
-    names: Names
-    free: Callable[[], EngineRequest]
-    fixed: Mapping[Shape, FixedRequest]
-    info: Mapping[str, Any]
-
-    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name; see `run_request`."""
-        axes = self.info.get("input_axes", {})
-        shape = fitting_shape(self.fixed, axes, feeds, pads=self.info.get("pads", False)) if self.fixed else None
-        if shape is None:
-            return run_request(self.free(), self.names, feeds)
-        parts = unpadded(self.info["output_axes"], sizes_of(axes, feeds))
-        return run_request(self.fixed[shape].request, self.names, pad(axes, feeds, shape), parts)
+def open_graph(
+    model: openvino.Model, free: Callable[[], EngineRequest], fixed: Mapping[Shape, FixedRequest] | None = None
+) -> CompiledGraph:
+    """A graph that requests run: `free` returns that for free axes, and `fixed` are those of `compile_fixed`."""
+    requests = {shape: compiled.request for shape, compiled in (fixed or {}).items()}
+    return CompiledGraph(*tensor_names(model), stored_info(model), free, requests)
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
@@ -378,7 +341,7 @@ def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[st
     model = read_model(path)
     request = EngineRequest(compile_model(model, path, settings).create_infer_request())
     fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
-    return CompiledGraph(tensor_names(model), lambda: request, fixed, stored_info(model)).run
+    return functools.partial(run_graph, open_graph(model, lambda: request, fixed))
 
 
 @contextlib.contextmanager
@@ -448,8 +411,6 @@ def read_layers(folder: Path) -> tuple[Layer, ...] | None:
 
 def write_layers(folder: Path, layers: Iterable[Layer]) -> None:
     """Store the layers of an engine."""
-    from compressor.workdir import write_json  # the process that measures memory needs no graphs
-
     write_json(folder / _LAYERS, [{**dataclasses.asdict(layer), "nodes": sorted(layer.nodes)} for layer in layers])
 
 

@@ -19,8 +19,10 @@ import onnx_ir as ir
 import openvino
 from openvino import opset13 as ops
 from openvino._offline_transformations import apply_make_stateful_transformation
+from openvino.frontend.onnx import ConversionExtension
 
 from compressor.errors import ErrorCode, InputError
+from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Provider
 from compressor.targets.caches import (
     DECODER,
@@ -30,30 +32,33 @@ from compressor.targets.caches import (
     POSITIONS,
     WEIGHTS,
     Caches,
+    GeneratingModel,
     Sessions,
     missing_encoder,
 )
-from compressor.targets.openvino.batches import EngineRequest
-from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
+from compressor.targets.openvino.batches import CompiledGraph, EngineRequest
 from compressor.targets.openvino.session import (
-    Names,
     compile_model,
+    executed_layers,
+    open_graph,
     read_model,
-    run_request,
+    run_graph,
     session_settings,
     stored_info,
-    tensor_names,
     write_model,
 )
 from graph_passes import load, save
 from graph_passes.flow.caches import cache_names
 from graph_passes.passes import DropIdleCaches
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
-from graph_passes.passes.quantize_weights import OPERATOR
+from graph_passes.passes.quantize_weights import DOMAIN, OPERATOR
 
 ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.xml"
 """Files of a decoder without an encoder, of a decoder that reads one, and of the encoder."""
 _BEAMS = "beam_idx"
+_TYPES = {4: openvino.Type.u4, 8: openvino.Type.u8}
+"""Bits of rounded weights -> the type of their integers."""
+_TOKENIZER_FILES = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 
 
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
@@ -173,6 +178,90 @@ def _bytes_per_token(model: openvino.Model) -> int:
     return sum(shape[1].get_length() * shape[3].get_length() * size for shape, size in shapes)
 
 
+def read_rounded(path: Path) -> openvino.Model:
+    """A graph in ONNX, whose products by rounded weights read integers, scales and a zero point.
+
+    OpenVINO's own reader of `MatMulNBits` moves the weights behind operators that are folded when the graph is
+    compiled, which turns the weights into floats, and it reads none of 8 bits.
+
+    Raises:
+        InputError: OpenVINO cannot read it.
+    """
+    core = openvino.Core()
+    core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _product))
+    return read_model(path, core)
+
+
+def _product(node: Any) -> list[openvino.Output]:
+    """A `MatMulNBits` in operators of OpenVINO. With the zero point in the type of the integers, its kernels round
+    activations to 8 bits where the processor has dot products of them.
+    """
+    activations, packed, scales = (node.get_input(number) for number in range(3))
+    bits, inputs, block = (node.get_attribute(name) for name in ("bits", "K", "block_size"))
+    outputs, blocks, _ = packed.get_shape()
+    shape = openvino.Shape([outputs, blocks, block])
+    content = openvino.Tensor(np.ascontiguousarray(packed.get_node().data), shape, _TYPES[bits])
+    integers = openvino.op.Constant(content, shared_memory=False)
+    zero = ops.constant(2 ** (bits - 1), _TYPES[bits])
+    centred = ops.subtract(*(ops.convert(value, np.float32) for value in (integers, zero)))
+    floats = ops.multiply(centred, ops.reshape(scales, ops.constant([outputs, blocks, 1]), False))
+    matrix = ops.reshape(floats, ops.constant([outputs, blocks * block]), False)
+    if padding := blocks * block - inputs:  # the last block is padded with zeros
+        before = [0] * activations.get_partial_shape().rank.get_length()
+        ends = ops.constant(before), ops.constant([*before[1:], padding])
+        activations = ops.pad(activations, *ends, "constant", ops.constant(np.float32(0))).output(0)
+    return [ops.matmul(activations, matrix, False, True).output(0)]
+
+
+def require_integers(model: openvino.Model, path: Path, count: int) -> None:
+    """Check that OpenVINO keeps the integers of rounded weights on this processor, which it may turn into floats.
+
+    Args:
+        count: number of its matmuls with rounded weights.
+
+    Raises:
+        InputError: OpenVINO keeps the integers of fewer matmuls.
+    """
+    types = {kind.get_type_name() for kind in _TYPES.values()}
+    layers = executed_layers(compile_model(model, path, session_settings(None)))
+    kept = sum(layer.kind == "FullyConnected" and layer.precision in types for layer in layers)
+    if kept < count:
+        text = (
+            f"{path}: on this processor OpenVINO keeps the integers of {kept} of {count} matmuls with rounded weights,"
+            " and turns the rest into floats; use --target ort, or --precision fp32"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=path, count=kept, needed=count)
+
+
+def write_tokenizer(folder: Path, model: GeneratingModel) -> str | None:
+    """Write the tokenizer of a decoder-only model.
+
+    Args:
+        folder: the folder of the engine.
+
+    Returns:
+        Why openvino-genai cannot load the folder, or not from texts; None: it can.
+    """
+    if not (folder / ALONE).is_file() or model.config.get("is_encoder_decoder"):
+        return "it runs no encoder-decoder models from these graphs"
+    if model.tokenizer is None:
+        return "the model has no tokenizer; pass ids and not texts"
+    try:
+        from openvino_tokenizers import convert_tokenizer
+    except ImportError:
+        return (
+            "the tokenizer is not converted: pip install openvino-tokenizers, and convert_tokenizer OUT"
+            " --with-detokenizer -o OUT"
+        )
+    try:
+        parts = convert_tokenizer(model.tokenizer, with_detokenizer=True)
+    except Exception as error:  # of any tokenizer
+        return f"openvino-tokenizers cannot convert the tokenizer ({one_line(error)}); pass ids and not texts"
+    for file, part in zip(_TOKENIZER_FILES, parts, strict=True):
+        openvino.save_model(part, folder / file)
+    return None
+
+
 def open_sessions(
     folder: Path, *, provider: Provider | None, threads: int | None, decoder: Path | None
 ) -> OpenVinoSessions:
@@ -254,18 +343,18 @@ class OpenVinoSessions(Sessions):
         self.bytes_per_token, self._encoded = info["bytes_per_token"], info["encoded"]
         self.vocabulary = model.outputs[0].partial_shape[-1].get_length()
         self.precision, self.finer = info.get(WEIGHTS, "fp32"), tuple(json.loads(info.get(FINER, "[]")))
-        self._names, self.request = self._open(model, path)
-        self._run = EngineRequest(self.request)
+        self.request, self._graph = self._open(model, path)
         self._encoder = None
         if (encoder := folder / _ENCODER).is_file() and path.name == _AFTER_ENCODER:
-            names, request = self._open(read_model(encoder), encoder)
-            self._encoder = names, EngineRequest(request)
+            _, self._encoder = self._open(read_model(encoder), encoder)
         elif self._encoded:
             raise missing_encoder(encoder, path.name)
         self._version, self._versions = 0, 0
 
-    def _open(self, model: openvino.Model, path: Path) -> tuple[Names, openvino.InferRequest]:
-        return tensor_names(model), compile_model(model, path, self.settings).create_infer_request()
+    def _open(self, model: openvino.Model, path: Path) -> tuple[openvino.InferRequest, CompiledGraph]:
+        request = compile_model(model, path, self.settings).create_infer_request()
+        engine = EngineRequest(request)
+        return request, open_graph(model, lambda: engine)
 
     def start(self, batch: int) -> OpenVinoCaches:
         """See `Sessions.start`."""
@@ -276,8 +365,7 @@ class OpenVinoSessions(Sessions):
         empty = self.start(len(next(iter(inputs.values()))))
         if self._encoder is None:  # no cross-attention has heads
             return empty
-        names, request = self._encoder
-        outputs = run_request(request, names, inputs)
+        outputs = run_graph(self._encoder, inputs)
         encoded = {name: outputs[output] for name, output in self._encoded.items()}
         return dataclasses.replace(empty, encoded=encoded)
 
@@ -291,7 +379,7 @@ class OpenVinoSessions(Sessions):
         arrays = {name: array for name, array in feeds.items() if array is not None}
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too
-        logits = run_request(self._run, self._names, arrays)["logits"]
+        logits = run_graph(self._graph, arrays)["logits"]
         return logits, dataclasses.replace(
             caches,
             length=caches.length + input_ids.shape[1],

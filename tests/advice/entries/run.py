@@ -831,12 +831,12 @@ def _(w: World) -> None:
 
 
 @advice("generation.weights require_rounded text")
-@advice("targets.openvino.rounded_weights require_integers text")
+@advice("targets.openvino.stateful require_integers text")
 def _(w: World) -> None:
-    from compressor.targets.openvino import rounded_weights
+    from compressor.targets.openvino import stateful
 
     with w.patch.context() as patch:
-        patch.setattr(rounded_weights, "executed_layers", lambda compiled: [])
+        patch.setattr(stateful, "executed_layers", lambda compiled: [])
         w.fails_inside(_round_weights(w, target="openvino"))
         w.right(_round_weights(w, target="openvino", precision="fp32"))
         w.right(_round_weights(w, target="ort"))

@@ -529,11 +529,10 @@ def _(w: World) -> None:
     w.provoked += 1
 
 
-@advice("targets.openvino.genai write_tokenizer text", unfollowed="installs a package")
+@advice("targets.openvino.stateful write_tokenizer text", unfollowed="installs a package")
 def _(w: World) -> None:
     from compressor.targets.caches import GeneratingModel
-    from compressor.targets.openvino.genai import write_tokenizer
-    from compressor.targets.openvino.stateful import ALONE
+    from compressor.targets.openvino.stateful import ALONE, write_tokenizer
 
     w.patch.setitem(sys.modules, "openvino_tokenizers", None)
     w.file(ALONE).touch()

@@ -89,14 +89,13 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     """Receives the sizes of all batches that OpenVINO runs."""
     sizes: list[Shape] = []
-    run_request = session.run_request
+    run = EngineRequest.run
 
-    def recorded(request: Any, names: session.Names, feeds: Feeds, *parts: Any) -> dict[str, np.ndarray]:
-        first = feeds[names.inputs[0]]
-        sizes.append((first.shape[0], first.shape[1]))
-        return run_request(request, names, feeds, *parts)
+    def recorded(request: EngineRequest, arrays: Sequence[np.ndarray], *parts: Any) -> tuple[np.ndarray, ...]:
+        sizes.append((arrays[0].shape[0], arrays[0].shape[1]))
+        return run(request, arrays, *parts)
 
-    monkeypatch.setattr(session, "run_request", recorded)
+    monkeypatch.setattr(EngineRequest, "run", recorded)
     return sizes
 
 
