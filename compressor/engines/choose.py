@@ -126,14 +126,7 @@ def _deliver(
 ) -> tuple[ChosenEngine, Trial, list[Trial]]:
     """Build an engine in the output folder: the best one, or the next where that fails.
 
-    Args:
-        best: the best of them; None: the fastest that keeps the metric.
-
-    Returns:
-        The engine, its candidate, and all candidates, with those that failed.
-
-    Raises:
-        CompressorError: no engine could be built; see `fastest`.
+    Returns the engine, its candidate, and all candidates, with those that failed.
     """
     graph = trials.graph
     while True:
@@ -166,9 +159,7 @@ def _candidates(
 ) -> tuple[list[Trial], dict[str | None, QuantizedGraph]]:
     """The candidates, built and scored, and the quantized graphs that they are built from.
 
-    Args:
-        otherwise: the engines to try where none of these can be built.
-        has_equal_answers: whether engines in bf16 hold by their answers.
+    `has_equal_answers`: whether engines in bf16 hold by their answers.
     """
     quantized = trials.quantize(every)
     built = _built(trials, every, quantized)
@@ -321,12 +312,12 @@ def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> i
 
 def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
     """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
-    times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
+    times: list[dict[str, float]] = [{} for _ in (trials.scorer.dense, *engines)]
     for (batch, seq, _), feeds in trials.inputs.items():
         label = size_label(batch, seq)
         with trials.log.stage(f"{stage}, {label}"):
             seconds = min(_TIMED_SECONDS, trials.seconds) * len(times)
-            medians = median_times([trials.dense.engine, *engines], feeds, seconds)
+            medians = median_times([trials.scorer.dense.engine, *engines], feeds, seconds)
         for row, median in zip(times, medians, strict=True):
             row[label] = 1e3 * median
     return times

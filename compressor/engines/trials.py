@@ -101,11 +101,6 @@ class EngineTrials:
     _unquantized: dict[str, Exception] = field(default_factory=dict, repr=False)
 
     @property
-    def dense(self) -> Variant:
-        """The dense variant, to compare with."""
-        return self.scorer.dense
-
-    @property
     def data(self) -> Data | None:
         """The rows; None: every engine keeps the metric."""
         return self.scorer.data

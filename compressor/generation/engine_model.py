@@ -184,11 +184,7 @@ class EngineModel(PreTrainedModel):
         logits_to_keep: int = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits `[text, position, token]` of new tokens; arguments are those of the forward of the model.
-
-        Raises:
-            InputError: an argument asks for what an engine does not do.
-        """
+        """Logits `[text, position, token]` of new tokens; arguments are those of the forward of the model."""
         refuse(options)
         tokens, mask = input_ids, attention_mask
         if self.config.is_encoder_decoder:

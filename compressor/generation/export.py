@@ -245,11 +245,7 @@ def _cache_after(model: PreTrainedModel, **inputs: Any) -> Any:
 
 
 def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> Any:
-    """What a model, or its encoder, returns for an example.
-
-    Raises:
-        InputError: it raises an error; the forward of some models takes no cache.
-    """
+    """What a model, or its encoder, returns for an example; the forward of some models takes no cache, and raises."""
     try:
         with torch.no_grad():
             return module(**inputs)
@@ -277,11 +273,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
-    """Channels and frames of the sound that an encoder takes; both are fixed.
-
-    Raises:
-        InputError: the encoder takes sounds of any length.
-    """
+    """Channels and frames of the sound that an encoder takes; InputError if it takes sounds of any length."""
     channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if channels is None or frames is None:
         text = (
@@ -295,11 +287,7 @@ def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Tensor]:
-    """Keys and values of each layer, one after the other.
-
-    Raises:
-        InputError: a layer keeps something else.
-    """
+    """Keys and values of each layer, one after the other; raises InputError if a layer keeps something else."""
     if cache is None:
         text = f"{family(model)}: the model returns no past_key_values, which graphs with caches need"
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))

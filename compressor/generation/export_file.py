@@ -31,13 +31,13 @@ def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:
-    """Write the graph of the file with gates, in its form; see `deliver.CachedExporter`."""
+    """Write the graph of the file with gates, in its form; see `export_module`."""
     folder.model.write_cached(plan, out / DECODER)
     return (DECODER,)
 
 
 def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
-    """Write the graph of the file with the gates of a plan; see `deliver.CachedExporter`."""
+    """Write the graph of the file with the gates of a plan; see `export_module`."""
     folder.model.write_cached(plan, out / DECODER)
 
 

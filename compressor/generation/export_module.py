@@ -32,12 +32,12 @@ from graph_passes.attention.gate_initializers import find_gates
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:
-    """Export the gated model with caches; see `deliver.CachedExporter`."""
+    """Write the graphs with gates, and return their names in the order in which they run."""
     return export_generation(folder.model, plan, out, opset=opset, attention=attention)
 
 
 def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
-    """Write the graphs of a plan from those of the whole model; see `deliver.CachedExporter`."""
+    """Write the graphs with the gates of a plan and the present weights, from those of the whole model."""
     for name in files:
         part = plan.part(find_gates(graph_passes.load(whole / name).graph))
         if not rewrite_reference(whole / name, folder.model, part, out / name):
@@ -46,7 +46,7 @@ def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable
 
 
 def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
-    """Inputs of the proofs; see `deliver.CachedExporter`."""
+    """The cases of a run as texts to continue."""
     return generation_cases(cases)
 
 

@@ -45,9 +45,6 @@ def build_again(
         rounding: how the weights of the decoder are stored.
         sizes: batch sizes and lengths of texts, at which forms of operators are compared.
 
-    Returns:
-        The proofs.
-
     Raises:
         InputError: the runtime cannot read or run a graph.
         MismatchError: a proof does not hold.

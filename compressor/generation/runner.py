@@ -204,11 +204,7 @@ class Runner:
             ) from error
 
     def _beams(self, options: Mapping[str, Any]) -> int:
-        """Number of beams that options of `generate` ask for.
-
-        Raises:
-            UsageError: the vocabulary has fewer tokens.
-        """
+        """Number of beams that options of `generate` ask for; UsageError if the vocabulary has fewer tokens."""
         settings = options.get("generation_config") or self.model.generation_config
         beams, size = options.get("num_beams") or settings.num_beams or 1, self.sessions.vocabulary
         if beams > size:
@@ -315,11 +311,7 @@ def read_generation_config(model: EngineModel, folder: Path) -> None:
 
 
 class _Stop(StoppingCriteria):
-    """Ends texts that have a stop text. Transformers' own compares it with the tokens of some kinds of tokenizers only.
-
-    Args:
-        start: position of the first new token.
-    """
+    """Ends texts that have a stop text. Transformers' own compares it with tokens, of some tokenizers only."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], start: int) -> None:
         self._tokenizer, self._stop, self._start = tokenizer, stop, start
@@ -330,12 +322,7 @@ class _Stop(StoppingCriteria):
 
 
 class _Text(TextStreamer):
-    """Texts that end before a stop text, and the stream of one.
-
-    Args:
-        stop: texts at which a text ends.
-        write: is called with each part that is certain to belong to the text.
-    """
+    """Texts that end before a stop text, and the stream of one, whose parts `write` gets when they are certain."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], write: Callable[[str], None] | None) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)

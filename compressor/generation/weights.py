@@ -430,12 +430,7 @@ def rank_weights(
 def _switchable(model: ir.Model, bits: int) -> dict[str, str]:
     """Add to each matmul with constant weights the error of its rounded weights, times a constant that is zero.
 
-    Args:
-        model: the graph, which is edited in place.
-        bits: bits of the rounded weights.
-
-    Returns:
-        Name of the weights -> name of the constant, which a caller may replace.
+    Returns the name of the constant, which a caller may replace, for the name of the weights.
     """
     FoldWeights()(model)
     graph, switches = model.graph, dict[str, str]()

@@ -51,27 +51,21 @@ class Endpoint(Protocol):
 
     def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         """A batch that is not from the user's inputs; `seq` is the size of every free axis but the first."""
-        ...
 
     def fitting_length(self, batch: int, longest: int) -> int:
         """The length at which `trial_batch` makes batches that the model takes, at most `longest`."""
-        ...
 
     def encode(self, feeds: Feeds) -> Any:
         """A batch in the form that `call` and `infer` take. Encoding is not timed."""
-        ...
 
     def call(self, request: Any) -> object:
         """Send one encoded batch and wait for the response."""
-        ...
 
     def infer(self, request: Any) -> dict[str, np.ndarray]:
         """The outputs of one encoded batch, by name."""
-        ...
 
     def wait_until_idle(self) -> None:
         """Wait until the threads of earlier calls are idle."""
-        ...
 
 
 @contextlib.contextmanager

@@ -280,8 +280,7 @@ class EventSource:
 def _split(url: str) -> tuple[SplitResult, tuple[str, int], str]:
     """The parts of the URL of an endpoint, its host and port, and the end of its path in `PROTOCOLS`.
 
-    Raises:
-        UsageError: the URL is of no endpoint that is known.
+    Raises UsageError if it is of no endpoint that is known.
     """
     with contextlib.suppress(ValueError):  # the port is not a number
         parts = urlsplit(url)

@@ -85,19 +85,15 @@ class TokenSource(Protocol):
 
     def prompt(self, number: int) -> Feeds:
         """A random prompt; prompts of different numbers differ."""
-        ...
 
     def stream(self, prompt: Feeds) -> Iterator[Part]:
         """The parts of the text of a prompt, when they arrive; the work begins with the first one that is read."""
-        ...
 
     def infer(self, prompt: Feeds) -> Outputs:
         """The outputs for a prompt, by name."""
-        ...
 
     def wait_until_idle(self) -> None:
         """Wait until the threads of earlier calls are idle."""
-        ...
 
 
 def read_stream(source: TokenSource, prompt: Feeds) -> Stream:

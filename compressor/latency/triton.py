@@ -183,12 +183,7 @@ class TritonModel:
 
 
 class _Protocol:
-    """One of Triton's clients, called for one model.
-
-    Attributes:
-        errors: every exception type that its calls raise.
-        options: options of each of its calls.
-    """
+    """One of Triton's clients, called for one model; `errors` are all exception types that its calls raise."""
 
     errors: tuple[type[Exception], ...]
     options: Mapping[str, Any] = MappingProxyType({})

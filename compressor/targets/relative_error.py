@@ -41,11 +41,7 @@ class ReferenceOutputs:
     batches: Sequence[Feeds]
 
     def error(self, number: int, name: str, output: np.ndarray) -> float:
-        """The relative error of one output.
-
-        Returns:
-            See `relative_error`.
-        """
+        """The relative error of one output; see `relative_error`."""
         return relative_error(
             self.outputs[number][name],
             output,

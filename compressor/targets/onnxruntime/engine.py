@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -48,9 +48,6 @@ from graph_passes.flow.caches import IN_PLACE, cache_names
 from graph_passes.passes import FuseForOrt, ReducePrecision, SplitSkipNorms
 from graph_passes.passes.name_decoding_axes import MASK
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, NodeArg
-
 ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention", "QAttention")
 """Operator types of ONNX Runtime that compute one whole attention each."""
 _REPORTED = (
@@ -79,7 +76,7 @@ GAIN = 1.01
 class OrtEngine(Engine):
     """A graph loaded into ONNX Runtime."""
 
-    _session: InferenceSession = field(repr=False)
+    _session: ort.InferenceSession = field(repr=False)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Outputs by name; see `Engine.run`."""
@@ -243,7 +240,7 @@ def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) ->
     )
 
 
-def _spec(tensor: NodeArg) -> TensorSpec:
+def _spec(tensor: ort.NodeArg) -> TensorSpec:
     """An input of a session, whose type reads like `tensor(float16)`."""
     dims = tuple(size if isinstance(size, int) else FREE for size in tensor.shape)
     element_type = tensor.type.removeprefix("tensor(").removesuffix(")")

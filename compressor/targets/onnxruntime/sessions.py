@@ -118,11 +118,8 @@ def open_sessions(folder: Path, *, provider: Provider | None, threads: int | Non
 class _Memory:
     """Keys and values of a decoder, with room for further positions, which the graph writes where they belong.
 
-    Args:
-        arrays: name of an input of the decoder -> keys or values `[text, head, position, width]`.
-
     Attributes:
-        arrays: see above.
+        arrays: name of an input of the decoder -> keys or values `[text, head, position, width]`.
         room: number of positions that there is memory for.
         filled: number of positions that are written.
     """
@@ -316,12 +313,7 @@ class OrtSessions(Sessions):
     def _require_places(self, mask: np.ndarray, positions: np.ndarray | None) -> None:
         """Check that tokens have the numbers of their places after the padding on the left, by which the engine counts.
 
-        Args:
-            mask: 1 for each token of a text and 0 for padding `[text, position]`.
-            positions: numbers of the new tokens `[text, position]`; None: not known.
-
-        Raises:
-            InputError: a text has padding between its tokens, or other numbers.
+        `mask` is 1 for tokens `[text, position]`; `positions` are those of the new tokens, None where they are unknown.
         """
         is_token = mask != 0
         first = is_token.argmax(1)
@@ -352,14 +344,7 @@ class OrtSessions(Sessions):
         return OrtCaches(0, np.arange(batch), decoded, encoded)
 
     def _extend(self, arrays: Feeds, memory: _Memory, start: int, end: int) -> tuple[np.ndarray, _Memory]:
-        """Read tokens, whose keys and values are written into memory; returns logits, and the memory.
-
-        Args:
-            arrays: inputs besides the caches.
-            memory: holds the earlier positions.
-            start: number of these.
-            end: number of positions afterwards.
-        """
+        """Logits of tokens, whose keys and values become positions `start` to `end` of a memory; and the memory."""
         batch = len(arrays["input_ids"])
         if memory.room < end or memory.filled != start:  # else another call went on from the same positions
             room = memory.room if memory.room >= end else max(end + _ROOM, 2 * memory.room)
@@ -402,11 +387,7 @@ class OrtSessions(Sessions):
     def _bind_inputs(
         self, binding: ort.IOBinding, session: ort.InferenceSession, arrays: Feeds, caches: Collection[str]
     ) -> list[np.ndarray]:
-        """Bind the inputs other than caches; returns the arrays whose memory the call reads.
-
-        Raises:
-            InputError: an input is missing.
-        """
+        """Bind the inputs other than caches; returns the arrays whose memory the call reads."""
         replaced = [value for value in session.get_overridable_initializers() if value.name in arrays]
         bound = []
         for value in (*session.get_inputs(), *replaced):

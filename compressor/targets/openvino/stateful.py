@@ -123,10 +123,7 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
 def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[str, str]) -> None:
     """Make caches states of a model, which `beam_idx` selects the texts of before each call.
 
-    Args:
-        model: the decoder, which is changed.
-        inputs: names of the inputs of the graph, in order.
-        states: input of a cache -> output that is its next content.
+    `inputs` are those of the graph, in order, and `states` the output that is the next content of each cache.
     """
     parameters = dict(zip(inputs, model.get_parameters(), strict=True))
     _widen_states(model, [parameters[name] for name in states], set(states.values()))
@@ -270,11 +267,7 @@ def open_sessions(
 
 
 def _decoder_of(folder: Path) -> Path:
-    """The engine of the decoder in a folder.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The engine of the decoder in a folder; raises InputError if there is none."""
     path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
     if path is None:
         text = f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again"
