@@ -24,7 +24,7 @@ import onnx_ir.passes.common as common
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Feeds
-from compressor.targets.graph_facts import float_matmuls, is_quantized, names_of, quantized_matmuls
+from compressor.targets.graph_facts import is_quantized, matmul_names
 from graph_passes import load, save
 from graph_passes.passes import FoldWeights, TransposeSingleQuery
 
@@ -59,7 +59,7 @@ class QuantizedGraph:
     def saved(cls, model: ir.Model, out: Path, rows: int) -> QuantizedGraph:
         """Write a quantized graph, which was calibrated with `rows` batches."""
         save(model, out)
-        matmuls, in_float = names_of(quantized_matmuls(model)), names_of(float_matmuls(model))
+        matmuls, in_float = matmul_names(model)
         logger.debug("%s: %d matmuls quantized, %d in floats", out, len(matmuls), len(in_float))
         return cls(out, matmuls, in_float, rows)
 

@@ -28,13 +28,7 @@ from compressor.targets.caches import (
     require_decoder,
     require_one_plan,
 )
-from compressor.targets.onnxruntime.ort_session import (
-    choose_provider,
-    open_session,
-    run_bound,
-    session_settings,
-    unoptimized_runner,
-)
+from compressor.targets.onnxruntime import ort_session
 from graph_passes.flow.caches import CACHES, IN_PLACE
 
 if TYPE_CHECKING:
@@ -107,7 +101,7 @@ def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Pat
 
 def check_rounded(graph: Path) -> None:
     """Load a graph with `MatMulNBits`, which only some packages of ONNX Runtime have; see `Target.check_rounded`."""
-    unoptimized_runner(graph)
+    ort_session.unoptimized_runner(graph)
 
 
 def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None, decoder: Path | None) -> OrtSessions:
@@ -230,13 +224,15 @@ class OrtSessions(Sessions):
             return engine if optimized and engine.is_file() else folder / name
 
         def open_on(device: Provider, path: Path) -> dict[str, str]:
-            self._device, self.path, self.settings = device, path, session_settings(device, threads)
+            self._device, self.path, self.settings = device, path, ort_session.session_settings(device, threads)
             if not optimized:
                 self.settings["graph_optimization"] = "none"
-            self._decoder = open_session(path, self.settings)
+            self._decoder = ort_session.open_session(path, self.settings)
             return self._decoder.get_modelmeta().custom_metadata_map
 
-        metadata = open_on(choose_provider(provider, "fp32") if optimized else "cpu", decoder or file_of(DECODER))
+        metadata = open_on(
+            ort_session.choose_provider(provider, "fp32") if optimized else "cpu", decoder or file_of(DECODER)
+        )
         requested = None if provider is None else "provider"
         runs = choose_file(self.path, folder / DECODER, metadata, self._device, requested)
         if runs != (self._device, self.path):
@@ -256,7 +252,7 @@ class OrtSessions(Sessions):
         has_encoder = (folder / ENCODER).is_file()
         if self._encoded and not has_encoder:
             raise missing_encoder(folder / ENCODER, DECODER)
-        self._encoder = open_session(file_of(ENCODER), self.settings) if has_encoder else None
+        self._encoder = ort_session.open_session(file_of(ENCODER), self.settings) if has_encoder else None
         opened = {DECODER: self._decoder} | ({} if self._encoder is None else {ENCODER: self._encoder})
         require_one_plan(
             folder, {name: session.get_modelmeta().custom_metadata_map.get(PLAN) for name, session in opened.items()}
@@ -366,7 +362,7 @@ class OrtSessions(Sessions):
         logits = np.empty((len(arrays["input_ids"]), new, self.vocabulary), _dtype(self._logits))
         bound = self._bind_inputs(binding, self._decoder, arrays, memory.arrays)
         binding.bind_ortvalue_output(self._logits.name, _tensor(logits, "cpu"))
-        run_bound(self._decoder, binding)
+        ort_session.run_bound(self._decoder, binding)
         del bound
         return np.asarray(logits, np.float32)
 
@@ -380,7 +376,7 @@ class OrtSessions(Sessions):
             binding.bind_ortvalue_input(name, tensor)
         for name in outputs:
             binding.bind_output(name, "cpu" if name == "logits" else self._device)
-        run_bound(session, binding)
+        ort_session.run_bound(session, binding)
         del bound
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 

@@ -27,11 +27,9 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
 from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider, Shape, check_reach
 from compressor.targets.graph_facts import (
-    float_matmuls,
     fusible_attentions,
     is_quantized,
-    names_of,
-    quantized_matmuls,
+    matmul_names,
     read_float_widths,
     weight_matmuls,
 )
@@ -105,7 +103,7 @@ def build_engine(
     shapes = options.shapes
     if not options.requires_shapes and (_weight_bytes(source) > _MOST_BYTES or unfixable(*_axes(source))):
         shapes = ()
-    in_int8, in_float = names_of(quantized_matmuls(source)), names_of(float_matmuls(source))
+    in_int8, in_float = matmul_names(source)
     if precision == "int8" and not in_int8:
         text = (
             f"{onnx}: has no quantized matmuls, and OpenVINO runs in int8 only matmuls that the graph quantizes; use"
@@ -206,11 +204,11 @@ def _open(
 
     if free is not None:
         request()
-    layers = fixed[shapes[0]].layers if free is None else free[1]
+    layers = tuple(sessions.executed_layers(fixed[shapes[0]].compiled)) if free is None else free[1]
     graph = sessions.open_graph(model, request, fixed)
     kernels = collections.Counter(layer.kind for layer in layers)
     counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
-    of_shapes = [f"{batch}x{seq} ({compiled})" for (batch, seq), compiled in fixed.items()]
+    of_shapes = [f"{batch}x{seq} ({compiled.cost})" for (batch, seq), compiled in fixed.items()]
     also = f" for free axes and {', '.join(of_shapes)}" if of_shapes else ""
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(

@@ -274,23 +274,12 @@ class FixedRequest:
     Attributes:
         compiled: the graph as OpenVINO compiled it.
         request: runs it.
-        seconds: time of compiling it, or of reading it from the cache.
-        added_bytes: memory by which compiling it grew the process; None: unknown.
+        cost: time of compiling it, or of reading it from the cache, and the memory by which that grew the process.
     """
 
     compiled: openvino.CompiledModel
     request: EngineRequest
-    seconds: float
-    added_bytes: int | None
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers that OpenVINO executes."""
-        return tuple(executed_layers(self.compiled))
-
-    def __str__(self) -> str:
-        memory = "" if self.added_bytes is None else f", {self.added_bytes / 1e6:.0f} MB"
-        return f"{self.seconds:.1f} s{memory}"
+    cost: str
 
 
 def compile_fixed(
@@ -323,8 +312,8 @@ def compile_fixed(
         compiled = compile_model(fixed, path, settings, cache)
         request = EngineRequest(compiled.create_infer_request())
         after = resident_bytes()
-        added = None if before is None or after is None else max(0, after - before)
-        requests[shape] = FixedRequest(compiled, request, time.perf_counter() - start, added)
+        memory = "" if before is None or after is None else f", {max(0, after - before) / 1e6:.0f} MB"
+        requests[shape] = FixedRequest(compiled, request, f"{time.perf_counter() - start:.1f} s{memory}")
     return requests
 
 

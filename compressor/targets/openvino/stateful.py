@@ -36,17 +36,8 @@ from compressor.targets.caches import (
     Sessions,
     missing_encoder,
 )
+from compressor.targets.openvino import session
 from compressor.targets.openvino.batches import CompiledGraph, EngineRequest
-from compressor.targets.openvino.session import (
-    compile_model,
-    executed_layers,
-    open_graph,
-    read_model,
-    run_graph,
-    session_settings,
-    stored_info,
-    write_model,
-)
 from graph_passes import load, save
 from graph_passes.flow.caches import cache_names
 from graph_passes.passes import DropIdleCaches
@@ -73,7 +64,7 @@ def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Pat
     """Convert the decoder with rounded weights; see `Target.round_weights`."""
     path = out / _decoder_of(folder).name
     graph = _build(folder / DECODER, path, rounds)
-    require_integers(read_model(path), path, _rounded(graph))
+    require_integers(session.read_model(path), path, _rounded(graph))
     return path
 
 
@@ -116,7 +107,7 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
         info |= {name: graph.metadata_props[name] for name in (WEIGHTS, FINER) if name in graph.metadata_props}
         # The default rounds the keys and values to 8 bits.
         model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
-    write_model(model, path, info)
+    session.write_model(model, path, info)
     return graph
 
 
@@ -186,7 +177,7 @@ def read_rounded(path: Path) -> openvino.Model:
     """
     core = openvino.Core()
     core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _product))
-    return read_model(path, core)
+    return session.read_model(path, core)
 
 
 def _product(node: Any) -> list[openvino.Output]:
@@ -220,7 +211,7 @@ def require_integers(model: openvino.Model, path: Path, count: int) -> None:
         InputError: OpenVINO keeps the integers of fewer matmuls.
     """
     types = {kind.get_type_name() for kind in _TYPES.values()}
-    layers = executed_layers(compile_model(model, path, session_settings(None)))
+    layers = session.executed_layers(session.compile_model(model, path, session.session_settings(None)))
     kept = sum(layer.kind == "FullyConnected" and layer.precision in types for layer in layers)
     if kept < count:
         text = (
@@ -330,24 +321,24 @@ class OpenVinoSessions(Sessions):
 
     def __init__(self, folder: Path, *, threads: int | None = None, decoder: Path | None = None) -> None:
         self.path = path = decoder or _decoder_of(folder)
-        self.settings = session_settings(threads)
-        model = read_model(path)
-        info = stored_info(model)
+        self.settings = session.session_settings(threads)
+        model = session.read_model(path)
+        info = session.stored_info(model)
         self.bytes_per_token, self._encoded = info["bytes_per_token"], info["encoded"]
         self.vocabulary = model.outputs[0].partial_shape[-1].get_length()
         self.precision, self.finer = info.get(WEIGHTS, "fp32"), tuple(json.loads(info.get(FINER, "[]")))
         self.request, self._graph = self._open(model, path)
         self._encoder = None
         if (encoder := folder / _ENCODER).is_file() and path.name == _AFTER_ENCODER:
-            _, self._encoder = self._open(read_model(encoder), encoder)
+            _, self._encoder = self._open(session.read_model(encoder), encoder)
         elif self._encoded:
             raise missing_encoder(encoder, path.name)
         self._version, self._versions = 0, 0
 
     def _open(self, model: openvino.Model, path: Path) -> tuple[openvino.InferRequest, CompiledGraph]:
-        request = compile_model(model, path, self.settings).create_infer_request()
+        request = session.compile_model(model, path, self.settings).create_infer_request()
         engine = EngineRequest(request)
-        return request, open_graph(model, lambda: engine)
+        return request, session.open_graph(model, lambda: engine)
 
     def start(self, batch: int) -> OpenVinoCaches:
         """See `Sessions.start`."""
@@ -358,7 +349,7 @@ class OpenVinoSessions(Sessions):
         empty = self.start(len(next(iter(inputs.values()))))
         if self._encoder is None:  # no cross-attention has heads
             return empty
-        outputs = run_graph(self._encoder, inputs)
+        outputs = session.run_graph(self._encoder, inputs)
         encoded = {name: outputs[output] for name, output in self._encoded.items()}
         return dataclasses.replace(empty, encoded=encoded)
 
@@ -372,7 +363,7 @@ class OpenVinoSessions(Sessions):
         arrays = {name: array for name, array in feeds.items() if array is not None}
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too
-        logits = run_graph(self._graph, arrays)["logits"]
+        logits = session.run_graph(self._graph, arrays)["logits"]
         return logits, dataclasses.replace(
             caches,
             length=caches.length + input_ids.shape[1],

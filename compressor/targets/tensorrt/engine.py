@@ -18,14 +18,7 @@ from compressor.results import EngineBuild
 from compressor.targets import cuda
 from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider
 from compressor.targets.cuda import CudaDriver, CudaStream, DeviceBuffer
-from compressor.targets.graph_facts import (
-    digest,
-    float_matmuls,
-    fusible_attentions,
-    graph_digest,
-    names_of,
-    quantized_matmuls,
-)
+from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest, matmul_names
 from compressor.targets.tensorrt import bindings, inspector
 from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine, current_log, deserialize, open_cache
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
@@ -230,8 +223,7 @@ def _metadata(
     outputs = [str(value.name) for value in graph.graph.outputs]
     sites = fusible_attentions(without_quantizers(graph))
     attention = inspector.attention_fusion(layers, sites, device.capability, builder.precision)
-    in_8_bits, in_floats = (names_of(matmuls(graph)) for matmuls in (quantized_matmuls, float_matmuls))
-    types = inspector.matmul_types(layers, in_8_bits, in_floats, builder.precision)
+    types = inspector.matmul_types(layers, *matmul_names(graph), builder.precision)
     changes = (prepared, f"built by TensorRT {version}", serialized.timings, types, attention)
     return EngineMetadata(
         tensorrt=version,

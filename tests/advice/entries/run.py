@@ -833,10 +833,10 @@ def _(w: World) -> None:
 @advice("generation.weights require_rounded text")
 @advice("targets.openvino.stateful require_integers text")
 def _(w: World) -> None:
-    from compressor.targets.openvino import stateful
+    from compressor.targets.openvino import session
 
     with w.patch.context() as patch:
-        patch.setattr(stateful, "executed_layers", lambda compiled: [])
+        patch.setattr(session, "executed_layers", lambda compiled: [])
         w.fails_inside(_round_weights(w, target="openvino"))
         w.right(_round_weights(w, target="openvino", precision="fp32"))
         w.right(_round_weights(w, target="ort"))
