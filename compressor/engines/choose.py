@@ -239,12 +239,9 @@ def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
         if cause is None:
             raise TargetMissingError(text, code=ErrorCode.UNSUPPORTED)
         raise type(cause)(text, code=cause.code, **cause.details) from cause
-    eligible = ranked(built)
-    if not eligible:
-        differences = [trial.candidate.difference or 0.0 for trial in built]
-        losses = [loss_of(difference, higher_is_better=higher_is_better) for difference in differences]
-        return built[losses.index(min(losses))]
-    return eligible[0]
+    if eligible := ranked(built):
+        return eligible[0]
+    return min(built, key=lambda trial: loss_of(trial.candidate.difference or 0.0, higher_is_better=higher_is_better))
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:

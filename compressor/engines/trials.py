@@ -183,11 +183,10 @@ class EngineTrials:
 
     def _failing_products(self, source: Path | None, error: Exception) -> tuple[str, ...]:
         """Names of the products of a quantized graph whose proof failed with an error; empty for any other error."""
-        if source is None or not isinstance(error, CompressorError):
+        details = error.details if isinstance(error, CompressorError) else {}
+        if source is None or details.get("stage") is not ProofStage.PRODUCTS:
             return ()
-        if error.details.get("stage") is not ProofStage.PRODUCTS:
-            return ()
-        return tuple(matmul_names(graph_passes.load(source), error.details.get("outputs", ())))
+        return tuple(matmul_names(graph_passes.load(source), details.get("outputs", ())))
 
     def _in_floats(self, choice: Choice, source: Path, names: Sequence[str]) -> tuple[Choice, Path]:
         """The choice and the quantized graph with further matmuls in floats."""

@@ -60,15 +60,7 @@ class EngineCache(Cache):
         """Repeat each text."""
         self.caches = self.caches.select(np.repeat(np.arange(self.caches.batch), repeats))
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: see `reset`."""
-        self.reset()
-
-    def activate_past_recording(self) -> None:
-        """Refuse: see `reset`."""
-        self.reset()
-
-    def reset(self) -> NoReturn:
+    def crop(self, tokens_to_remove: int = 0) -> NoReturn:
         """Refuse.
 
         Raises:
@@ -76,6 +68,8 @@ class EngineCache(Cache):
         """
         text = "the cache of an engine cannot be shortened; use greedy search, beams or sampling"
         raise InputError(text, code=ErrorCode.UNSUPPORTED)
+
+    activate_past_recording = reset = crop
 
 
 @dataclasses.dataclass

@@ -268,7 +268,15 @@ class OrtSessions(Sessions):
 
     def start(self, batch: int) -> OrtCaches:
         """See `Sessions.start`."""
-        return self._before(batch, {})
+        arrays = {}
+        for name in self._decoded:  # layers differ in their numbers of heads
+            value = self._inputs[name]
+            _, heads, _, width = value.shape
+            arrays[name] = np.empty((batch, heads, 0, width), _dtype(value))
+        if self._in_place:
+            return OrtCaches(0, np.arange(batch), _Memory(arrays), {})
+        decoded = {name: _tensor(array, self._device) for name, array in arrays.items()}
+        return OrtCaches(0, np.arange(batch), decoded, {})
 
     def encode(self, inputs: Feeds) -> OrtCaches:
         """See `Sessions.encode`."""
@@ -276,8 +284,8 @@ class OrtSessions(Sessions):
             return self.start(len(next(iter(inputs.values()))))
         feeds = {value.name: inputs[value.name] for value in self._encoder.get_inputs() if value.name in inputs}
         outputs = self._run(self._encoder, feeds, {}, list(self._encoded.values()))
-        batch = len(next(iter(feeds.values())))
-        return self._before(batch, {name: outputs[output] for name, output in self._encoded.items()})
+        encoded = {name: outputs[output] for name, output in self._encoded.items()}
+        return dataclasses.replace(self.start(len(next(iter(feeds.values())))), encoded=encoded)
 
     def decode(
         self, input_ids: np.ndarray, mask: np.ndarray | None, position_ids: np.ndarray | None, caches: Caches
@@ -326,18 +334,6 @@ class OrtSessions(Sessions):
         if (is_new & (positions != counted)).any():
             text = f"{POSITIONS} do not count the tokens of each text from 0, as this engine does; omit {POSITIONS}"
             raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED)
-
-    def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
-        """Caches without a position of the decoder; layers differ in their numbers of heads."""
-        arrays = {}
-        for name in self._decoded:
-            value = self._inputs[name]
-            _, heads, _, width = value.shape
-            arrays[name] = np.empty((batch, heads, 0, width), _dtype(value))
-        if self._in_place:
-            return OrtCaches(0, np.arange(batch), _Memory(arrays), encoded)
-        decoded = {name: _tensor(array, self._device) for name, array in arrays.items()}
-        return OrtCaches(0, np.arange(batch), decoded, encoded)
 
     def _extend(self, arrays: Feeds, memory: _Memory, start: int, end: int) -> tuple[np.ndarray, _Memory]:
         """Logits of tokens, whose keys and values become positions `start` to `end` of a memory; and the memory."""
