@@ -130,7 +130,7 @@ def _deliver(
     """
     graph = trials.graph
     while True:
-        best = best or fastest(built, trials.data is None or trials.data.task.higher_is_better)
+        best = best or fastest(built, trials.scorer.data is None or trials.scorer.data.task.higher_is_better)
         source = _written_source(best, quantized)
         before = set(graph.path.parent.iterdir())
         try:
@@ -147,11 +147,8 @@ def _deliver(
 
 def _chosen(built: Sequence[Trial], best: Trial, variant: Variant | None, source: Path | None) -> ChosenEngine:
     assert variant is not None
-    return ChosenEngine(variant, best.choice, _table(built, best), source, best.scored)
-
-
-def _table(built: Sequence[Trial], best: Trial) -> tuple[Candidate, ...]:
-    return tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
+    table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
+    return ChosenEngine(variant, best.choice, table, source, best.scored)
 
 
 def _candidates(

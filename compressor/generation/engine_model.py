@@ -25,11 +25,7 @@ _IGNORED = frozenset(("return_dict", "labels", "cache_position", "decoder_positi
 
 
 class EngineCache(Cache):
-    """The keys and values of an engine, as `generate` sees them.
-
-    Attributes:
-        caches: the caches of the sessions.
-    """
+    """The keys and values of an engine, as `generate` sees them."""
 
     is_croppable = False
 

@@ -120,11 +120,7 @@ class Call:
 
 @dataclass(kw_only=True, eq=False)
 class CachedEngine(Engine):
-    """The engines of a folder that generates, which make the calls of a workload, or read whole texts at once.
-
-    Attributes:
-        sessions: the engines.
-    """
+    """The engines of a folder that generates, which make the calls of a workload, or read whole texts at once."""
 
     sessions: Sessions = field(repr=False)
     _prepared: tuple[Feeds, Call] | None = field(default=None, init=False, repr=False)

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,9 +28,6 @@ from compressor.targets.base import Feeds
 from compressor.targets.graph_facts import is_quantized, matmul_names
 from graph_passes import load, save
 from graph_passes.passes import FoldWeights, TransposeSingleQuery
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 logger = logging.getLogger(__name__)
 

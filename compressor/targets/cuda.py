@@ -167,12 +167,7 @@ class CudaStream:
 
 
 class DeviceBuffer:
-    """Memory on the GPU that grows on demand and is freed with the object.
-
-    Attributes:
-        address: address of the first byte.
-        size: size in bytes.
-    """
+    """Memory on the GPU that grows on demand and is freed with the object."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver, self.address, self.size = driver, c_void_p(), 0

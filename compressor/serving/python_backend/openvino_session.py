@@ -14,12 +14,7 @@ Feeds = dict[str, np.ndarray]
 
 
 class Session:
-    """The engine `engine.xml`, compiled for free axes and for its fixed shapes, on the processor.
-
-    Attributes:
-        inputs: names of the inputs.
-        outputs: names of the outputs.
-    """
+    """The engine `engine.xml`, compiled for free axes and for its fixed shapes, on the processor."""
 
     def __init__(self, folder: Path, config: dict[str, Any], args: dict[str, str]) -> None:
         core = openvino.Core()

@@ -100,11 +100,7 @@ class EngineBuilder:
     """Builds engines with one version of TensorRT on one GPU.
 
     Attributes:
-        trt: TensorRT's module.
-        supported: its features.
-        driver: the driver of the GPU.
-        options: sizes and settings of the build.
-        cache: the cache of kernel timings.
+        supported: the features of this version.
         precision: numeric precision of a graph that is not quantized.
         quantized: whether the graph has quantization nodes.
     """
