@@ -17,11 +17,11 @@ from compressor.environment import machine
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError
 from compressor.latency import loadgen
 from compressor.latency.baseline import Baseline, check_comparable, digest
-from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint, open_source
+from compressor.latency.endpoints import encode_batches, open_endpoint, open_source
 from compressor.latency.local_engine import LocalEngine, prove_again
 from compressor.latency.output_check import ANY, Outputs, check_finite, expected_outputs
 from compressor.latency.request_batches import Batches, load_batches
-from compressor.latency.streams import PROMPTS, Stream, TokenSource, read_stream
+from compressor.latency.streams import PROMPTS, CheckedModel, Stream, TokenSource, read_stream
 from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Verdict
 from compressor.measure.timing import CONFIDENCE, alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
@@ -73,7 +73,7 @@ class _Check:
     that generate have prompts in place of batches, and `streams` in place of `times`.
     """
 
-    sides: Sequence[tuple[Endpoint | TokenSource, Sequence[Any]]]
+    sides: Sequence[tuple[CheckedModel, Sequence[Any]]]
 
     def __init__(self, request: CheckRequest, listener: Listener, stack: ExitStack) -> None:
         self.request, self.listener, self.start = request, listener, time.perf_counter()
@@ -245,7 +245,7 @@ class _Check:
         ).save(path)
 
 
-def _outputs(endpoint: Endpoint | TokenSource, requests: Sequence[Any]) -> list[Outputs]:
+def _outputs(endpoint: CheckedModel, requests: Sequence[Any]) -> list[Outputs]:
     return [endpoint.infer(request) for request in requests]
 
 

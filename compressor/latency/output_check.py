@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import ErrorCode, InputError, MismatchError
-from compressor.latency.endpoints import Endpoint, cast_inputs
+from compressor.latency.endpoints import cast_inputs
 from compressor.latency.local_engine import library_errors
-from compressor.latency.streams import TokenSource
+from compressor.latency.streams import CheckedModel
 from compressor.latency.verdict import OutputAgreement
 from compressor.targets.base import Feeds
 from compressor.targets.example_rows import read_arrays
@@ -118,7 +118,7 @@ class ExpectedOutputs:
 
 
 def expected_outputs(
-    endpoint: Endpoint | TokenSource,
+    endpoint: CheckedModel,
     batches: Sequence[Feeds],
     baseline: Sequence[Outputs],
     expect: str | None,
