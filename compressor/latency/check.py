@@ -128,12 +128,8 @@ class _Check:
         """All phases after loading; a failure of a server or an engine interrupts those that measure."""
         request = self.request
         if self.batches.random:
-            self.listener.note(
-                Note(
-                    text="the inputs are random; times may differ on real inputs (--inputs)",
-                    code=NoteCode.RANDOM_INPUTS,
-                )
-            )
+            text = "the inputs are random; times may differ on real inputs (--inputs)"
+            self.listener.note(Note(text=text, code=NoteCode.RANDOM_INPUTS))
         engines = {side.name: side for side, _ in self.sides if isinstance(side, LocalEngine)}
         proofs = tuple(proof for engine in engines.values() for proof in prove_again(engine, self.listener))
         with self.phase(CheckPhase.COMPARING):

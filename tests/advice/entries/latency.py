@@ -86,7 +86,7 @@ def _(w: World) -> None:
     w.right(*command, "--inputs", "others.npz", "--baseline", "base.json")
 
 
-@advice("latency.check _Check.run random-inputs")
+@advice("latency.check _Check.run text")
 def _(w: World) -> None:
     command = check_command(w)
     w.notes(*command)

@@ -107,7 +107,7 @@ def _(w: World) -> None:
     w.notes(*export(w, run))
 
 
-@advice("serving.repository _notes storage-uri")
+@advice("serving.repository _notes text")
 def _(w: World) -> None:
     run = served(w)
     w.notes(*export(w, run))
