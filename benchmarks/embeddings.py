@@ -110,10 +110,10 @@ def with_fixed_shapes(graph: Path, length: int) -> Path:
     """A copy of an OpenVINO graph that is loaded for the shapes that are timed."""
     out = graph.with_name("fixed_shapes.xml")
     model = read_model(graph)
-    names = tensor_names(model)
+    inputs, outputs = tensor_names(model)
     axes = {
-        "input_axes": {name: ["batch", "sequence"] for name in names.inputs},
-        "output_axes": {name: ["batch", "sequence", "width"] for name in names.outputs},
+        "input_axes": {name: ["batch", "sequence"] for name in inputs},
+        "output_axes": {name: ["batch", "sequence", "width"] for name in outputs},
     }
     write_model(model, out, {"shapes": [[1, length], [8, length]], **axes})
     return out

@@ -276,9 +276,8 @@ def require_complete(shrunk: Shrunk) -> Shrunk:
         SiteRefusedError: a site was refused; the message names the operator that prevents it.
     """
     if shrunk.obstacle:
-        raise SiteRefusedError(
-            f"{shrunk.obstacle}; keep every head of the site in a plan (--plan), or try --attention sdpa or --opset 23",
-            code=ErrorCode.SITE_REFUSED,
-            refused=shrunk.refused,
+        text = (
+            f"{shrunk.obstacle}; keep every head of the site in a plan (--plan), or try --attention sdpa or --opset 23"
         )
+        raise SiteRefusedError(text, code=ErrorCode.SITE_REFUSED, refused=shrunk.refused)
     return shrunk

@@ -126,18 +126,11 @@ def _deliver(
 ) -> tuple[ChosenEngine, Trial, list[Trial]]:
     """Build an engine in the output folder: the best one, or the next where that fails.
 
-    Args:
-        best: the best of them; None: the fastest that keeps the metric.
-
-    Returns:
-        The engine, its candidate, and all candidates, with those that failed.
-
-    Raises:
-        CompressorError: no engine could be built; see `fastest`.
+    Returns the engine, its candidate, and all candidates, with those that failed.
     """
     graph = trials.graph
     while True:
-        best = best or fastest(built, trials.data is None or trials.data.task.higher_is_better)
+        best = best or fastest(built, trials.scorer.data is None or trials.scorer.data.task.higher_is_better)
         source = _written_source(best, quantized)
         before = set(graph.path.parent.iterdir())
         try:
@@ -153,13 +146,9 @@ def _deliver(
 
 
 def _chosen(built: Sequence[Trial], best: Trial, variant: Variant | None, source: Path | None) -> ChosenEngine:
-    """One of the candidates as the chosen one."""
     assert variant is not None
-    return ChosenEngine(variant, best.choice, _table(built, best), source, best.scored)
-
-
-def _table(built: Sequence[Trial], best: Trial) -> tuple[Candidate, ...]:
-    return tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
+    table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
+    return ChosenEngine(variant, best.choice, table, source, best.scored)
 
 
 def _candidates(
@@ -167,9 +156,7 @@ def _candidates(
 ) -> tuple[list[Trial], dict[str | None, QuantizedGraph]]:
     """The candidates, built and scored, and the quantized graphs that they are built from.
 
-    Args:
-        otherwise: the engines to try where none of these can be built.
-        has_equal_answers: whether engines in bf16 hold by their answers.
+    `has_equal_answers`: whether engines in bf16 hold by their answers.
     """
     quantized = trials.quantize(every)
     built = _built(trials, every, quantized)
@@ -249,12 +236,9 @@ def fastest(trials: Sequence[Trial], higher_is_better: bool) -> Trial:
         if cause is None:
             raise TargetMissingError(text, code=ErrorCode.UNSUPPORTED)
         raise type(cause)(text, code=cause.code, **cause.details) from cause
-    eligible = ranked(built)
-    if not eligible:
-        differences = [trial.candidate.difference or 0.0 for trial in built]
-        losses = [loss_of(difference, higher_is_better=higher_is_better) for difference in differences]
-        return built[losses.index(min(losses))]
-    return eligible[0]
+    if eligible := ranked(built):
+        return eligible[0]
+    return min(built, key=lambda trial: loss_of(trial.candidate.difference or 0.0, higher_is_better=higher_is_better))
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
@@ -322,19 +306,18 @@ def fastest_of(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> i
 
 def _times(trials: EngineTrials, engines: Sequence[Engine], stage: str) -> list[dict[str, float]]:
     """Milliseconds of a call by size, of the dense engine and of these, which take turns."""
-    times: list[dict[str, float]] = [{} for _ in (trials.dense, *engines)]
+    times: list[dict[str, float]] = [{} for _ in (trials.scorer.dense, *engines)]
     for (batch, seq, _), feeds in trials.inputs.items():
         label = size_label(batch, seq)
         with trials.log.stage(f"{stage}, {label}"):
             seconds = min(_TIMED_SECONDS, trials.seconds) * len(times)
-            medians = median_times([trials.dense.engine, *engines], feeds, seconds)
+            medians = median_times([trials.scorer.dense.engine, *engines], feeds, seconds)
         for row, median in zip(times, medians, strict=True):
             row[label] = 1e3 * median
     return times
 
 
 def _timed(trial: Trial, milliseconds: dict[str, float], reference: Mapping[str, float]) -> Trial:
-    """A candidate with its times by size, and its speed."""
     update = {"milliseconds": milliseconds, "speed": _speed_over(milliseconds, reference)}
     return replace(trial, candidate=trial.candidate.model_copy(update=update))
 

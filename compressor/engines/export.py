@@ -63,7 +63,6 @@ def rehearsal_plan(groups: Sequence[Site | PrunableGroup]) -> Plan:
 
 
 def _rehearsed(group: Site | PrunableGroup) -> tuple[int, ...]:
-    """The units of a group that a rehearsal keeps."""
     if isinstance(group, PrunableGroup):
         size = group.units // group.parts
         return tuple(unit for unit in range(group.units) if unit % size >= group.bundle)

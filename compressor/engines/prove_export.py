@@ -57,13 +57,12 @@ def prove_export(
         try:
             return run(feeds)
         except InputError as error:
-            raise InputError(
-                f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); "
-                f"the exporter of transformers fixes a size of this family; use a model with another head, or another "
-                f"form of attention",
-                code=ErrorCode.EXPORT_FAILED,
-                family=family(model),
-            ) from error
+            text = (
+                f"{family(model)}: the model runs on {case_name(feeds)}, but the exported graph does not ({error}); the"
+                " exporter of transformers fixes a size of this family; use a model with another head, or another form"
+                " of attention"
+            )
+            raise InputError(text, code=ErrorCode.EXPORT_FAILED, family=family(model)) from error
 
     expected: list[Outputs] = []
     for case in cases:
@@ -180,13 +179,11 @@ def require_defined(model: PreTrainedModel, inputs: Mapping[str, Tensor], output
         return
     module = first_not_finite(model, inputs)
     where = "" if module is None else f", and so is the earlier output of its module {module}"
-    raise InputError(
+    text = (
         f"{family(model)}: the output {undefined} of the model is NaN or infinite{where}; check its weights, or use a"
-        " checkpoint from before the training diverged",
-        code=ErrorCode.NOT_FINITE,
-        output=undefined,
-        module=module,
+        " checkpoint from before the training diverged"
     )
+    raise InputError(text, code=ErrorCode.NOT_FINITE, output=undefined, module=module)
 
 
 def first_not_finite(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str | None:

@@ -7,12 +7,7 @@ from pathlib import Path
 
 from compressor.environment import int8_instructions
 from compressor.progress import ProgressCallback
-from compressor.quantization import (
-    QuantizedGraph,
-    quantize_graph,
-    quantize_symmetric,
-    quantize_without_ruined,
-)
+from compressor.quantization import QuantizedGraph, quantize_graph, quantize_symmetric, quantize_without_ruined
 from compressor.targets import Feeds
 from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH
 

@@ -67,7 +67,6 @@ def metric_sums_of(
 
     Args:
         batch_size: number of parallel streams, for a task that reads texts in order.
-        rows: the rows to score; None: the test rows.
         on_logits: called with the logits of each batch; not called by a task that reads texts in order.
     """
     rows = data.test if rows is None else rows
@@ -107,13 +106,11 @@ def score(
     values = {"dense": task.score(dense), "compressed": task.score(compressed)}
     for variant, value in values.items():
         if not np.isfinite(value):
-            raise DivergedError(
+            text = (
                 f"{variant}: {task.metric} on {PURPOSES[split]} rows is {value}; check the weights and the labels of"
-                " these rows",
-                code=ErrorCode.NOT_FINITE,
-                quantity=task.metric,
-                value=value,
+                " these rows"
             )
+            raise DivergedError(text, code=ErrorCode.NOT_FINITE, quantity=task.metric, value=value)
     interval = paired_interval(dense, compressed, task.score, seed)
     return Score(
         metric=task.metric,

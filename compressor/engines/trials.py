@@ -27,7 +27,6 @@ from compressor.quantization import QuantizedGraph, rank_matmuls
 from compressor.quantization.matmuls import matmul_names
 from compressor.results import Candidate, ProofStage, Size
 from compressor.targets import BuildOptions, Feeds, target
-from compressor.tasks import Data
 from compressor.tasks.calibration import calibration_rows
 from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import GraphPassError
@@ -101,25 +100,14 @@ class EngineTrials:
     _unquantized: dict[str, Exception] = field(default_factory=dict, repr=False)
 
     @property
-    def dense(self) -> Variant:
-        """The dense variant, to compare with."""
-        return self.scorer.dense
-
-    @property
-    def data(self) -> Data | None:
-        """The rows; None: every engine keeps the metric."""
-        return self.scorer.data
-
-    @property
     def has_rows(self) -> bool:
         """Whether there are training rows, on which engines in 8 bits are calibrated."""
-        return self.data is not None and len(self.data.train) > 0
+        return self.scorer.data is not None and len(self.scorer.data.train) > 0
 
     @functools.cached_property
     def _rows(self) -> list[Feeds]:
-        """Calibration rows."""
-        assert self.data is not None
-        return calibration_rows(self.data, self.config.calibration_rows, self.scorer.seed)
+        assert self.scorer.data is not None
+        return calibration_rows(self.scorer.data, self.config.calibration_rows, self.scorer.seed)
 
     @property
     def is_late(self) -> bool:
@@ -137,7 +125,7 @@ class EngineTrials:
         graphs: dict[str | None, QuantizedGraph] = {}
         available = [choice for choice in choices if target(choice.config.target).missing() is None]
         for file in dict.fromkeys(choice.quantized_graph for choice in available):
-            if file is None or self.data is None:
+            if file is None or self.scorer.data is None:
                 continue
             with self.log.stage("compressed: quantizing the graph") as on_progress:
                 try:
@@ -189,11 +177,10 @@ class EngineTrials:
 
     def _failing_products(self, source: Path | None, error: Exception) -> tuple[str, ...]:
         """Names of the products of a quantized graph whose proof failed with an error; empty for any other error."""
-        if source is None or not isinstance(error, CompressorError):
+        details = error.details if isinstance(error, CompressorError) else {}
+        if source is None or details.get("stage") is not ProofStage.PRODUCTS:
             return ()
-        if error.details.get("stage") is not ProofStage.PRODUCTS:
-            return ()
-        return tuple(matmul_names(graph_passes.load(source), error.details.get("outputs", ())))
+        return tuple(matmul_names(graph_passes.load(source), details.get("outputs", ())))
 
     def _in_floats(self, choice: Choice, source: Path, names: Sequence[str]) -> tuple[Choice, Path]:
         """The choice and the quantized graph with further matmuls in floats."""

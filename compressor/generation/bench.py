@@ -55,8 +55,6 @@ def bench_generation(
         folders: one or two folders with `decoder.onnx`.
         workload: prompts, and numbers of texts and of new tokens.
         threads: threads per call; None: one per core.
-        seconds: approximate duration of each measurement.
-        listener: receives the progress.
 
     Raises:
         InputError: a folder has no graphs that generate, or they do not run at a length.
@@ -64,12 +62,8 @@ def bench_generation(
     """
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(
-                f"{folder}: no such folder; name output folders of runs on models that generate",
-                code=ErrorCode.INVALID_VALUE,
-                field="prompt_tokens",
-                value=str(folder),
-            )
+            text = f"{folder}: no such folder; name output folders of runs on models that generate"
+            raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="prompt_tokens", value=str(folder))
     engines = [cached_target(folder).open_sessions(folder, provider="cpu", threads=threads) for folder in folders]
     texts = [workload.feeds(folder, engine.vocabulary) for folder, engine in zip(folders, engines, strict=True)]
     medians = dict[Size, np.ndarray]()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from compressor.generation.workload import CachedEngine, Workload
 from compressor.measure.timing import alternate_calls, speed_of
 from compressor.model_folder import ModelFolder
 from compressor.progress import RunLog
-from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, VariantName, size_label
+from compressor.results import Generation, GenerationSpeed, Proof, ProofStage, Size, size_label
 from compressor.targets import Target
 from compressor.targets.base import TOLERANCE, Precision, WeightPrecision
 from compressor.targets.caches import DECODER, PLAN, plan_digest
@@ -60,35 +60,9 @@ class CachedGraphs:
         return TOLERANCE[self.precision]
 
 
-class CachedExporter(Protocol):
-    """The functions of a module that `ModelAccess.cached_exporter` names."""
-
-    def texts_of(self, folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
-        """The cases of a run as texts to continue."""
-
-    def export_graphs(
-        self, folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention
-    ) -> tuple[str, ...]:
-        """Write the graphs with gates, and return their names in the order in which they run."""
-
-    def rewrite_graphs(self, folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
-        """Write the graphs with the gates of a plan and the present weights, where those of the whole model exist."""
-
-    def prove_export(
-        self,
-        folder: ModelFolder,
-        plan: Plan,
-        texts: Sequence[Case],
-        graphs: Path,
-        attention: Attention,
-        variant: VariantName,
-    ) -> Proof:
-        """The proof that graphs with gates, in steps, compute what the model computes on whole texts."""
-
-
-def _exporter_of(folder: ModelFolder) -> CachedExporter:
-    exporter: Any = import_module(folder.access.cached_exporter)
-    return cast(CachedExporter, exporter)
+def _exporter_of(folder: ModelFolder) -> Any:
+    """The module whose functions write and prove graphs with caches; see `generation.export_module`."""
+    return import_module(folder.access.cached_exporter)
 
 
 def export_whole(
@@ -97,12 +71,9 @@ def export_whole(
     """Export the whole model with caches, and prove that its graphs compute it.
 
     Args:
-        folder: the model.
         plan: the plan that keeps every unit.
-        cases: inputs of the proofs.
         out: folder of the graphs, which exists.
         opset: version of the ONNX operator set.
-        attention: the form of attention in the graphs.
 
     Raises:
         InputError: the model cannot be exported with caches.
@@ -121,15 +92,9 @@ def shrink_graphs(
     """Write the graphs without the units that a plan drops, and prove each.
 
     Args:
-        whole: the graphs of the whole model.
         folder: the model, which has the weights of the plan.
-        plan: the plan.
-        runtime: the target that the graphs are for.
         scratch: folder for the graphs with the gates and weights of the plan, which exists.
         out: folder of the result.
-
-    Returns:
-        The proofs.
 
     Raises:
         PlanError, SiteRefusedError: the graphs cannot lose what the plan drops.
@@ -149,10 +114,6 @@ def shrink_graphs(
 def shrink_whole(whole: CachedGraphs, plan: Plan) -> dict[str, ir.Model]:
     """The graphs of a plan with the weights of the whole model.
 
-    Args:
-        whole: the graphs of the whole model.
-        plan: the plan.
-
     Raises:
         SiteRefusedError: a graph keeps units that the plan drops.
     """
@@ -163,11 +124,7 @@ def shrink_whole(whole: CachedGraphs, plan: Plan) -> dict[str, ir.Model]:
 
 
 def _shrink(graphs: Mapping[str, ir.Model], plan: Plan) -> dict[str, ir.Model]:
-    """Graphs with gates without what a plan drops; they are changed.
-
-    Raises:
-        SiteRefusedError: a graph keeps units that the plan drops.
-    """
+    """Graphs with gates without what a plan drops; they are changed."""
     parts = {name: require_complete(part).model for name, part in shrink_parts(graphs, plan).items()}
     for model in parts.values():
         model.metadata_props[PLAN] = plan_digest({group.name: group.kept for group in plan.groups})
@@ -193,12 +150,8 @@ def build_plan(
     """The engines of a plan with the weights of the whole model, to time them.
 
     Args:
-        whole: the graphs of the whole model.
-        plan: the plan.
-        runtime: the target of the engines.
         workload: the sizes at which forms of operators are compared.
         out: folder of the graphs and engines, which exists.
-        threads: threads of the engines; None: one per core.
         weights: the precision of the decoder's weights; None: floats.
 
     Raises:
@@ -221,9 +174,7 @@ def count_caches(whole: CachedGraphs, compressed: Path, workload: Workload) -> G
     """The bytes of the caches of graphs for which there are no engines, and therefore no times.
 
     Args:
-        whole: the graphs of the whole model.
         compressed: folder of the shrunk graphs.
-        workload: the requests that would be timed.
     """
     before, after = (bytes_per_token(graph_passes.load(folder / DECODER)) for folder in (whole.folder, compressed))
     return Generation(
@@ -251,12 +202,7 @@ def time_graphs(
     """Time the engines with every unit and those of the plan, in turn, and count the bytes of their caches.
 
     Args:
-        whole: the graphs of the whole model.
         engines: the engines of the whole model, and the engines in the folder of the shrunk graphs.
-        workload: the requests that are timed.
-        seconds: approximate duration of each measurement.
-        seed: seed of the bootstrap.
-        log: receives the stages.
     """
     texts = workload.feeds(whole.folder, engines[0].sessions.vocabulary)
     pairs = dict[Size, list[np.ndarray]]()

@@ -25,11 +25,7 @@ _IGNORED = frozenset(("return_dict", "labels", "cache_position", "decoder_positi
 
 
 class EngineCache(Cache):
-    """The keys and values of an engine, as `generate` sees them.
-
-    Attributes:
-        caches: the caches of the sessions.
-    """
+    """The keys and values of an engine, as `generate` sees them."""
 
     is_croppable = False
 
@@ -60,24 +56,16 @@ class EngineCache(Cache):
         """Repeat each text."""
         self.caches = self.caches.select(np.repeat(np.arange(self.caches.batch), repeats))
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: see `reset`."""
-        self.reset()
-
-    def activate_past_recording(self) -> None:
-        """Refuse: see `reset`."""
-        self.reset()
-
-    def reset(self) -> NoReturn:
+    def crop(self, tokens_to_remove: int = 0) -> NoReturn:
         """Refuse.
 
         Raises:
             InputError: always, since an engine's cache only grows.
         """
-        raise InputError(
-            "the cache of an engine cannot be shortened; use greedy search, beams or sampling",
-            code=ErrorCode.UNSUPPORTED,
-        )
+        text = "the cache of an engine cannot be shortened; use greedy search, beams or sampling"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED)
+
+    activate_past_recording = reset = crop
 
 
 @dataclasses.dataclass
@@ -187,11 +175,7 @@ class EngineModel(PreTrainedModel):
         logits_to_keep: int = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits `[text, position, token]` of new tokens; arguments are those of the forward of the model.
-
-        Raises:
-            InputError: an argument asks for what an engine does not do.
-        """
+        """Logits `[text, position, token]` of new tokens; arguments are those of the forward of the model."""
         refuse(options)
         tokens, mask = input_ids, attention_mask
         if self.config.is_encoder_decoder:
@@ -259,11 +243,8 @@ def refuse(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         is_empty = value is None or value is False or (isinstance(value, Mapping) and not value)
         if not is_empty and name not in _IGNORED:
-            raise InputError(
-                f"{name}: an engine does not support this option; omit it",
-                code=ErrorCode.UNSUPPORTED,
-                field=name,
-            )
+            text = f"{name}: an engine does not support this option; omit it"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED, field=name)
 
 
 def _require_values(inputs: Tensor | None) -> None:

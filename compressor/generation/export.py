@@ -139,7 +139,6 @@ def export_generation(
 
 
 def _decoder_only(model: PreTrainedModel) -> _Part:
-    """The graph of a decoder-only model."""
     original = type(model).forward
     ids = _ids(model, _SIZES[PAST] + _SIZES[NEW])
     kept = _cache_after(model, input_ids=ids[:, : _SIZES[PAST]])
@@ -164,7 +163,6 @@ def _decoder_only(model: PreTrainedModel) -> _Part:
 
 
 def _encoder_decoder(model: PreTrainedModel) -> dict[str, _Part]:
-    """The graphs of an encoder-decoder."""
     original, source = type(model).forward, model.main_input_name
     sound = source != "input_ids"
     start = _ids(model, _SIZES[PAST] + _SIZES[NEW])
@@ -247,21 +245,16 @@ def _cache_after(model: PreTrainedModel, **inputs: Any) -> Any:
 
 
 def _run(model: PreTrainedModel, module: Callable[..., Any], **inputs: Any) -> Any:
-    """What a model, or its encoder, returns for an example.
-
-    Raises:
-        InputError: it raises an error; the forward of some models takes no cache.
-    """
+    """What a model, or its encoder, returns for an example; the forward of some models takes no cache, and raises."""
     try:
         with torch.no_grad():
             return module(**inputs)
     except Exception as error:  # model code can raise any type
-        raise InputError(
-            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so "
-            f"only the graph that reads a whole text at once can be exported",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            family=family(model),
-        ) from error
+        text = (
+            f"{family(model)}: the model does not run with a cache ({type(error).__name__}: {one_line(error)}), so only"
+            " the graph that reads a whole text at once can be exported"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model)) from error
 
 
 def _empty_caches() -> EncoderDecoderCache:
@@ -276,16 +269,11 @@ def _ids(model: PreTrainedModel, length: int) -> Tensor:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Number of logits of each position."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
 def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
-    """Channels and frames of the sound that an encoder takes; both are fixed.
-
-    Raises:
-        InputError: the encoder takes sounds of any length.
-    """
+    """Channels and frames of the sound that an encoder takes; InputError if it takes sounds of any length."""
     channels, frames = (getattr(model.config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if channels is None or frames is None:
         text = (
@@ -299,11 +287,7 @@ def _sound_shape(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _layers(cache: TransformersCache | None, model: PreTrainedModel) -> list[Tensor]:
-    """Keys and values of each layer, one after the other.
-
-    Raises:
-        InputError: a layer keeps something else.
-    """
+    """Keys and values of each layer, one after the other; raises InputError if a layer keeps something else."""
     if cache is None:
         text = f"{family(model)}: the model returns no past_key_values, which graphs with caches need"
         raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model))
@@ -325,18 +309,15 @@ def _earlier(cache: TransformersCache | None, model: PreTrainedModel) -> list[Te
 
 
 def _tensors(cache: TransformersCache) -> list[Tensor]:
-    """Keys and values of each layer, one after the other."""
     layers: Sequence[Any] = cache.layers
     return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def _cache(tensors: Sequence[Tensor]) -> DynamicCache:
-    """The cache that holds keys and values of each layer."""
     return DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
 def _caches(tensors: int, part: str) -> tuple[Cache, ...]:
-    """The caches of keys and values, one after the other for each layer."""
     names = [f"{index // 2}{part}.{('key', 'value')[index % 2]}" for index in range(tensors)]
     return tuple((f"past_key_values.{name}", f"present.{name}") for name in names)
 

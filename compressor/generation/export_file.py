@@ -31,13 +31,13 @@ def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:
-    """Write the graph of the file with gates, in its form; see `deliver.CachedExporter`."""
+    """Write the graph of the file with gates, in its form; see `export_module`."""
     folder.model.write_cached(plan, out / DECODER)
     return (DECODER,)
 
 
 def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
-    """Write the graph of the file with the gates of a plan; see `deliver.CachedExporter`."""
+    """Write the graph of the file with the gates of a plan; see `export_module`."""
     folder.model.write_cached(plan, out / DECODER)
 
 
@@ -59,13 +59,11 @@ def prove_export(
         in_steps = partial(run_in_steps, OrtSessions(Path(scratch), optimized=False))
         itself = prove_outputs(stage, variant, texts, expected, in_steps, tolerance)
     if not itself.holds:
-        raise InputError(
-            f"{file.file}: its outputs in steps, with caches, differ from its outputs for a whole text at once "
-            f"(relative error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph"
-            " without caches (--no-cache)",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=file.file,
-            error=itself.error,
+        problem = (
+            f"{file.file}: its outputs in steps, with caches, differ from its outputs for a whole text at once"
+            f" (relative error {itself.error:.3g}, on {'; '.join(itself.cases)}); export it again, or deliver a graph"
+            " without caches (--no-cache)"
         )
+        raise InputError(problem, code=ErrorCode.UNSUPPORTED_MODEL, path=file.file, error=itself.error)
     gated = OrtSessions(graphs, optimized=False)
     return require(prove_outputs(stage, variant, texts, expected, partial(run_in_steps, gated), tolerance))

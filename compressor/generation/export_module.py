@@ -32,24 +32,21 @@ from graph_passes.attention.gate_initializers import find_gates
 
 
 def export_graphs(folder: ModelFolder, plan: Plan, out: Path, *, opset: int, attention: Attention) -> tuple[str, ...]:
-    """Export the gated model with caches; see `deliver.CachedExporter`."""
+    """Write the graphs with gates, and return their names in the order in which they run."""
     return export_generation(folder.model, plan, out, opset=opset, attention=attention)
 
 
 def rewrite_graphs(folder: ModelFolder, plan: Plan, whole: Path, files: Iterable[str], out: Path) -> None:
-    """Write the graphs of a plan from those of the whole model; see `deliver.CachedExporter`."""
+    """Write the graphs with the gates of a plan and the present weights, from those of the whole model."""
     for name in files:
         part = plan.part(find_gates(graph_passes.load(whole / name).graph))
         if not rewrite_reference(whole / name, folder.model, part, out / name):
-            raise InputError(
-                f"{name}: the graph has no gate for a group of the plan, or the plan has masks",
-                code=ErrorCode.PLAN_MISMATCH,
-                file=name,
-            )
+            text = f"{name}: the graph has no gate for a group of the plan, or the plan has masks"
+            raise InputError(text, code=ErrorCode.PLAN_MISMATCH, file=name)
 
 
 def texts_of(folder: ModelFolder, cases: Sequence[Case]) -> tuple[Case, ...]:
-    """Inputs of the proofs; see `deliver.CachedExporter`."""
+    """The cases of a run as texts to continue."""
     return generation_cases(cases)
 
 
@@ -70,12 +67,11 @@ def prove_export(
         try:
             return run_in_steps(gated, feeds)
         except InputError as error:
-            raise InputError(
+            text = (
                 f"{family(fresh)}: the graphs with caches do not run on {case_name(feeds)}, as the model does"
-                f" ({error}); the exporter of transformers fixes a size of this family",
-                code=ErrorCode.EXPORT_FAILED,
-                family=family(fresh),
-            ) from error
+                f" ({error}); the exporter of transformers fixes a size of this family"
+            )
+            raise InputError(text, code=ErrorCode.EXPORT_FAILED, family=family(fresh)) from error
 
     def prove() -> Proof:
         expected = whole_outputs(fresh, plan, texts, attention)
@@ -99,13 +95,11 @@ def _require_use_of_cache(model: PreTrainedModel, plan: Plan, texts: Sequence[Ca
     except Exception:  # model code can raise any type; a model that does not run so explains nothing
         return
     if not proof.holds:
-        raise InputError(
-            f"{family(model)}: with its own cache, the model computes something else than on whole texts (relative "
-            f"error {proof.error:.3g}), and so would graphs with caches",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            family=family(model),
-            error=proof.error,
+        text = (
+            f"{family(model)}: with its own cache, the model computes something else than on whole texts (relative"
+            f" error {proof.error:.3g}), and so would graphs with caches"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, family=family(model), error=proof.error)
 
 
 def _run_with_cache(model: Any, feeds: Feeds) -> Outputs:
@@ -138,8 +132,6 @@ def whole_outputs(model: PreTrainedModel, plan: Plan, cases: Sequence[Case], att
     Args:
         model: the model; nothing may have run on it if it is the reference.
         plan: the plan, whose dropped units the gates switch off.
-        cases: the inputs.
-        attention: form of attention.
     """
     expected = list[Outputs]()
     for case in cases:

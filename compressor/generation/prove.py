@@ -32,7 +32,6 @@ def generation_cases(
     """The cases of a run as texts to continue: with a mask, and padding on the left of a decoder-only model.
 
     Args:
-        cases: the cases.
         pads_left: whether the graphs read padding on the left; else the texts have none.
         left_out: names of inputs that the graphs do not read.
 
@@ -42,11 +41,8 @@ def generation_cases(
     texts = []
     for case in cases:
         if unread := sorted(case.feeds.keys() - _READ - set(left_out)):
-            raise InputError(
-                f"the model also reads {listed(unread)}, which graphs with caches cannot take",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                inputs=unread,
-            )
+            text = f"the model also reads {listed(unread)}, which graphs with caches cannot take"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, inputs=unread)
         feeds = dict(case.feeds) if TARGET in case.feeds else padded_left(case.feeds)
         feeds = {name: array for name, array in feeds.items() if name not in left_out}
         if not pads_left:
@@ -64,14 +60,6 @@ def prove_steps(
     tolerance: float = TOLERANCE["fp32"],
 ) -> Proof:
     """The proof that graphs in steps return the expected logits.
-
-    Args:
-        stage: name of the comparison.
-        variant: name of the variant.
-        cases: the inputs.
-        expected: logits of each case.
-        sessions: the graphs.
-        tolerance: largest relative error.
 
     Raises:
         MismatchError: the proof does not hold.
@@ -97,11 +85,6 @@ def prove_engines(
 
     Args:
         folder: the folder of the graphs and engines.
-        texts: inputs of the proofs.
-        runtime: the target of the engines.
-        threads: threads of the sessions; None: one per core.
-        variant: name of the variant.
-        tolerance: largest relative error.
 
     Raises:
         MismatchError: the proof does not hold.

@@ -42,14 +42,8 @@ def build_again(
     Args:
         out: the folder of the run, which stays as it is.
         scratch: an empty folder, which has copies of the graphs and their engines afterwards.
-        runtime: the target of the engines.
         rounding: how the weights of the decoder are stored.
-        cases: inputs of the proofs.
         sizes: batch sizes and lengths of texts, at which forms of operators are compared.
-        threads: threads of the engines; None: one per core.
-
-    Returns:
-        The proofs.
 
     Raises:
         InputError: the runtime cannot read or run a graph.

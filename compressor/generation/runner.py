@@ -109,9 +109,8 @@ class Runner:
             UsageError: an option is contradictory or out of range.
         """
         if "" in stop:
-            raise UsageError(
-                "a stop text is empty, which every text contains; omit it", code=ErrorCode.OUT_OF_RANGE, field="stop"
-            )
+            problem = "a stop text is empty, which every text contains; omit it"
+            raise UsageError(problem, code=ErrorCode.OUT_OF_RANGE, field="stop")
         options = {name: value for name, value in options.items() if value is not None}
         ids = self.tokenize(prompts, chat=chat)
         options["max_new_tokens"] = self.new_tokens(ids, options.get("max_new_tokens"))
@@ -143,29 +142,23 @@ class Runner:
 
             require_processor(None, self.folder)
         if self.model.main_input_name != "input_ids":
-            raise InputError(
-                f"{self.folder}: the model reads {self.model.main_input_name}, not text; pass arrays to "
-                f"compressor.load_engine(folder).generate in Python",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=self.folder,
+            text = (
+                f"{self.folder}: the model reads {self.model.main_input_name}, not text; pass arrays to"
+                " compressor.load_engine(folder).generate in Python"
             )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=self.folder)
         if chat:
             prompts = [self._message(prompt) for prompt in prompts]
         ids: list[list[int]] = self.processor(list(prompts), add_special_tokens=not chat)["input_ids"]
         if empty := [number for number, tokens in enumerate(ids, 1) if not tokens]:
-            raise InputError(
-                f"prompt {empty[0]}: has no token; write some text",
-                code=ErrorCode.MISSING_VALUE,
-                field="prompt",
-                row=empty[0],
-            )
+            text = f"prompt {empty[0]}: has no token; write some text"
+            raise InputError(text, code=ErrorCode.MISSING_VALUE, field="prompt", row=empty[0])
         return ids
 
     def new_tokens(self, ids: Sequence[Sequence[int]], requested: int | None = None) -> int:
         """Number of new tokens at most.
 
         Args:
-            ids: the ids of each prompt.
             requested: the number that the caller wants; None: the number in generation_config.json, else `NEW_TOKENS`,
                 limited by the model's positions.
 
@@ -175,32 +168,23 @@ class Runner:
             UsageError: the caller wants no token.
         """
         if requested is not None and requested < 1:
-            raise UsageError(
-                f"{requested} new tokens: nothing to generate; use at least 1",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="max_new_tokens",
-                value=requested,
-            )
+            text = f"{requested} new tokens: nothing to generate; use at least 1"
+            raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="max_new_tokens", value=requested)
         length, limit, config = max(map(len, ids)), self.limit, self.model.generation_config
         earlier = 1 if self.model.config.is_encoder_decoder else length
         new = requested or config.max_new_tokens or (config.max_length or earlier + NEW_TOKENS) - earlier
         if limit is not None and (length > limit or earlier + (requested or 1) > limit):
-            raise InputError(
-                f"a prompt of {length} tokens and {requested or 1} new tokens exceed the model's {limit} positions; "
-                f"shorten the prompt, or generate fewer tokens",
-                code=ErrorCode.TOO_LONG,
-                length=length,
-                new=requested,
-                maximum=limit,
+            text = (
+                f"a prompt of {length} tokens and {requested or 1} new tokens exceed the model's {limit} positions;"
+                " shorten the prompt, or generate fewer tokens"
             )
+            raise InputError(text, code=ErrorCode.TOO_LONG, length=length, new=requested, maximum=limit)
         if new < 1:
-            raise InputError(
+            text = (
                 f"max_length {config.max_length} in {GENERATION_CONFIG_NAME} permits no token after {earlier} tokens;"
-                " set the number of new tokens (max_new_tokens)",
-                code=ErrorCode.TOO_LONG,
-                length=length,
-                maximum=config.max_length,
+                " set the number of new tokens (max_new_tokens)"
             )
+            raise InputError(text, code=ErrorCode.TOO_LONG, length=length, maximum=config.max_length)
         return new if limit is None else min(new, limit - earlier)
 
     @contextlib.contextmanager
@@ -220,48 +204,33 @@ class Runner:
             ) from error
 
     def _beams(self, options: Mapping[str, Any]) -> int:
-        """Number of beams that options of `generate` ask for.
-
-        Raises:
-            UsageError: there is none, or the vocabulary has fewer tokens.
-        """
+        """Number of beams that options of `generate` ask for; UsageError if there is none, or too many."""
         settings = options.get("generation_config") or self.model.generation_config
         requested = [beams for beams in (options.get("num_beams"), settings.num_beams) if beams is not None]
         beams, size = next(iter(requested), 1), self.sessions.vocabulary
         if not 1 <= beams <= size:
-            raise UsageError(
-                f"{beams} beams: the vocabulary has {size} tokens; use 1 to {size} beams",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="beams",
-                value=beams,
-                maximum=size,
-            )
+            text = f"{beams} beams: the vocabulary has {size} tokens; use 1 to {size} beams"
+            raise UsageError(text, code=ErrorCode.OUT_OF_RANGE, field="beams", value=beams, maximum=size)
         return int(beams)
 
     def _message(self, prompt: str) -> str:
         """A prompt as the message of a user, in the format of the chats that the model was trained on."""
         if self.model.config.is_encoder_decoder:
-            raise UsageError(
-                f"{self.folder}: an encoder-decoder has no chat template; pass the text without the chat option",
-                code=ErrorCode.CONTRADICTION,
-                field="chat",
-            )
+            text = f"{self.folder}: an encoder-decoder has no chat template; pass the text without the chat option"
+            raise UsageError(text, code=ErrorCode.CONTRADICTION, field="chat")
         if not getattr(self.processor, "chat_template", None):
-            raise InputError(
+            text = (
                 f"{self.folder}: the tokenizer has no chat template; copy chat_template.jinja of the model there, or"
-                " pass the text as it is",
-                code=ErrorCode.FILE_MISSING,
-                path=self.folder / "chat_template.jinja",
+                " pass the text as it is"
             )
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=self.folder / "chat_template.jinja")
         messages = [{"role": "user", "content": prompt}]
         try:
             return str(self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template can raise any error
+            text = f"{self.folder}: the chat template cannot be used ({one_line(error)}); correct it"
             raise InputError(
-                f"{self.folder}: the chat template cannot be used ({one_line(error)}); correct it",
-                code=ErrorCode.FILE_UNREADABLE,
-                path=self.folder / "chat_template.jinja",
-                reason=one_line(error),
+                text, code=ErrorCode.FILE_UNREADABLE, path=self.folder / "chat_template.jinja", reason=one_line(error)
             ) from error
 
     @property
@@ -325,12 +294,8 @@ def runner_of(folder: Path, open_sessions: Callable[[], Sessions]) -> Runner:
     config = load_config(folder, False)
     network, _ = model_class(folder, config, None, False)
     if not network.can_generate():
-        raise InputError(
-            f"{folder}: {network.__name__} generates no text; use a model with a language model head",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder,
-            model_class=network.__name__,
-        )
+        text = f"{folder}: {network.__name__} generates no text; use a model with a language model head"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=folder, model_class=network.__name__)
     model = EngineModel.of(network, config, open_sessions())
     try:
         read_generation_config(model, folder)
@@ -347,13 +312,7 @@ def read_generation_config(model: EngineModel, folder: Path) -> None:
 
 
 class _Stop(StoppingCriteria):
-    """Ends texts that have a stop text. Transformers' own compares it with the tokens of some kinds of tokenizers only.
-
-    Args:
-        tokenizer: decodes tokens.
-        stop: the stop texts.
-        start: position of the first new token.
-    """
+    """Ends texts that have a stop text. Transformers' own compares it with tokens, of some tokenizers only."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], start: int) -> None:
         self._tokenizer, self._stop, self._start = tokenizer, stop, start
@@ -364,13 +323,7 @@ class _Stop(StoppingCriteria):
 
 
 class _Text(TextStreamer):
-    """Texts that end before a stop text, and the stream of one.
-
-    Args:
-        tokenizer: decodes tokens.
-        stop: texts at which a text ends.
-        write: is called with each part that is certain to belong to the text.
-    """
+    """Texts that end before a stop text, and the stream of one, whose parts `write` gets when they are certain."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], write: Callable[[str], None] | None) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -17,7 +17,6 @@ def run_in_steps(sessions: Sessions, feeds: Feeds) -> Outputs:
     """Logits of a whole text `[batch, position, vocabulary]`.
 
     Args:
-        sessions: the graphs.
         feeds: inputs of the whole model, with a mask that has zeros for padding.
     """
     texts, length = decoded_ids(feeds).shape
@@ -38,12 +37,7 @@ def decoded_ids(feeds: Feeds) -> np.ndarray:
 
 
 def begin(sessions: Sessions, feeds: Feeds) -> Caches:
-    """The caches before the first token: empty, and what the encoder computes.
-
-    Args:
-        sessions: the graphs.
-        feeds: inputs of the whole model.
-    """
+    """The caches before the first token: empty, and what the encoder computes."""
     return sessions.encode(feeds) if TARGET in feeds else sessions.start(len(decoded_ids(feeds)))
 
 
@@ -51,11 +45,8 @@ def step(sessions: Sessions, feeds: Feeds, start: int, stop: int, caches: Caches
     """Logits `[batch, stop - start, vocabulary]` of some tokens, and the caches after them.
 
     Args:
-        sessions: the graphs.
-        feeds: inputs of the whole model.
         start: position of the first token.
         stop: position after the last one.
-        caches: the caches before them.
     """
     ids, mask = decoded_ids(feeds)[:, start:stop], feeds.get(MASK)
     if TARGET in feeds:

@@ -66,12 +66,11 @@ def require_rounded(runtime: Target) -> None:
             graph_passes.save(QuantizeWeights(4)(ir.Model(graph, ir_version=10)).model, path)
             runtime.check_rounded(path)
     except InputError as error:
-        raise TargetMissingError(
+        text = (
             f"weights of few bits: the installed {runtime.title} has no matmuls with them on this machine ({error});"
-            f" install the package {runtime.packages[0]}, or use --precision fp32",
-            code=ErrorCode.UNSUPPORTED,
-            field="precision",
-        ) from error
+            f" install the package {runtime.packages[0]}, or use --precision fp32"
+        )
+        raise TargetMissingError(text, code=ErrorCode.UNSUPPORTED, field="precision") from error
 
 
 @dataclass(frozen=True)
@@ -120,11 +119,8 @@ class Rounding:
         report = QuantizeWeights(bits, dict.fromkeys(self.finer, finer))(model).report
         if not report.bits:
             reasons = "; ".join(map(str, report.refused)) or "the graph has no matmul with constant weights"
-            raise InputError(
-                f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                precision=self.precision,
-            )
+            text = f"{DECODER}: no weights can be rounded to {bits} bits ({reasons}); use --precision fp32"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, precision=self.precision)
         missing = set(self.finer).difference(report.bits if finer else model.graph.initializers)
         assert not missing, missing  # fusions keep the names of weights
         model.metadata_props[WEIGHTS] = self.label
@@ -135,9 +131,6 @@ class Rounding:
 def reference_sessions(folder: Path) -> OrtSessions:
     """The graphs of a folder without optimizations, with rounded weights where its engine has them: the reference of
     the engine.
-
-    Args:
-        folder: the folder.
 
     Raises:
         InputError: the folder has no graphs that generate, or they cannot be loaded.
@@ -168,10 +161,6 @@ def build_rounded(
 
     Args:
         folder: the folder of the graphs, with their engines in fp32.
-        runtime: the target of the engine.
-        rounding: how the weights are stored.
-        texts: inputs of the proofs.
-        threads: threads of the engine; None: one per core.
         out: an empty folder for the engine.
 
     Returns:
@@ -195,7 +184,6 @@ def round_engine(folder: Path, runtime: Target, precision: WeightPrecision) -> N
 
     Args:
         folder: the folder of the graphs, with their engines in fp32.
-        runtime: the target of the engine.
         precision: the precision of all weights.
 
     Raises:
@@ -322,9 +310,8 @@ class WeightTrials:
             best = smallest_that_holds(most, attempt, lambda attempted: attempted.candidate.holds)
             if best is not None:
                 return best
-            raise MismatchError(
-                "the metric drops too much, however many matmuls have a finer precision", code=ErrorCode.NUMBERS_DIFFER
-            )
+            text = "the metric drops too much, however many matmuls have a finer precision"
+            raise MismatchError(text, code=ErrorCode.NUMBERS_DIFFER)
         except CompressorError as error:
             row = trial.rounding.row(self.runtime).model_copy(
                 update={"form": "mixed", "failure": str(error), "holds": False}
@@ -415,9 +402,7 @@ def rank_weights(
     """Names of the weights of a decoder's matmuls, sorted by how much rounding each alone changes the logits.
 
     Args:
-        folder: the folder of the graphs.
         bits: bits of the weights, 4 or 8.
-        texts: inputs of the whole model.
         scratch: a file for a graph that is twice as large.
         on_progress: called with (matrices tried, matrices).
     """
@@ -445,12 +430,7 @@ def rank_weights(
 def _switchable(model: ir.Model, bits: int) -> dict[str, str]:
     """Add to each matmul with constant weights the error of its rounded weights, times a constant that is zero.
 
-    Args:
-        model: the graph, which is edited in place.
-        bits: bits of the rounded weights.
-
-    Returns:
-        Name of the weights -> name of the constant, which a caller may replace.
+    Returns the name of the constant, which a caller may replace, for the name of the weights.
     """
     FoldWeights()(model)
     graph, switches = model.graph, dict[str, str]()

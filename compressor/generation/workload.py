@@ -56,12 +56,7 @@ class Workload:
         }
 
     def feeds(self, folder: Path, vocabulary: int) -> dict[Size, Feeds]:
-        """Size of each call -> its texts of random tokens, without padding.
-
-        Args:
-            folder: the folder of the graphs.
-            vocabulary: number of tokens.
-        """
+        """Size of each call -> its texts of random tokens, without padding."""
         return {
             Size(batch, prompt, phase): self._texts(folder, vocabulary, batch, prompt, phase)
             for batch, prompt in self.sizes
@@ -82,9 +77,6 @@ def random_texts(folder: Path, vocabulary: int, batch: int, source: int, length:
     """Random texts without padding.
 
     Args:
-        folder: the folder of the graphs.
-        vocabulary: number of tokens.
-        batch: number of texts.
         source: number of tokens of the encoder, where there is one.
         length: number of tokens of the decoder.
         seed: seed of the tokens.
@@ -100,7 +92,6 @@ class Call:
     """A call of a workload, whose earlier tokens are read already; returns the logits `[batch, position, vocabulary]`.
 
     Args:
-        sessions: the engines.
         feeds: the texts of the call, from `Workload.feeds`; or whole texts, which are read at once.
     """
 
@@ -129,11 +120,7 @@ class Call:
 
 @dataclass(kw_only=True, eq=False)
 class CachedEngine(Engine):
-    """The engines of a folder that generates, which make the calls of a workload, or read whole texts at once.
-
-    Attributes:
-        sessions: the engines.
-    """
+    """The engines of a folder that generates, which make the calls of a workload, or read whole texts at once."""
 
     sessions: Sessions = field(repr=False)
     _prepared: tuple[Feeds, Call] | None = field(default=None, init=False, repr=False)

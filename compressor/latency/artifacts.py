@@ -38,7 +38,6 @@ def check_and_record(
     Args:
         files: the files that record it.
         title: the compared models, for the JUnit report of a check that ends without a verdict.
-        run_check: runs the check.
         on_verdict: receives the verdict before any error is raised.
 
     Raises:
@@ -62,12 +61,8 @@ def check_and_record(
         if files.plot is not None:
             plot_history(read_history(files.history), verdict, files.plot)
     if verdict.outcome is Outcome.INTERRUPTED:
-        raise ServerError(
-            f"{verdict.interrupted} (what was measured before is printed and recorded)",
-            code=ErrorCode.CHECK_INTERRUPTED,
-            phase=verdict.phase,
-            verdict=verdict,
-        )
+        text = f"{verdict.interrupted} (what was measured before is printed and recorded)"
+        raise ServerError(text, code=ErrorCode.CHECK_INTERRUPTED, phase=verdict.phase, verdict=verdict)
     if verdict.outcome is Outcome.FAILED:
         raise SlowdownError("; ".join(verdict.failures), code=ErrorCode.TOO_SLOW, verdict=verdict)
     return verdict

@@ -21,7 +21,6 @@ _FORMAT = "compressor latency baseline 1"
 
 
 def _unpack(entry: Any) -> np.ndarray:
-    """An array from its JSON form."""
     if isinstance(entry, np.ndarray):
         return entry
     try:

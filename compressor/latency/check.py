@@ -17,11 +17,11 @@ from compressor.environment import machine
 from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError
 from compressor.latency import loadgen
 from compressor.latency.baseline import Baseline, check_comparable, digest
-from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint, open_source
+from compressor.latency.endpoints import encode_batches, open_endpoint, open_source
 from compressor.latency.local_engine import LocalEngine, prove_again
 from compressor.latency.output_check import ANY, Outputs, check_finite, expected_outputs
 from compressor.latency.request_batches import Batches, load_batches
-from compressor.latency.streams import PROMPTS, Stream, TokenSource, read_stream
+from compressor.latency.streams import PROMPTS, CheckedModel, Stream, TokenSource, read_stream
 from compressor.latency.verdict import CheckPhase, ScenarioResult, Slowdown, Verdict
 from compressor.measure.timing import CONFIDENCE, alternate_calls, ratio_interval
 from compressor.progress import Listener, NullListener, ProgressCallback
@@ -50,7 +50,6 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
     module: a script that requests them calls this function under `if __name__ == "__main__"`.
 
     Args:
-        request: the models, the inputs and the bounds.
         listener: receives the progress and the notes.
         timer: times both models in turn.
 
@@ -74,7 +73,7 @@ class _Check:
     that generate have prompts in place of batches, and `streams` in place of `times`.
     """
 
-    sides: Sequence[tuple[Endpoint | TokenSource, Sequence[Any]]]
+    sides: Sequence[tuple[CheckedModel, Sequence[Any]]]
 
     def __init__(self, request: CheckRequest, listener: Listener, stack: ExitStack) -> None:
         self.request, self.listener, self.start = request, listener, time.perf_counter()
@@ -109,12 +108,10 @@ class _Check:
         sources = [open_source(request, name) for name in (request.model, request.baseline)]
         inputs = [sorted(source.prompt(0)) for source in sources]
         if inputs[0] != inputs[1]:
-            raise InputError(
-                f"{request.baseline}: reads {listed(inputs[1])}, but {request.model} reads {listed(inputs[0])}; name"
-                " two runs on one model",
-                code=ErrorCode.FILE_MISMATCH,
-                path=request.baseline,
+            text = (
+                f"reads {listed(inputs[1])}, but {request.model} reads {listed(inputs[0])}; name two runs on one model"
             )
+            raise InputError.of_file(request.baseline, text, ErrorCode.FILE_MISMATCH)
         drawn = min(sources, key=lambda source: source.vocabulary)  # whose tokens the larger vocabulary has too
         prompts = tuple(drawn.prompt(number) for number in range(PROMPTS))
         length, new = request.lengths
@@ -131,12 +128,8 @@ class _Check:
         """All phases after loading; a failure of a server or an engine interrupts those that measure."""
         request = self.request
         if self.batches.random:
-            self.listener.note(
-                Note(
-                    text="the inputs are random; times may differ on real inputs (--inputs)",
-                    code=NoteCode.RANDOM_INPUTS,
-                )
-            )
+            text = "the inputs are random; times may differ on real inputs (--inputs)"
+            self.listener.note(Note(text=text, code=NoteCode.RANDOM_INPUTS))
         engines = {side.name: side for side, _ in self.sides if isinstance(side, LocalEngine)}
         proofs = tuple(proof for engine in engines.values() for proof in prove_again(engine, self.listener))
         with self.phase(CheckPhase.COMPARING):
@@ -248,13 +241,11 @@ class _Check:
         ).save(path)
 
 
-def _outputs(endpoint: Endpoint | TokenSource, requests: Sequence[Any]) -> list[Outputs]:
-    """The outputs of every batch."""
+def _outputs(endpoint: CheckedModel, requests: Sequence[Any]) -> list[Outputs]:
     return [endpoint.infer(request) for request in requests]
 
 
 def _caller(endpoint: Any, requests: Sequence[Any]) -> Callable[[], object]:
-    """A function that sends the next batch at each call."""
     batches = itertools.cycle(requests)
     return lambda: endpoint.call(next(batches))
 

@@ -14,34 +14,24 @@ from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError
 from compressor.latency.event_streams import EventSource
 from compressor.latency.local_engine import load_engine
-from compressor.latency.streams import TokenSource
+from compressor.latency.streams import CheckedModel, TokenSource
 from compressor.latency.triton import TritonModel
 from compressor.targets.base import Feeds
 from compressor.targets.tensor_specs import TensorSpec
 
 
-class Endpoint(Protocol):
-    """A model that can be called.
+class Endpoint(CheckedModel, Protocol):
+    """A model that computes its outputs at once.
 
     Attributes:
-        name: name of the model, or path of its file.
-        host: where it runs: runtime and device, or the server's name, version and address.
-        graph: ONNX file of the function that it computes; None for a server.
-        tolerance: largest relative error of its outputs.
         concurrency: maximum number of concurrent calls that is useful.
         inputs: the inputs that it takes.
         has_random_inputs: whether `trial_batch` draws ids at random, because no example rows of the model are known.
         id_limits: name of an input -> number of ids that its table has; empty without the graph.
     """
 
-    name: str
-    host: str
-    tolerance: float
     concurrency: int
     inputs: tuple[TensorSpec, ...]
-
-    @property
-    def graph(self) -> Path | None: ...
 
     @property
     def id_limits(self) -> Mapping[str, int]: ...
@@ -51,27 +41,15 @@ class Endpoint(Protocol):
 
     def trial_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         """A batch that is not from the user's inputs; `seq` is the size of every free axis but the first."""
-        ...
 
     def fitting_length(self, batch: int, longest: int) -> int:
         """The length at which `trial_batch` makes batches that the model takes, at most `longest`."""
-        ...
 
     def encode(self, feeds: Feeds) -> Any:
         """A batch in the form that `call` and `infer` take. Encoding is not timed."""
-        ...
 
     def call(self, request: Any) -> object:
         """Send one encoded batch and wait for the response."""
-        ...
-
-    def infer(self, request: Any) -> dict[str, np.ndarray]:
-        """The outputs of one encoded batch, by name."""
-        ...
-
-    def wait_until_idle(self) -> None:
-        """Wait until the threads of earlier calls are idle."""
-        ...
 
 
 @contextlib.contextmanager

@@ -188,7 +188,6 @@ class EventSource:
         return self._parts(wire, self._url.path, json.dumps(body).encode(), new)
 
     def _parts(self, wire: _Wire, path: str, body: bytes, new: int) -> Iterator[Part]:
-        """Send a request, and yield what comes back."""
         complete, count = False, 0
         with self._errors(), contextlib.closing(wire):
             for name, data in self._events(self._respond(wire, "POST", path, body)):
@@ -223,16 +222,11 @@ class EventSource:
                 raise
         if len(names) != 1:
             listed = f"has {len(names)} models, {', '.join(names[:5])}" if names else "lists no models"
-            raise UsageError(
-                f"{self.name}: the server {listed}; name one after the URL: {self.name}#{(names or ['NAME'])[0]}",
-                code=ErrorCode.MISSING_VALUE,
-                field="model",
-                value=self.name,
-            )
+            text = f"{self.name}: the server {listed}; name one after the URL: {self.name}#{(names or ['NAME'])[0]}"
+            raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="model", value=self.name)
         return names[0]
 
     def _connect(self) -> _Wire:
-        """A new connection."""
         seconds = self._request.deadline
         connection = socket.create_connection(self._address, seconds)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -260,7 +254,6 @@ class EventSource:
         return response
 
     def _events(self, response: HTTPResponse) -> Iterator[tuple[str, str]]:
-        """The events of a response, each when it arrives."""
         try:
             yield from read_events(response)
         except (ConnectionError, IncompleteRead) as error:
@@ -287,21 +280,18 @@ class EventSource:
 def _split(url: str) -> tuple[SplitResult, tuple[str, int], str]:
     """The parts of the URL of an endpoint, its host and port, and the end of its path in `PROTOCOLS`.
 
-    Raises:
-        UsageError: the URL is of no endpoint that is known.
+    Raises UsageError if it is of no endpoint that is known.
     """
     with contextlib.suppress(ValueError):  # the port is not a number
         parts = urlsplit(url)
         ending = next((ending for ending in PROTOCOLS if parts.path.endswith(ending)), None)
         if parts.hostname and ending and parts.scheme in ("http", "https"):
             return parts, (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), ending
-    raise UsageError(
+    text = (
         f"{url}: not the URL of an endpoint that streams text; name one that ends in {', '.join(PROTOCOLS)}, such as"
-        " http://HOST:PORT/v1/completions",
-        code=ErrorCode.INVALID_VALUE,
-        field="model",
-        value=url,
+        " http://HOST:PORT/v1/completions"
     )
+    raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="model", value=url)
 
 
 def _message(content: Any) -> str:
@@ -322,9 +312,6 @@ class _Wire:
     """A connection with one deadline for all that is read until a part of a text arrives.
 
     The timeout of a socket bounds a single read, and a server may send single bytes for ever.
-
-    Args:
-        seconds: duration of the deadline.
     """
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:

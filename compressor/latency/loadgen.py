@@ -127,7 +127,6 @@ def measure(
     Args:
         request: names the model and sets the bound.
         batches: the queries, in turn.
-        times: times of model and baseline.
 
     Raises:
         CompressorError: the first error of a call, or the process ended without a result.

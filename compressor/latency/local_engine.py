@@ -63,13 +63,11 @@ class LocalEngine:
     def _model(self) -> ir.Model:
         """The graph; raises InputError where the folder of the engine lacks it."""
         if not self.graph.is_file():
-            raise InputError(
-                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, which random inputs need; "
-                f"copy the graph there, or give inputs (--inputs)",
-                code=ErrorCode.FILE_MISSING,
-                path=self.graph,
-                field="inputs",
+            text = (
+                f"{self.name}: its folder lacks {self.graph.name}, the graph of the engine, which random inputs need;"
+                " copy the graph there, or give inputs (--inputs)"
             )
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=self.graph, field="inputs")
         return load(self.graph)
 
     @property
@@ -148,7 +146,6 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
 
 
 def _load_built(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
-    """An engine that was built ahead of time."""
     if kernel is not None:
         raise UsageError(
             f"--kernel {kernel}: a kernel is for ONNX Runtime, and {path} is a {runtime.title} engine; omit --kernel",
@@ -165,7 +162,6 @@ def _load_built(runtime: Target, path: Path, scratch: Path, threads: int | None,
 
 
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
-    """An engine that is built here from an ONNX file."""
     model = load(path)
     if is_quantized(model) or path.name == runtime.engine_file:  # fusion is for graphs of float operators
         engine = runtime.load(path, threads=threads, kernel=kernel)

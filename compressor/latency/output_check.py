@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import ErrorCode, InputError, MismatchError
-from compressor.latency.endpoints import Endpoint, cast_inputs
+from compressor.latency.endpoints import cast_inputs
 from compressor.latency.local_engine import library_errors
-from compressor.latency.streams import TokenSource
+from compressor.latency.streams import CheckedModel
 from compressor.latency.verdict import OutputAgreement
 from compressor.targets.base import Feeds
 from compressor.targets.example_rows import read_arrays
@@ -63,27 +63,21 @@ class ExpectedOutputs:
             return OutputAgreement(expected=ANY, error=None, tolerance=0.0, batches=len(outputs))
         error = max((self._error(model, number, batch) for number, batch in enumerate(outputs)), default=0.0)
         if error > self.tolerance:
-            raise MismatchError(
+            text = (
                 f"{model}: the outputs differ from those of {self.source}: relative error {error:.2g}, at most"
-                f" {self.tolerance:g} is permitted{self.hint}",
-                code=ErrorCode.OUTPUTS_DIFFER,
-                model=model,
-                error=error,
-                tolerance=self.tolerance,
+                f" {self.tolerance:g} is permitted{self.hint}"
             )
+            raise MismatchError(text, code=ErrorCode.OUTPUTS_DIFFER, model=model, error=error, tolerance=self.tolerance)
         return OutputAgreement(expected=self.source, error=error, tolerance=self.tolerance, batches=len(outputs))
 
     def _error(self, model: str, number: int, outputs: Outputs) -> float:
-        """The largest relative error of one batch."""
         missing = self.outputs[number].keys() - outputs.keys()
         if missing:
-            raise MismatchError(
+            text = (
                 f"{model}: {self.source} has the output {', '.join(sorted(missing))}, which the model lacks; it has"
-                f" {', '.join(sorted(outputs))}",
-                code=ErrorCode.TENSOR_MISMATCH,
-                model=model,
-                tensors=tuple(sorted(missing)),
+                f" {', '.join(sorted(outputs))}"
             )
+            raise MismatchError(text, code=ErrorCode.TENSOR_MISMATCH, model=model, tensors=tuple(sorted(missing)))
         largest = 0.0
         for name, expected in self.outputs[number].items():
             error = self._reference.error(number, name, outputs[name])
@@ -124,7 +118,7 @@ class ExpectedOutputs:
 
 
 def expected_outputs(
-    endpoint: Endpoint | TokenSource,
+    endpoint: CheckedModel,
     batches: Sequence[Feeds],
     baseline: Sequence[Outputs],
     expect: str | None,
@@ -191,41 +185,26 @@ def _read_expected(path: Path, *, generates: bool) -> _Source:
     if path.suffix == ".npz":
         arrays = read_arrays(path)
         if not arrays:
-            raise InputError(
-                f"--expect {path}: the file has no arrays to compare with; give outputs by their names",
-                code=ErrorCode.INVALID_VALUE,
-                path=path,
-                field="expect",
-            )
+            text = f"--expect {path}: the file has no arrays to compare with; give outputs by their names"
+            raise InputError(text, code=ErrorCode.INVALID_VALUE, path=path, field="expect")
         return lambda number, feeds: {name: _rows(path, array, number, feeds) for name, array in arrays.items()}
     graph = path / "model.onnx" if path.is_dir() else path
     if not graph.is_file():
-        raise InputError(
-            f"--expect {path}: no such file; give baseline, any, an .npz of outputs, an ONNX file or an output folder",
-            code=ErrorCode.FILE_MISSING,
-            path=graph,
-            field="expect",
+        text = (
+            f"--expect {path}: no such file; give baseline, any, an .npz of outputs, an ONNX file or an output folder"
         )
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=graph, field="expect")
     return _run_graph(graph)
 
 
 def _rows(path: Path, array: np.ndarray, number: int, feeds: Feeds) -> np.ndarray:
     batch = len(next(iter(feeds.values())))
     if not array.ndim:
-        raise InputError(
-            f"--expect {path}: an array is a single number; give a row of outputs for every row of inputs",
-            code=ErrorCode.INVALID_VALUE,
-            path=path,
-            field="expect",
-        )
+        text = f"--expect {path}: an array is a single number; give a row of outputs for every row of inputs"
+        raise InputError(text, code=ErrorCode.INVALID_VALUE, path=path, field="expect")
     if len(array) < (number + 1) * batch:
-        raise InputError(
-            f"--expect {path}: {len(array)} rows of outputs, fewer than the inputs; give an output for every row",
-            code=ErrorCode.TOO_FEW_ROWS,
-            path=path,
-            count=len(array),
-            needed=(number + 1) * batch,
-        )
+        text = f"--expect {path}: {len(array)} rows of outputs, fewer than the inputs; give an output for every row"
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, path=path, count=len(array), needed=(number + 1) * batch)
     return array[number * batch : (number + 1) * batch]
 
 

@@ -80,7 +80,6 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
 
 
 def _encode_rows(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Rows of text or of images, converted into the inputs of a model."""
     reads_images = any(tensor.name == PIXELS for tensor in inputs)
     if request.tokenizer is None:
         what = "images need an image processor" if reads_images else "texts need a tokenizer"
@@ -100,7 +99,6 @@ def _encode_rows(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]
 def _encode_texts(
     path: Path, request: CheckRequest, folder: Path, inputs: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """Rows of text, tokenized by the tokenizer of a folder."""
     from compressor.model_folder.sentence_texts import read_sentence_texts
     from compressor.tasks.raw_texts import model_texts, read_texts, tokenize, tokenizer_of
 

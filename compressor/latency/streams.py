@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -64,40 +64,44 @@ class Stream:
         return np.diff(self.arrivals)
 
 
-class TokenSource(Protocol):
-    """A model that generates from a prompt, one after the other.
+class CheckedModel(Protocol):
+    """A model of a check.
 
     Attributes:
-        name: path of its folder, or its URL.
-        host: where it runs.
-        graph: folder of its graphs; None for a server.
+        name: name of the model, path of its file or folder, or its URL.
+        host: where it runs: runtime and device, or the server's name, version and address.
+        graph: ONNX file of the function that it computes, or the folder of its graphs; None for a server.
         tolerance: largest relative error of its outputs.
-        vocabulary: number of tokens that prompts are drawn from; 0 where they consist of words.
     """
 
     name: str
     host: str
     tolerance: float
-    vocabulary: int
 
     @property
     def graph(self) -> Path | None: ...
 
-    def prompt(self, number: int) -> Feeds:
-        """A random prompt; prompts of different numbers differ."""
-        ...
-
-    def stream(self, prompt: Feeds) -> Iterator[Part]:
-        """The parts of the text of a prompt, when they arrive; the work begins with the first one that is read."""
-        ...
-
-    def infer(self, prompt: Feeds) -> Outputs:
-        """The outputs for a prompt, by name."""
-        ...
+    def infer(self, request: Any) -> Outputs:
+        """The outputs of one encoded batch or prompt, by name."""
 
     def wait_until_idle(self) -> None:
         """Wait until the threads of earlier calls are idle."""
-        ...
+
+
+class TokenSource(CheckedModel, Protocol):
+    """A model that generates from a prompt, one after the other.
+
+    Attributes:
+        vocabulary: number of tokens that prompts are drawn from; 0 where they consist of words.
+    """
+
+    vocabulary: int
+
+    def prompt(self, number: int) -> Feeds:
+        """A random prompt; prompts of different numbers differ."""
+
+    def stream(self, prompt: Feeds) -> Iterator[Part]:
+        """The parts of the text of a prompt, when they arrive; the work begins with the first one that is read."""
 
 
 def read_stream(source: TokenSource, prompt: Feeds) -> Stream:
@@ -116,11 +120,9 @@ def read_stream(source: TokenSource, prompt: Feeds) -> Stream:
         tokens = tokens if part.tokens is None else part.tokens
     tokens = tokens if tokens > 1 else len(arrivals)
     if len(arrivals) < 2:
-        raise ServerError(
-            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time between "
-            f"tokens; name an endpoint that sends each token, or generate more tokens (--new-tokens)",
-            code=ErrorCode.SERVER_ERROR,
-            url=source.name,
-            count=tokens,
+        text = (
+            f"{source.name}: a text of {tokens} tokens arrives in {len(arrivals)} parts, so there is no time between"
+            " tokens; name an endpoint that sends each token, or generate more tokens (--new-tokens)"
         )
+        raise ServerError(text, code=ErrorCode.SERVER_ERROR, url=source.name, count=tokens)
     return Stream("".join(texts), np.array(arrivals), tokens)

@@ -63,12 +63,8 @@ class TritonModel:
     def __init__(self, request: CheckRequest, model: str) -> None:
         name, colon, version = model.partition(":")
         if colon and not (name and version.isdecimal()):
-            raise UsageError(
-                f"{model}: not the name of a served model; use NAME or NAME:VERSION, where VERSION is a number",
-                code=ErrorCode.INVALID_VALUE,
-                field="model",
-                value=model,
-            )
+            text = f"{model}: not the name of a served model; use NAME or NAME:VERSION, where VERSION is a number"
+            raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="model", value=model)
         self.name, self.url, self._request = model, request.server or "", request
         scheme, address = split_url(self.url)
         protocol = GrpcProtocol if scheme.startswith("grpc") else HttpProtocol
@@ -81,12 +77,8 @@ class TritonModel:
         # Unlike the check before, this call reports that access is denied.
         software, release = self._send(self._protocol.server)
         if not self._send(self._protocol.is_ready):
-            raise ServerError(
-                f"{self.url}: no model {model!r} is ready there; check the name and the server's log",
-                code=ErrorCode.MODEL_NOT_READY,
-                url=self.url,
-                model=model,
-            )
+            text = f"{self.url}: no model {model!r} is ready there; check the name and the server's log"
+            raise ServerError(text, code=ErrorCode.MODEL_NOT_READY, url=self.url, model=model)
         self.inputs = tuple(spec_from_server(*tensor) for tensor in self._send(self._protocol.inputs))
         self.host = f"{software} {release} at {address}, over {scheme}"
         _log.debug("%s on %s takes %s", model, self.host, self.inputs)
@@ -103,12 +95,10 @@ class TritonModel:
         """
         for tensor in self.inputs:
             if tensor.dtype == ir.DataType.STRING:
-                raise UsageError(
-                    f"{self.name}: the input {tensor.name} is text and cannot be random; give an .npz file (--inputs)",
-                    code=ErrorCode.MISSING_VALUE,
-                    field="inputs",
-                    tensor=tensor.name,
+                text = (
+                    f"{self.name}: the input {tensor.name} is text and cannot be random; give an .npz file (--inputs)"
                 )
+                raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="inputs", tensor=tensor.name)
         inputs = ir.Graph([tensor.value for tensor in self.inputs], [], nodes=[])
         return trial_feeds(ir.Model(inputs, ir_version=10), batch, seq, seed=seed)
 
@@ -120,12 +110,11 @@ class TritonModel:
             try:
                 inputs.append(self._protocol.encode(tensor.name, array, tensor.type))
             except self._protocol.errors as error:
-                raise InputError(
-                    f"{self.name}: the input {tensor.name} cannot be sent ({one_line(error)}); use grpc:// for tensors "
-                    f"that JSON cannot hold",
-                    code=ErrorCode.UNSUPPORTED,
-                    tensor=tensor.name,
-                ) from error
+                text = (
+                    f"{self.name}: the input {tensor.name} cannot be sent ({one_line(error)}); use grpc:// for tensors"
+                    " that JSON cannot hold"
+                )
+                raise InputError(text, code=ErrorCode.UNSUPPORTED, tensor=tensor.name) from error
         return inputs
 
     def call(self, request: list[Any]) -> Any:
@@ -189,21 +178,12 @@ class TritonModel:
         return None
 
     def _unreadable(self, output: str, reason: str) -> MismatchError:
-        return MismatchError(
-            f"{self.name}: output {output}: {reason}; check the model on the server",
-            code=ErrorCode.TENSOR_MISMATCH,
-            model=self.name,
-            tensor=output,
-        )
+        text = f"{self.name}: output {output}: {reason}; check the model on the server"
+        return MismatchError(text, code=ErrorCode.TENSOR_MISMATCH, model=self.name, tensor=output)
 
 
 class _Protocol:
-    """One of Triton's clients, called for one model.
-
-    Attributes:
-        errors: every exception type that its calls raise.
-        options: options of each of its calls.
-    """
+    """One of Triton's clients, called for one model; `errors` are all exception types that its calls raise."""
 
     errors: tuple[type[Exception], ...]
     options: Mapping[str, Any] = MappingProxyType({})
@@ -318,8 +298,7 @@ class HttpProtocol(_Protocol):
         _add_headers(module, self._client, request.headers)
 
     def deadline(self) -> contextlib.AbstractContextManager[Any]:
-        timeout: contextlib.AbstractContextManager[Any] = self._timeout(self._seconds, TimeoutError("timed out"))
-        return timeout
+        return self._timeout(self._seconds, TimeoutError("timed out"))
 
     def inputs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         metadata = self._client.get_model_metadata(self._model, self._version)
@@ -385,9 +364,5 @@ def split_url(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
         if parts.scheme in _SCHEMES and parts.hostname and parts.port and not parts.path:
             return parts.scheme, url.partition("://")[2]
-    raise UsageError(
-        f"--server {url}: invalid address; use grpc://HOST:PORT or http://HOST:PORT, or grpcs:// or https://",
-        code=ErrorCode.INVALID_VALUE,
-        field="server",
-        value=url,
-    )
+    text = f"--server {url}: invalid address; use grpc://HOST:PORT or http://HOST:PORT, or grpcs:// or https://"
+    raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="server", value=url)

@@ -64,17 +64,13 @@ def bench(
     """Build two graphs for a runtime and time them in turn, on the example rows of the first graph or random inputs.
 
     Args:
-        dense: the first ONNX file.
         compressed: the second ONNX file, with the same inputs.
         batches: batch sizes to time, each with every length.
         seqs: lengths to time, in tokens; a graph of images has none.
-        runtime: name of the target.
-        precision: numeric precision of the engines.
         provider: device to run on; None: a GPU where there is one.
         threads: threads per call; None: one per core.
         kernel: library of `compress kernel`.
         seconds: approximate duration of each row.
-        listener: receives the progress.
 
     Raises:
         GraphError: a file cannot be read.
@@ -231,15 +227,12 @@ def bench_folder(
     """Time the engine of a run and engines of its graphs for several runtimes, in fp32, bf16 and int8, in turn.
 
     Args:
-        out: the folder of the run.
-        targets: names of the runtimes.
         batches: batch sizes to time, each with every length.
         seqs: lengths to time, in tokens.
         callers: callers at once whose throughput is measured too, with one thread each.
         threads: threads per call of the single caller; None: one per core.
         seconds: approximate duration for each engine and size.
         report: the report of the run, whose engine is loaded rather than built; None: all are built.
-        listener: receives the progress.
 
     Returns:
         A row for each engine and size, and one for each engine that cannot be built.

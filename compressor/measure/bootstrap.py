@@ -45,9 +45,8 @@ def paired_interval(
     """
     examples = len(dense)
     if examples != len(compressed) or not examples:
-        raise ValueError(
-            f"{examples} examples against {len(compressed)}: both models must have scored the same, and at least one"
-        )
+        text = f"{examples} examples against {len(compressed)}: both models must have scored the same, and at least one"
+        raise ValueError(text)
     rng = np.random.default_rng(seed)
     differences = np.empty(resamples)
     for index in range(resamples):

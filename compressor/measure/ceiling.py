@@ -61,7 +61,6 @@ class LossCeiling:
 
 
 def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature at which the labels are most likely."""
     rows = np.arange(len(labels))
     losses = [-log_softmax(logits / temperature)[rows, labels].mean() for temperature in _TEMPERATURES]
     return float(_TEMPERATURES[int(np.argmin(losses))])

@@ -228,8 +228,7 @@ def _intervals(row: GroupCosts, counts: Mapping[str, int]) -> np.ndarray:
     """For each interval of a row, the number of groups that keep its units; fractional where they keep some of them."""
     low, high = np.array(row.counts[:-1]), np.array(row.counts[1:])
     kept = np.array([counts[name] for name in row.groups])[:, None]
-    parts: np.ndarray = ((kept - low) / (high - low)).clip(0, 1).sum(axis=0)
-    return parts
+    return ((kept - low) / (high - low)).clip(0, 1).sum(axis=0)
 
 
 def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarray) -> np.ndarray:
@@ -241,12 +240,10 @@ def _errors_of_costs(design: np.ndarray, residuals: np.ndarray, errors: np.ndarr
     inverse = np.linalg.pinv(design)
     expected = float(np.square((np.eye(len(design)) - design @ inverse) * errors).sum())
     excess = float(np.square(residuals).sum()) / expected if expected > 0 else 1.0
-    spread: np.ndarray = np.sqrt(max(1.0, excess) * np.square(inverse * errors).sum(axis=1))
-    return spread
+    return np.sqrt(max(1.0, excess) * np.square(inverse * errors).sum(axis=1))
 
 
 def _with_costs(row: GroupCosts, costs: np.ndarray, errors: Sequence[float]) -> GroupCosts:
-    """A row with the fitted costs of its intervals."""
     savings = [*np.cumsum(costs[::-1])[::-1].tolist(), 0.0]
     # An empty group computes nothing, so any additional time of it is noise.
     return row.with_savings([max(savings), *savings[1:]], errors)

@@ -80,13 +80,9 @@ def interleave(
     twice, the ratio is close to one and the interval shows the smallest difference that the machine can resolve.
 
     Args:
-        dense: the first engine.
-        compressed: the second engine.
-        feeds: one batch of inputs.
         batch: its number of rows, for the report and the throughput.
         seq: its length in tokens, for the report; None for a model of images or sound.
         seconds: approximate duration; at least ten pairs of rounds are timed.
-        seed: seed of the bootstrap.
         on_progress: called with (pairs timed, pairs planned).
 
     Returns:
@@ -278,7 +274,6 @@ def median_times(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list
     """Median seconds of a call of each engine, timed in turns; every second turn is in reverse order.
 
     Args:
-        feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
     """
     turns = list(_turns(engines, feeds, seconds))
@@ -294,13 +289,11 @@ def paired_times(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list
 
     Args:
         engines: the engines; the first one is the control.
-        feeds: one batch of inputs.
         seconds: approximate duration; at least four rounds of each engine are timed.
     """
     medians = _medians(engines, feeds, seconds)
     ratios = np.median(medians / medians[:, :1], axis=0)
-    times: list[float] = (np.median(medians[:, 0]) * ratios).tolist()
-    return times
+    return (np.median(medians[:, 0]) * ratios).tolist()
 
 
 def paired_ratios(engines: Sequence[Timed], feeds: Feeds, seconds: float) -> list[tuple[float, float]]:

@@ -39,7 +39,7 @@ class ModelAccess(ABC):
 
     Attributes:
         exporter: module whose functions write graphs of the model and prove them; see `engines.export`.
-        cached_exporter: that of the graphs with key/value caches of one that generates; see `generation.deliver`.
+        cached_exporter: that of the graphs with key/value caches of one that generates; see `generation.export_module`.
         config: its configuration.
         file: the file of its graph; None: it is a module of PyTorch.
         precision: the precision in which its weights are stored; computations are in float32.

@@ -124,7 +124,6 @@ def quantize_without_ruined(
     Args:
         graph: the graph; its file stays unchanged.
         examples: batches of calibration examples; matmuls are examined on the first batches.
-        out: the file to write.
         reduce_range: whether weights use 7 of 8 bits, see `quantize_graph`.
 
     Raises:
@@ -146,10 +145,6 @@ def ruined_matmuls(quantized: Path, batches: Sequence[Feeds]) -> tuple[str, ...]
 
     Each matmul is computed in int8 and in floats from the same activations. Errors are relative to the norm of each
     token, since an outlier dominates the norm of a whole tensor.
-
-    Args:
-        quantized: the portable quantized graph.
-        batches: batches of inputs.
     """
     ruined: list[str] = []
     # Outliers hardly get through a ruined matmul, so that later ruined matmuls show only when it is in floats.
@@ -194,9 +189,6 @@ def rank_matmuls(
     squared difference relative to the mean square. No labels are needed.
 
     Args:
-        quantized: the portable quantized graph.
-        float_graph: the graph that was quantized.
-        batches: batches of inputs.
         on_progress: called with (matmuls tried, matmuls).
     """
     names = names_of(quantized_matmuls(load(quantized)))
@@ -213,13 +205,7 @@ def rank_matmuls(
 
 
 def output_distance(quantized: Path, float_graph: Path, batches: Sequence[Feeds]) -> float:
-    """Mean squared difference between the outputs of two graphs, relative to the mean square of the float graph's.
-
-    Args:
-        quantized: the quantized graph.
-        float_graph: the graph that was quantized.
-        batches: batches of inputs.
-    """
+    """Mean squared difference between the outputs of two graphs, relative to the mean square of the float graph's."""
     return _distance(_outputs(float_graph, batches), _outputs(quantized, batches))
 
 

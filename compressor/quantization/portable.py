@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,12 +25,9 @@ import onnx_ir.passes.common as common
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Feeds
-from compressor.targets.graph_facts import float_matmuls, is_quantized, names_of, quantized_matmuls
+from compressor.targets.graph_facts import is_quantized, matmul_names
 from graph_passes import load, save
 from graph_passes.passes import FoldWeights, TransposeSingleQuery
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ class QuantizedGraph:
     def saved(cls, model: ir.Model, out: Path, rows: int) -> QuantizedGraph:
         """Write a quantized graph, which was calibrated with `rows` batches."""
         save(model, out)
-        matmuls, in_float = names_of(quantized_matmuls(model)), names_of(float_matmuls(model))
+        matmuls, in_float = matmul_names(model)
         logger.debug("%s: %d matmuls quantized, %d in floats", out, len(matmuls), len(in_float))
         return cls(out, matmuls, in_float, rows)
 
@@ -77,8 +75,7 @@ def require_nncf() -> ModuleType:
     except ImportError as error:
         text = "int8: NNCF, which quantizes graphs, is not installed"
         raise TargetMissingError.of_package("nncf", "openvino", text) from error
-    module: ModuleType = nncf
-    return module
+    return nncf
 
 
 def quantize_graph(
@@ -94,7 +91,6 @@ def quantize_graph(
     Args:
         graph: the graph; its file stays unchanged.
         examples: batches of calibration examples, on which the ranges of activations are measured.
-        out: the file to write.
         keep_float: names of matmuls that stay in floats.
         reduce_range: whether weights use 7 of 8 bits, so that a sum of two products fits into 16 bits; processors
             without int8 dot products saturate otherwise.
@@ -125,11 +121,8 @@ def quantize_graph(
                 ),
             )
     except Exception as error:  # NNCF raises any exception on graphs that it does not expect
-        raise InputError(
-            f"{graph}: NNCF cannot quantize it ({one_line(error)}); use --precision fp32",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=graph,
-        ) from error
+        text = f"{graph}: NNCF cannot quantize it ({one_line(error)}); use --precision fp32"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=graph) from error
     quantized = ir.from_proto(proto)
     quantized.metadata_props.update(model.metadata_props)
     # OpenVINO may read the graph without the rewrites of this package, at fixed shapes.
@@ -186,11 +179,8 @@ def float_model(graph: Path) -> ir.Model:
     """
     model = load(graph)
     if is_quantized(model):
-        raise InputError(
-            f"{graph}: its matmuls are quantized already; use the float graph, or --precision fp32",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=graph,
-        )
+        text = f"{graph}: its matmuls are quantized already; use the float graph, or --precision fp32"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=graph)
     common.InlinePass()(model)
     # NNCF reads constants of inlined functions as initializers only.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -201,28 +191,17 @@ def float_model(graph: Path) -> ir.Model:
 def inputs_of(model: ir.Model, examples: Sequence[Feeds], graph: Path) -> list[Feeds]:
     """The calibration examples without arrays for which the graph has no input.
 
-    Args:
-        model: the graph.
-        examples: batches of calibration examples.
-        graph: the file of the graph, for messages.
-
     Raises:
         InputError: there are no examples, or a batch lacks an input.
     """
     if not examples:
-        raise InputError(
-            f"{graph}: there are no rows to calibrate on; add training rows (--data)",
-            code=ErrorCode.TOO_FEW_ROWS,
-            field="data",
-        )
+        text = f"{graph}: there are no rows to calibrate on; add training rows (--data)"
+        raise InputError(text, code=ErrorCode.TOO_FEW_ROWS, field="data")
     names = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
     missing = next((name for name in names for feeds in examples if name not in feeds), None)
     if missing is not None:
-        raise InputError(
-            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}",
-            code=ErrorCode.TENSOR_MISMATCH,
-            tensor=missing,
-        )
+        text = f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}"
+        raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor=missing)
     return [{name: feeds[name] for name in names} for feeds in examples]
 
 

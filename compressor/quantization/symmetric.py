@@ -48,7 +48,6 @@ def quantize_symmetric(
     Args:
         graph: the graph; its file stays unchanged.
         examples: batches of calibration examples, on which the ranges of activations are measured.
-        out: the file to write.
         precision: `int8`, or `fp8`, whose graph has at least operator set 21.
         on_progress: called with (batches done, batches).
 
@@ -64,11 +63,7 @@ def quantize_symmetric(
         model.ir_version = max(model.ir_version, _FP8_IR_VERSION)
     tensors = {str(entry.value.name) for entry in quantized_inputs(model) if entry.role is not QuantizedRole.WEIGHT}
     if not tensors:
-        raise InputError(
-            f"{graph}: no matmul can be quantized; use --precision fp16",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=graph,
-        )
+        raise InputError.of_file(graph, "no matmul can be quantized; use --precision fp16", ErrorCode.UNSUPPORTED_MODEL)
     histograms = measure_magnitudes(model, tensors, feeds, on_progress)
     levels = int(LARGEST[ir.DataType.INT8])
     ranges = {
@@ -154,8 +149,6 @@ def measure_magnitudes(
 
     Args:
         model: the graph, which stays unchanged.
-        tensors: names of activations.
-        batches: batches of inputs.
         on_progress: called with (batches done, batches).
     """
     histograms = {name: MagnitudeHistogram() for name in tensors}
@@ -174,7 +167,6 @@ def measure_magnitudes(
 
 
 def _with_outputs(model: ir.Model, tensors: Collection[str]) -> ir.Model:
-    """A copy of a graph that outputs the tensors too."""
     copy = model.clone()
     values = [output for node in copy.graph for output in node.outputs if output.name in tensors]
     copy.graph.outputs.extend(value for value in values if not value.is_graph_output())

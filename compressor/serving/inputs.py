@@ -63,11 +63,8 @@ def real_rows(
     for text in model_texts(texts, sentence):
         tokens = tokenize(tokenizer, [text], sentence, shortest=shortest, longest=longest)
         if not any(tokens["attention_mask"][0]):
-            raise InputError(
-                f"{text[0]!r}: the tokenizer makes no token of this text; remove the row",
-                code=ErrorCode.INVALID_ROWS,
-                value=text[0],
-            )
+            problem = f"{text[0]!r}: the tokenizer makes no token of this text; remove the row"
+            raise InputError(problem, code=ErrorCode.INVALID_ROWS, value=text[0])
         encoded.append({name: np.array(values) for name, values in tokens.items()})
         require_ids(encoded[-1], limits, f"{text[0]!r:.60}")
     return completed_rows(encoded, model, inputs, longest)

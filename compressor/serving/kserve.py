@@ -71,7 +71,6 @@ def service_name(repository: str) -> str:
 
 
 def _read_or_create(repository: Path) -> dict[str, Any]:
-    """The existing YAML of a repository, else a new one."""
     path = repository / FILE_NAME
     try:
         document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))

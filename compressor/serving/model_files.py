@@ -271,7 +271,6 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
 
 
 def _gpu_flag(request: ServeRequest) -> str:
-    """The option that requests a GPU."""
     return "gpus" if request.gpus else "device"
 
 
@@ -308,7 +307,6 @@ def _model_files(
 
 
 def _python_files(runtime: str) -> dict[str, Path]:
-    """The files of a model in the Python backend, for a runtime."""
     return {"model.py": _BACKEND / "model.py", "session.py": _BACKEND / f"{runtime}_session.py"}
 
 
@@ -320,7 +318,6 @@ def _lengths(inputs: Sequence[TensorSpec], report: Report) -> tuple[int, int]:
 
 
 def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator[Note]:
-    """Requirements that not every server meets."""
     texts = []
     if (graph.ir_version or 0) >= _RECENT_IR:
         opset = graph.opset_imports.get("", 0)

@@ -89,19 +89,14 @@ def export(request: ServeRequest, service: Callable[..., str] = kserve.service) 
 
 def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[Note]:
     if rows.random:
-        yield Note(
-            text=f"the warm-up uses random values for {', '.join(rows.random)}, which no row provides",
-            code=NoteCode.RANDOM_INPUTS,
-        )
+        text = f"the warm-up uses random values for {', '.join(rows.random)}, which no row provides"
+        yield Note(text=text, code=NoteCode.RANDOM_INPUTS)
     if request.storage_uri is None and kserve.placeholder_uri(request.repository) in service:
-        yield Note(
-            text=f"{request.repository / kserve.FILE_NAME}: storageUri is a placeholder; set it with --storage-uri",
-            code=NoteCode.STORAGE_URI,
-        )
+        text = f"{request.repository / kserve.FILE_NAME}: storageUri is a placeholder; set it with --storage-uri"
+        yield Note(text=text, code=NoteCode.STORAGE_URI)
 
 
 def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence[triton_config.Warmup]) -> None:
-    """Write the folder of a model."""
     for name, file in files.files.items():
         target = model / VERSION / name
         target.parent.mkdir(parents=True, exist_ok=True)

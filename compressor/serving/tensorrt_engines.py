@@ -120,18 +120,12 @@ def check_request(request: ServeRequest) -> None:
         UsageError: the request names the CPU, the plain graph or a number of threads.
     """
     if request.device == "cpu":
-        raise UsageError(
-            "--device cpu: TensorRT runs on GPUs only; omit --device, or use --backend onnxruntime",
-            code=ErrorCode.CONTRADICTION,
-            field="device",
-        )
+        text = "--device cpu: TensorRT runs on GPUs only; omit --device, or use --backend onnxruntime"
+        raise UsageError(text, code=ErrorCode.CONTRADICTION, field="device")
     for field, flag in (("plain", "--plain"), ("threads", f"--threads {request.threads}")):
         if getattr(request, field):
-            raise UsageError(
-                f"{flag}: has no effect on a TensorRT engine; omit {flag}, or use --backend onnxruntime",
-                code=ErrorCode.CONTRADICTION,
-                field=field,
-            )
+            text = f"{flag}: has no effect on a TensorRT engine; omit {flag}, or use --backend onnxruntime"
+            raise UsageError(text, code=ErrorCode.CONTRADICTION, field=field)
 
 
 def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:

@@ -43,14 +43,9 @@ def target(name: str) -> Target:
         UsageError: there is no target of this name.
     """
     if name not in TARGETS:
-        raise UsageError(
-            f"{name}: unknown target; {suggestion(name, tuple(TARGETS))}",
-            code=ErrorCode.UNKNOWN_NAME,
-            field="target",
-            value=name,
-        )
-    runtime: Target = import_module(TARGETS[name]).TARGET
-    return runtime
+        text = f"{name}: unknown target; {suggestion(name, tuple(TARGETS))}"
+        raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="target", value=name)
+    return import_module(TARGETS[name]).TARGET
 
 
 def target_of(path: Path) -> Target:

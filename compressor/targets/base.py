@@ -290,12 +290,8 @@ class Target(ABC):
             UsageError: the precision is unknown, the target runs on no such provider, or cannot use a kernel.
         """
         if precision not in TOLERANCE:
-            raise UsageError(
-                f"precision {precision!r}: unknown; use {', '.join(TOLERANCE)}",
-                code=ErrorCode.UNKNOWN_NAME,
-                field="precision",
-                value=precision,
-            )
+            text = f"precision {precision!r}: unknown; use {', '.join(TOLERANCE)}"
+            raise UsageError(text, code=ErrorCode.UNKNOWN_NAME, field="precision", value=precision)
         if provider is not None and provider not in self.providers:
             raise UsageError(
                 f"--provider {provider}: {self.title} runs on {' or '.join(self.providers)} only; omit --provider, or"
@@ -360,10 +356,9 @@ class Target(ABC):
         """
         options = options or BuildOptions()
         self.check(precision=precision, provider=provider, kernel=options.kernel)
-        engine: Engine = import_module(self.engines).build_engine(
+        return import_module(self.engines).build_engine(
             onnx, out, precision=precision, provider=provider, threads=threads, options=options
         )
-        return engine
 
     __call__ = build
 
@@ -390,10 +385,9 @@ class Target(ABC):
             InputError: the file is missing or damaged, or was built for another device or version.
         """
         self.check(provider=provider, kernel=kernel)
-        engine: Engine = import_module(self.engines).load_engine(
+        return import_module(self.engines).load_engine(
             Path(path), provider=provider, threads=threads, kernel=kernel, cached=cached
         )
-        return engine
 
     def prepare_caches(self, graph: ir.Model) -> None:
         """Rewrite a graph with key/value caches, in place, to the form in which the runtime fuses attention."""
@@ -405,10 +399,8 @@ class Target(ABC):
         """Build the engines of a model that generates beside its graphs; only for a target with `caches`.
 
         Args:
-            folder: the folder of the graphs.
             files: file names of the graphs, the decoder last; missing files are skipped.
             sizes: batch sizes and lengths of texts, at which forms of operators are compared.
-            threads: threads of the engines; None: one per core.
 
         Raises:
             InputError: the runtime cannot read or run a graph.
@@ -430,14 +422,10 @@ class Target(ABC):
         Raises:
             InputError: `rounds` refuses the graph, or the runtime does not multiply by the weights as they are stored.
         """
-        path: Path = self._sessions.round_weights(folder, rounds, out)
-        return path
+        return self._sessions.round_weights(folder, rounds, out)
 
     def check_rounded(self, graph: Path) -> None:
         """Check that the runtime multiplies by rounded weights as they are stored; only for a target with `caches`.
-
-        Args:
-            graph: a graph with `MatMulNBits`.
 
         Raises:
             InputError: the runtime does not, in this installation or on this processor.
@@ -466,8 +454,7 @@ class Target(ABC):
             InputError: an engine is missing, or cannot be loaded.
         """
         self.check(provider=provider)
-        sessions: Sessions = self._sessions.open_sessions(folder, provider=provider, threads=threads, decoder=decoder)
-        return sessions
+        return self._sessions.open_sessions(folder, provider=provider, threads=threads, decoder=decoder)
 
     def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
         """Write the files that the runtime's library that generates (`library`) reads beside the engines of a folder.
@@ -499,8 +486,6 @@ class Target(ABC):
 
         Args:
             onnx: the graph, which is rewritten for the runtime only where the runtime cannot run it as it is.
-            feeds: the batch.
-            precision: numeric precision of the graph.
 
         Raises:
             TargetMissingError: the runtime or its device is missing.
@@ -516,11 +501,8 @@ class Target(ABC):
 
 def missing_input(name: str, inputs: Iterable[str]) -> InputError:
     """The error of a batch without an input of the graph."""
-    return InputError(
-        f"{name}: this input of the graph is missing; pass {', '.join(inputs)}",
-        code=ErrorCode.TENSOR_MISMATCH,
-        tensor=name,
-    )
+    text = f"{name}: this input of the graph is missing; pass {', '.join(inputs)}"
+    return InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor=name)
 
 
 def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
@@ -530,15 +512,13 @@ def check_reach(reach: Mapping[str, int], feeds: Feeds) -> None:
 
     Args:
         reach: input -> number of positions that the masks cover.
-        feeds: one batch of inputs.
     """
     for name, maximum in reach.items():
         if name in feeds and feeds[name].shape[1] > maximum:
+            text = (
+                f"{name}: {feeds[name].shape[1]} tokens, and the block masks cover {maximum}; pass shorter texts, or"
+                " learn masks on longer texts (--max-length)"
+            )
             raise InputError(
-                f"{name}: {feeds[name].shape[1]} tokens, and the block masks cover {maximum}; pass shorter texts, or "
-                f"learn masks on longer texts (--max-length)",
-                code=ErrorCode.OUT_OF_RANGE,
-                tensor=name,
-                value=feeds[name].shape[1],
-                maximum=maximum,
+                text, code=ErrorCode.OUT_OF_RANGE, tensor=name, value=feeds[name].shape[1], maximum=maximum
             )

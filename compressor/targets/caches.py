@@ -155,26 +155,21 @@ def positions(mask: np.ndarray) -> np.ndarray:
 def require_decoder(folder: Path) -> None:
     """Raise InputError if a folder has no graph that generates."""
     if not (folder / DECODER).is_file():
-        raise InputError(
-            f"{folder}: has no {DECODER}; give the output folder of a run on a model that generates, which contains "
-            f"this graph",
-            code=ErrorCode.FILE_MISSING,
-            path=folder / DECODER,
+        text = (
+            f"{folder}: has no {DECODER}; give the output folder of a run on a model that generates, which contains"
+            " this graph"
         )
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / DECODER)
 
 
 def missing_encoder(path: Path, decoder: str) -> InputError:
     """The error of a folder without the encoder that its decoder needs.
 
     Args:
-        path: the file of the encoder.
         decoder: the file name of the decoder.
     """
-    return InputError(
-        f"{path.parent}: has no {path.name}, whose outputs {decoder} reads; copy it into the folder too",
-        code=ErrorCode.FILE_MISSING,
-        path=path,
-    )
+    text = f"{path.parent}: has no {path.name}, whose outputs {decoder} reads; copy it into the folder too"
+    return InputError(text, code=ErrorCode.FILE_MISSING, path=path)
 
 
 def plan_digest(kept: Mapping[str, Iterable[int]]) -> str:
@@ -191,7 +186,6 @@ def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
     """Check that the graphs of a folder, and plan.json where there is one, are of one plan.
 
     Args:
-        folder: the folder.
         digests: name of a graph -> the plan that it records (`plan_digest`); None: it records none.
 
     Raises:
@@ -204,9 +198,5 @@ def require_one_plan(folder: Path, digests: Mapping[str, str | None]) -> None:
         known[path.name] = plan_digest({group.name: group.kept for group in Plan.load(path).groups})
     if len(set(known.values())) > 1:
         first, *_, last = known
-        raise InputError(
-            f"{folder / first}: keeps different units than {last} records; copy the whole folder of one run",
-            code=ErrorCode.FILE_MISMATCH,
-            path=folder / first,
-            files=tuple(known),
-        )
+        text = f"{folder / first}: keeps different units than {last} records; copy the whole folder of one run"
+        raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=folder / first, files=tuple(known))

@@ -117,13 +117,11 @@ def open_driver(load: Callable[[str], Any] = ctypes.CDLL) -> CudaDriver:
     try:
         return CudaDriver(load)
     except (OSError, AttributeError) as error:
-        raise TargetMissingError(
-            "there is no NVIDIA GPU here, or no driver for it (libcuda)", code=ErrorCode.DEVICE_MISSING
-        ) from error
+        text = "there is no NVIDIA GPU here, or no driver for it (libcuda)"
+        raise TargetMissingError(text, code=ErrorCode.DEVICE_MISSING) from error
     except InputError as error:
-        raise TargetMissingError(
-            f"there is no NVIDIA GPU here that can be used: {error}", code=ErrorCode.DEVICE_MISSING, **error.details
-        ) from error
+        text = f"there is no NVIDIA GPU here that can be used: {error}"
+        raise TargetMissingError(text, code=ErrorCode.DEVICE_MISSING, **error.details) from error
 
 
 driver = functools.cache(open_driver)
@@ -131,11 +129,7 @@ driver = functools.cache(open_driver)
 
 
 class CudaStream:
-    """A CUDA stream with a start and a stop event.
-
-    Args:
-        driver: the driver of the GPU.
-    """
+    """A CUDA stream with a start and a stop event."""
 
     def __init__(self, driver: CudaDriver) -> None:
         driver.enter()
@@ -173,15 +167,7 @@ class CudaStream:
 
 
 class DeviceBuffer:
-    """Memory on the GPU that grows on demand and is freed with the object.
-
-    Args:
-        driver: the driver of the GPU.
-
-    Attributes:
-        address: address of the first byte.
-        size: size in bytes.
-    """
+    """Memory on the GPU that grows on demand and is freed with the object."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver, self.address, self.size = driver, c_void_p(), 0

@@ -59,7 +59,6 @@ class ExampleRows:
         have the same prefix, such as masks, are resized with it; other axes keep their sizes.
 
         Args:
-            batch: number of rows.
             seq: number of tokens of a row, or that of each input of ids by its name.
             first: index of the first row that is taken.
             padded: indices of padded rows. A quarter of such a row is padding, at least one token, where there is a
@@ -127,8 +126,6 @@ def _positions(
         ids: ids of the row, `[token]`.
         kinds: token types, `[token]`.
         real: indices of the tokens that are not padding.
-        markers: ids of markers.
-        length: number of tokens of the new row.
     """
     if len(real) == length:
         return real
@@ -164,7 +161,6 @@ def record_example_rows(model: ir.Model, example: ExampleRows) -> None:
 
     Args:
         model: the graph, whose metadata are changed.
-        example: rows of its inputs.
     """
     inputs = {
         name: array.tolist()
@@ -193,12 +189,11 @@ def read_example_rows(model: ir.Model) -> ExampleRows | None:
             return ExampleRows(inputs, markers, *map(int, numbers))
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise InputError(
-        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} is no description of rows; remove the entry, or export the "
-        f"graph again",
-        code=ErrorCode.FILE_UNREADABLE,
-        value=text,
+    problem = (
+        f"metadata {EXAMPLE_ROWS} of the graph: {text:.80} is no description of rows; remove the entry, or export the"
+        " graph again"
     )
+    raise InputError(problem, code=ErrorCode.FILE_UNREADABLE, value=text)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -212,8 +207,5 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return dict(archive)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
+        text = f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path) from error

@@ -76,6 +76,11 @@ def float_matmuls(model: ir.Model) -> list[ir.Node]:
     return [node for node in weight_matmuls(model) if node not in quantized]
 
 
+def matmul_names(model: ir.Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the matmuls with constant weights that are quantized, and of those that are not."""
+    return names_of(quantized_matmuls(model)), names_of(float_matmuls(model))
+
+
 def names_of(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     """The names of nodes; empty for a node without a name."""
     return tuple(node.name or "" for node in nodes)
@@ -143,7 +148,6 @@ def _activations(value: ir.Value | None) -> ir.Value | None:
 
 
 def _inputs_and_outputs(node: ir.Node) -> tuple[int, int]:
-    """Numbers of inputs and outputs of a matmul."""
     transposed = "transB" in node.attributes and node.attributes["transB"].as_int() == 1
     value = node.inputs[1]
     while value is not None and not value.is_initializer():

@@ -31,9 +31,6 @@ def peak_growth(
 
     Args:
         module: the module of a runtime whose `runner(path, session)` loads a graph.
-        path: the graph.
-        session: settings of the session.
-        feeds: one batch of inputs.
         on_gpu: whether the session holds its memory on the GPU.
 
     Returns:

@@ -41,16 +41,7 @@ class ReferenceOutputs:
     batches: Sequence[Feeds]
 
     def error(self, number: int, name: str, output: np.ndarray) -> float:
-        """The relative error of one output.
-
-        Args:
-            number: number of the batch.
-            name: name of the output.
-            output: the output to compare.
-
-        Returns:
-            See `relative_error`.
-        """
+        """The relative error of one output; see `relative_error`."""
         return relative_error(
             self.outputs[number][name],
             output,
@@ -107,9 +98,6 @@ def relative_error(
     mask where the graph has a decoder, else the encoder's.
 
     Args:
-        reference: the expected output.
-        output: the output to compare.
-        feeds: the inputs that both were computed from.
         scale: what the difference is divided by; None: the largest magnitude of the reference.
         value_per_position: whether an output of two axes has values for tokens too; see `has_value_per_position`.
 
@@ -139,10 +127,6 @@ def has_value_per_position(outputs: Sequence[np.ndarray], batches: Sequence[Feed
 
     With a single batch, n may equal the length by chance, so n has to be the length in several batches of different
     lengths.
-
-    Args:
-        outputs: the output for every batch.
-        batches: the inputs that they were computed from.
     """
     masks = [_mask(feeds) for feeds in batches]
     shapes = [None if mask is None else mask.shape for mask in masks]
@@ -153,10 +137,6 @@ def is_defined(output: np.ndarray, feeds: Feeds) -> bool:
     """Whether an output has no NaN, and some finite number, over the tokens that are not padding.
 
     Some outputs have infinities by design, such as the scores of answers that are not allowed.
-
-    Args:
-        output: an output of a model.
-        feeds: the inputs that it was computed from.
     """
     if not np.issubdtype(output.dtype, np.inexact):
         return True

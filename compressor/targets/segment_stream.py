@@ -60,12 +60,8 @@ class Stream:
     def __init__(self, engine: Engine, graph: Path) -> None:
         sizes = limits(graph)
         if sizes is None:
-            raise InputError(
-                f"{graph}: has no input memory_0; export a model that reads segment by segment",
-                code=ErrorCode.TENSOR_MISMATCH,
-                path=graph,
-                tensor="memory_0",
-            )
+            text = f"{graph}: has no input memory_0; export a model that reads segment by segment"
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, path=graph, tensor="memory_0")
         self.engine, self.limits = engine, sizes
         self.memories: Sequence[np.ndarray] | np.ndarray = ()
 
@@ -82,13 +78,11 @@ class Stream:
             InputError: the memories do not fit, or the segment exceeds the positions; `memories` is unchanged.
         """
         if input_ids.ndim != 2 or input_ids.dtype.kind not in "iu" or not input_ids.shape[1]:
-            raise InputError(
-                f"input_ids: {input_ids.dtype} {list(input_ids.shape)}; pass integer token ids [batch, segment], one"
-                " or more per text",
-                code=ErrorCode.TENSOR_MISMATCH,
-                tensor="input_ids",
-                shape=input_ids.shape,
+            text = (
+                f"input_ids: {input_ids.dtype} {list(input_ids.shape)}; pass integer token ids [batch, segment], one or"
+                " more per text"
             )
+            raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, tensor="input_ids", shape=input_ids.shape)
         batch, segment = input_ids.shape
         empty = [np.zeros((batch, 0, self.limits.hidden_size), np.float32)] * self.limits.layers
         memories = self.memories if len(self.memories) else empty

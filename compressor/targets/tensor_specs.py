@@ -62,7 +62,6 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
     """An input or output from the metadata of a served model.
 
     Args:
-        name: name of the tensor.
         type_: name of its element type in the KServe v2 protocol.
         dims: size of every axis; -1: any length.
 
@@ -70,21 +69,13 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
         InputError: the protocol has no such type.
     """
     if type_ not in _ONNX_TYPES:
-        raise InputError(
-            f"{name}: the server reports the type {type_}; supported are {', '.join(_ONNX_TYPES)}",
-            code=ErrorCode.UNSUPPORTED,
-            tensor=name,
-            value=type_,
-        )
+        text = f"{name}: the server reports the type {type_}; supported are {', '.join(_ONNX_TYPES)}"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, tensor=name, value=type_)
     return TensorSpec(name, _ONNX_TYPES[type_], tuple(map(int, dims)))
 
 
 def specs_of(values: Iterable[ir.Value], path: Path) -> tuple[TensorSpec, ...]:
     """The inputs or outputs of a graph that are not weights.
-
-    Args:
-        values: the inputs or outputs.
-        path: the file of the graph, for messages.
 
     Raises:
         InputError: a value has no shape, or a type that serving protocols lack.
@@ -95,18 +86,9 @@ def specs_of(values: Iterable[ir.Value], path: Path) -> tuple[TensorSpec, ...]:
 def _spec(value: ir.Value, path: Path) -> TensorSpec:
     if value.dtype is None or value.dtype.name not in _KSERVE_TYPES:
         kind = value.dtype.name if value.dtype else "unknown"
-        raise InputError(
-            f"{path}: the type of {value.name} is {kind}, which serving protocols lack; export it with another type",
-            code=ErrorCode.UNSUPPORTED,
-            path=path,
-            tensor=value.name,
-            value=kind,
-        )
+        text = f"{path}: the type of {value.name} is {kind}, which serving protocols lack; export it with another type"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=path, tensor=value.name, value=kind)
     if value.shape is None:
-        raise InputError(
-            f"{path}: {value.name} has no shape; export the graph again, with shapes",
-            code=ErrorCode.TENSOR_MISMATCH,
-            path=path,
-            tensor=value.name,
-        )
+        text = f"{path}: {value.name} has no shape; export the graph again, with shapes"
+        raise InputError(text, code=ErrorCode.TENSOR_MISMATCH, path=path, tensor=value.name)
     return TensorSpec(str(value.name), value.dtype, tuple(dim if isinstance(dim, int) else FREE for dim in value.shape))

@@ -38,8 +38,6 @@ def trial_feeds(model: ir.Model, batch: int, seq: int, *, seed: int = 0, padded:
     Inputs without example rows are random; see `random_feeds`.
 
     Args:
-        model: the graph.
-        batch: size of free first axes.
         seq: size of every other free axis, except those of caches, memories, images and sounds.
         seed: seed of the random numbers, and number of the first example row that is used.
         padded: whether to mask the last quarter of every second row, at least one token, where there is a mask.
@@ -115,11 +113,6 @@ def free_sizes(model: ir.Model, batch: int, seq: int) -> dict[Axis, int]:
     """Sizes of the free axes of a graph's inputs.
 
     Memories have the maximum length that the model takes, or `seq` where that is unknown.
-
-    Args:
-        model: the graph.
-        batch: number of rows.
-        seq: number of tokens.
     """
     memory = memory_length(model, seq)
     return {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
@@ -143,8 +136,6 @@ def axis_size(value: ir.Value, axis: int, sizes: Mapping[Axis, int], held: Mappi
     """The size of an axis of an input.
 
     Args:
-        value: the input.
-        axis: number of the axis.
         sizes: sizes of free axes, from `free_sizes`.
         held: sizes of free axes that keep those of the exporter's example, from `held_sizes`.
     """
@@ -213,9 +204,7 @@ def decoding_feeds(model: ir.Model, batch: int, past: int, new: int = 1) -> dict
 
     Args:
         model: the graph, whose metadata record its caches (`graph_passes.flow.caches`).
-        batch: size of free first axes.
         past: number of earlier tokens; caches of another graph hold as many positions, at least one.
-        new: number of new tokens.
 
     Raises:
         InputError: the graph fixes another batch size, or its metadata are damaged.
@@ -281,7 +270,6 @@ def table_sizes(value: ir.Value, *, without: frozenset[str] = frozenset()) -> It
     """The number of rows of every table that an input indexes.
 
     Args:
-        value: the input.
         without: operators whose outputs are not followed.
     """
     visited, pending = {value}, [value]

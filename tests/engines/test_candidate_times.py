@@ -34,8 +34,8 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> EngineTrials:
     notes: list[Note] = []
     log = SimpleNamespace(stage=lambda name: nullcontext(ignore_progress), notes=notes, add_notes=notes.extend)
     inputs: dict[Size, object] = {Size(1, 128): {}, Size(8, 128): {}}
-    dense = SimpleNamespace(engine="dense")
-    return cast(EngineTrials, SimpleNamespace(dense=dense, inputs=inputs, seconds=1.0, log=log))
+    scorer = SimpleNamespace(dense=SimpleNamespace(engine="dense"))
+    return cast(EngineTrials, SimpleNamespace(scorer=scorer, inputs=inputs, seconds=1.0, log=log))
 
 
 def trial(name: str, *, holds: bool = True) -> Trial:

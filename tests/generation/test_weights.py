@@ -27,12 +27,11 @@ from compressor.run.generation import require_weights
 from compressor.targets import WEIGHT_BITS, Target, WeightPrecision, target
 from compressor.targets.base import Feeds
 from compressor.targets.caches import DECODER, ENCODER, Sessions
-from compressor.targets.onnxruntime import sessions as ort_sessions
+from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.sessions import OrtSessions, engine_of
 from compressor.targets.openvino import stateful
-from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
 from compressor.targets.openvino.session import read_model
-from compressor.targets.openvino.stateful import OpenVinoSessions
+from compressor.targets.openvino.stateful import OpenVinoSessions, read_rounded, require_integers
 from graph_passes.passes import FoldWeights, QuantizeWeights, ReturnToFloats
 from graph_passes.passes.quantize_weights import matrix_of, weights_of
 from tests.faults import fails_with
@@ -271,7 +270,7 @@ def test_a_runtime_that_cannot_multiply_by_rounded_weights_is_refused(
     def fail(*_: Any) -> None:
         raise InputError("no such operator", code=ErrorCode.RUNTIME_FAILED)
 
-    monkeypatch.setattr(ort_sessions, "unoptimized_runner", fail)
+    monkeypatch.setattr(ort_session, "unoptimized_runner", fail)
     monkeypatch.setattr(stateful, "read_rounded", fail)
     with fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, field="precision"):
         require_rounded(runtime)

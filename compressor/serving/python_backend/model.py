@@ -39,7 +39,10 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """The responses of all requests. If their common batch fails, each runs alone, so that only a bad one fails."""
-        feeds = [{name: _array(request, name) for name in self.session.inputs} for request in requests]
+        feeds = [
+            {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.session.inputs}
+            for request in requests
+        ]
         results: list[Any]
         try:
             batched = self.batched and len(feeds) > 1
@@ -61,11 +64,6 @@ class TritonPythonModel:
             return self.session.run(feeds)
         except Exception as error:  # the runtimes' exceptions share no other base
             return " ".join(str(error).split())
-
-
-def _array(request: Any, name: str) -> np.ndarray:
-    array: np.ndarray = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
-    return array
 
 
 def _response(request: Any, result: Feeds | str) -> Any:

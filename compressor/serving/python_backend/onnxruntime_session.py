@@ -12,12 +12,7 @@ _PROVIDERS = {"CPU": ["CPUExecutionProvider"], "GPU": ["CUDAExecutionProvider", 
 
 
 class Session:
-    """The graph `model.onnx`, loaded on the instance's device.
-
-    Attributes:
-        inputs: names of the inputs.
-        outputs: names of the outputs.
-    """
+    """The graph `model.onnx`, loaded on the instance's device; `inputs` and `outputs` are names."""
 
     def __init__(self, folder: Path, config: dict[str, Any], args: dict[str, str]) -> None:
         graph = folder / "model.onnx"

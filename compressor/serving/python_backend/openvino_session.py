@@ -8,38 +8,32 @@ from typing import Any
 
 import numpy as np
 import openvino
-from batches import EngineRequest, fitting_shape, pad, sizes_of, unpadded
+from batches import CompiledGraph, EngineRequest, at_shape
 
 Feeds = dict[str, np.ndarray]
 
 
 class Session:
-    """The engine `engine.xml`, compiled for free axes and for its fixed shapes, on the processor.
-
-    Attributes:
-        inputs: names of the inputs.
-        outputs: names of the outputs.
-    """
+    """The engine `engine.xml`, compiled for free axes and for its fixed shapes, on the processor."""
 
     def __init__(self, folder: Path, config: dict[str, Any], args: dict[str, str]) -> None:
         core = openvino.Core()
         model = core.read_model(folder / "engine.xml")
-        self._facts: dict[str, Any] = json.loads(str(model.get_rt_info("compressor").value))
-        self.inputs: list[str] = self._facts["inputs"]
-        self.outputs: list[str] = self._facts["outputs"]
-        options = _options(config, self._facts)
-        self._free = EngineRequest(core.compile_model(model, "CPU", options).create_infer_request())
-        self._fixed = {}
-        for batch, seq in self._facts["shapes"]:
-            fixed = self._reshaped(model, {"batch": batch, "sequence": seq})
-            self._fixed[batch, seq] = EngineRequest(core.compile_model(fixed, "CPU", options).create_infer_request())
+        facts: dict[str, Any] = json.loads(str(model.get_rt_info("compressor").value))
+        options = _options(config, facts)
 
-    def _reshaped(self, model: openvino.Model, sizes: dict[str, int]) -> openvino.Model:
-        """A copy of the graph whose axes have these sizes."""
-        fixed, axes = model.clone(), self._facts["input_axes"]
-        shapes = ([sizes.get(axis) or int(axis) for axis in axes[name]] for name in self.inputs)
-        fixed.reshape({position: openvino.PartialShape(shape) for position, shape in enumerate(shapes)})
-        return fixed
+        def open_request(graph: openvino.Model) -> EngineRequest:
+            return EngineRequest(core.compile_model(graph, "CPU", options).create_infer_request())
+
+        self.inputs: list[str] = facts["inputs"]
+        self.outputs: list[str] = facts["outputs"]
+        self._reach: dict[str, int] = facts["reach"]
+        free = open_request(model)
+        fixed = {
+            (batch, seq): open_request(at_shape(model, self.inputs, facts["input_axes"], (batch, seq)))
+            for batch, seq in facts["shapes"]
+        }
+        self._graph = CompiledGraph(tuple(self.inputs), tuple(self.outputs), facts, lambda: free, fixed)
 
     def run(self, feeds: Feeds) -> Feeds:
         """Outputs by name, computed at the smallest fixed shape that holds the batch, else with free axes.
@@ -47,18 +41,10 @@ class Session:
         Raises:
             ValueError: rows are longer than the block masks of the graph, or than the model has positions for.
         """
-        for name, positions in self._facts["reach"].items():
+        for name, positions in self._reach.items():
             if feeds[name].shape[1] > positions:
                 raise ValueError(f"{name}: rows of {feeds[name].shape[1]} tokens; its masks cover {positions}")
-        axes, output_axes = self._facts["input_axes"], self._facts["output_axes"]
-        shape = fitting_shape(self._fixed, axes, feeds, pads=self._facts["pads"]) if self._fixed else None
-        if shape is None:
-            return self._infer(self._free, feeds)
-        return self._infer(self._fixed[shape], pad(axes, feeds, shape), unpadded(output_axes, sizes_of(axes, feeds)))
-
-    def _infer(self, request: EngineRequest, feeds: Feeds, parts: list[tuple[slice, ...]] | None = None) -> Feeds:
-        outputs = request.run([feeds[name] for name in self.inputs], parts)
-        return dict(zip(self.outputs, outputs, strict=True))
+        return self._graph.run(feeds)
 
 
 def _options(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:

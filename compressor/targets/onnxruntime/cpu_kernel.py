@@ -49,7 +49,6 @@ def compile_kernel(out: Path, include: Path | None = None, march: str = "native"
         include: folder of ONNX Runtime's C++ headers, of the installed version or an older one; None: the folders that
             packages install them in.
         march: processor to compile for, as the compiler's `-march` takes it.
-        source: the C++ file.
 
     Returns:
         The largest relative error against the function's body.
@@ -68,45 +67,31 @@ def compile_kernel(out: Path, include: Path | None = None, march: str = "native"
         try:
             error = _largest_error(library, Path(folder))
         except (UsageError, InputError) as failure:
-            raise InputError(
-                f"{compiler[0]}: produced no library ({failure}); use another compiler (CXX) or --march",
-                code=ErrorCode.RUNTIME_FAILED,
-                compiler=compiler[0],
-            ) from failure
+            text = f"{compiler[0]}: produced no library ({failure}); use another compiler (CXX) or --march"
+            raise InputError(text, code=ErrorCode.RUNTIME_FAILED, compiler=compiler[0]) from failure
         if not error <= TOLERANCE["fp32"]:
-            raise MismatchError(
-                f"{out}: the kernel differs from the function by {error:.1e}; compile it for an older processor "
-                f"(--march x86-64-v3), or run without a kernel",
-                code=ErrorCode.OUTPUTS_DIFFER,
-                path=out,
-                error=error,
-                tolerance=TOLERANCE["fp32"],
+            text = (
+                f"{out}: the kernel differs from the function by {error:.1e}; compile it for an older processor"
+                " (--march x86-64-v3), or run without a kernel"
             )
+            raise MismatchError(text, code=ErrorCode.OUTPUTS_DIFFER, path=out, error=error, tolerance=TOLERANCE["fp32"])
         library.replace(out)
     _log.debug("compiled %s with %s, relative error %.1e", out, compiler[0], error)
     return error
 
 
 def _compiler() -> list[str]:
-    """The command of the C++ compiler."""
     variable = os.environ.get("CXX", "")
     try:
         named = shlex.split(variable)
     except ValueError as error:
-        raise UsageError(
-            f"CXX {variable!r}: not a command ({error}); set it to a compiler",
-            code=ErrorCode.INVALID_VALUE,
-            field="CXX",
-            value=variable,
-        ) from error
+        text = f"CXX {variable!r}: not a command ({error}); set it to a compiler"
+        raise UsageError(text, code=ErrorCode.INVALID_VALUE, field="CXX", value=variable) from error
     command = named or [name for name in _COMPILERS if shutil.which(name)][:1]
     if not command or shutil.which(command[0]) is None:
         missing = f"{named[0]}, which CXX names," if named else "a C++ compiler"
-        raise TargetMissingError(
-            f"kernel: {missing} is not installed; install g++ or clang++, or set CXX",
-            code=ErrorCode.PACKAGE_MISSING,
-            package=named[0] if named else "c++",
-        )
+        text = f"kernel: {missing} is not installed; install g++ or clang++, or set CXX"
+        raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, package=named[0] if named else "c++")
     return command
 
 
@@ -120,13 +105,11 @@ def _headers(include: Path | None) -> Path:
     for folder in folders:
         if (folder / _HEADER).is_file():
             return folder
-    raise TargetMissingError(
+    text = (
         f"kernel: ONNX Runtime's header {_HEADER} is not {'in ' + str(include) if include else 'installed'}; name its"
-        " folder (--include): Debian's libonnxruntime-dev and every archive of an ONNX Runtime release contain it",
-        code=ErrorCode.PACKAGE_MISSING,
-        package=_HEADER,
-        path=include,
+        " folder (--include): Debian's libonnxruntime-dev and every archive of an ONNX Runtime release contain it"
     )
+    raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, package=_HEADER, path=include)
 
 
 def _require_older(headers: Path) -> None:
@@ -135,13 +118,11 @@ def _require_older(headers: Path) -> None:
     text = path.read_text() if path.is_file() else ""
     version = re.search(r"^#define ORT_API_VERSION (\d+)", text, re.MULTILINE)
     if version and int(version[1]) > int(ort.__version__.split(".")[1]):
-        raise InputError(
+        problem = (
             f"{headers}: headers of ONNX Runtime 1.{version[1]}, and {ort.__version__} is installed; name headers of"
-            " that version or an older one (--include)",
-            code=ErrorCode.FILE_MISMATCH,
-            path=headers,
-            value=int(version[1]),
+            " that version or an older one (--include)"
         )
+        raise InputError(problem, code=ErrorCode.FILE_MISMATCH, path=headers, value=int(version[1]))
 
 
 def _run_compiler(compiler: list[str], headers: Path, march: str, source: Path, library: Path) -> None:
@@ -152,12 +133,8 @@ def _run_compiler(compiler: list[str], headers: Path, march: str, source: Path, 
         lines = process.stderr.splitlines()
         last = lines[-1] if lines else f"exit status {process.returncode}"
         reason = one_line(next((line for line in lines if "error" in line), last))
-        raise InputError(
-            f"{compiler[0]}: cannot compile the kernel ({reason}); use another compiler (CXX) or --march",
-            code=ErrorCode.RUNTIME_FAILED,
-            compiler=compiler[0],
-            status=process.returncode,
-        )
+        text = f"{compiler[0]}: cannot compile the kernel ({reason}); use another compiler (CXX) or --march"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, compiler=compiler[0], status=process.returncode)
 
 
 def _largest_error(library: Path, scratch: Path) -> float:

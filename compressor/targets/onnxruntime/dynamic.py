@@ -66,12 +66,11 @@ def quantize_dynamically(
         _quantize(plain, quantized, fused, reduce_range=reduce_range, in_float=in_float)
         result = load(quantized)
         if lost := lost_dependencies(model, result):
-            raise InputError(
+            text = (
                 f"{fused}: onnxruntime's quantizer drops inputs of nodes ({', '.join(lost[:3])}), and the graph would"
-                " compute something else; use --precision fp32, or another target",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=fused,
+                " compute something else; use --precision fp32, or another target"
             )
+            raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=fused)
         save(result, out)
     return matmuls
 
@@ -95,11 +94,8 @@ def _quantize(plain: Path, quantized: Path, shown: Path, *, reduce_range: bool, 
                 use_external_data_format=True,
             )
     except Exception as error:  # the quantizer raises any exception on graphs that it does not expect
-        raise InputError(
-            f"{shown}: onnxruntime cannot quantize it ({one_line(error)}); use --precision fp32",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=shown,
-        ) from error
+        text = f"{shown}: onnxruntime cannot quantize it ({one_line(error)}); use --precision fp32"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=shown) from error
 
 
 def _as_matmul(node: ir.Node) -> None:

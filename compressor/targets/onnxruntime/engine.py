@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -48,9 +48,6 @@ from graph_passes.flow.caches import IN_PLACE, cache_names
 from graph_passes.passes import FuseForOrt, ReducePrecision, SplitSkipNorms
 from graph_passes.passes.name_decoding_axes import MASK
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, NodeArg
-
 ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention", "QAttention")
 """Operator types of ONNX Runtime that compute one whole attention each."""
 _REPORTED = (
@@ -79,7 +76,7 @@ GAIN = 1.01
 class OrtEngine(Engine):
     """A graph loaded into ONNX Runtime."""
 
-    _session: InferenceSession = field(repr=False)
+    _session: ort.InferenceSession = field(repr=False)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Outputs by name; see `Engine.run`."""
@@ -164,9 +161,7 @@ def load_engine(
         InputError: the file is missing, or ONNX Runtime cannot load it.
     """
     if not path.is_file():
-        raise InputError(
-            f"{path}: no such engine; build it with compress build", code=ErrorCode.FILE_MISSING, path=path
-        )
+        raise InputError.of_file(path, "no such engine; build it with compress build", ErrorCode.FILE_MISSING)
     precision = _precision(load(path))
     provider = ort_session.choose_provider(provider, precision, kernel)
     return _open(path, path, ort_session.session_settings(provider, threads, kernel), precision, ["loaded as built"])
@@ -224,7 +219,6 @@ def _is_on_gpu(settings: Mapping[str, Any]) -> bool:
 
 
 def _precision(model: ir.Model) -> Precision:
-    """Numeric precision of a graph that `build_engine` wrote."""
     if any(node.op_type in (*INT8_KERNELS, "DequantizeLinear") for node in model.graph):
         return "int8"
     if _AS_STORED in model.metadata_props:
@@ -246,7 +240,7 @@ def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) ->
     )
 
 
-def _spec(tensor: NodeArg) -> TensorSpec:
+def _spec(tensor: ort.NodeArg) -> TensorSpec:
     """An input of a session, whose type reads like `tensor(float16)`."""
     dims = tuple(size if isinstance(size, int) else FREE for size in tensor.shape)
     element_type = tensor.type.removeprefix("tensor(").removesuffix(")")
@@ -277,9 +271,6 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
     """Fuse a graph and write it; it is written unchanged unless the fused graph computes the same function.
 
     Args:
-        source: the graph.
-        out: the file to write.
-        settings: settings of the session, from `session_settings`.
         rewrite: fuses a model; it may raise any exception.
 
     Raises:
@@ -329,12 +320,11 @@ def _reference_outputs(source: Path, settings: Mapping[str, Any]) -> ReferenceOu
     if failure is not None and not batches:
         if not draws_ids(load(source)):
             raise failure
-        raise InputError(
-            f"{source}: the graph does not run on random inputs ({failure}), and stores no example rows; export it "
-            f"again with compress, or store rows in it (compressor.targets.example_rows.record_example_rows)",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=source,
+        text = (
+            f"{source}: the graph does not run on random inputs ({failure}), and stores no example rows; export it"
+            " again with compress, or store rows in it (compressor.targets.example_rows.record_example_rows)"
         )
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=source)
     return ReferenceOutputs(outputs, batches)
 
 
@@ -353,7 +343,6 @@ def choose_norms(path: Path, settings: Mapping[str, Any], feeds: Feeds, toleranc
 
     Args:
         path: the graph, fused for ONNX Runtime; replaced where split normalizations are faster and compute the same.
-        settings: settings of the session.
         feeds: one batch of inputs of the size to be fast at.
         tolerance: largest relative error of the split normalizations.
         seconds: approximate time to spend.
@@ -391,8 +380,6 @@ def choose_decoder(path: Path, source: Path, settings: Mapping[str, Any], feeds:
 
     Args:
         path: the fused graph; replaced where another form is faster.
-        source: the graph that it was fused from.
-        settings: settings of the session.
         feeds: inputs of one step, see `decoding_feeds`.
         seconds: approximate time to spend.
 
@@ -430,7 +417,6 @@ class _DecodingStep:
 
     Args:
         path: the decoder. If it writes into the memory of its caches, they have room for the new positions.
-        settings: settings of the session.
         feeds: inputs of the call; caches have the earlier positions alone.
         caches: name of each cache -> the output that holds its content.
 

@@ -31,10 +31,6 @@ _RESERVED = 2**30
 def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
     """Write the file for the engine of a folder.
 
-    Args:
-        folder: the folder.
-        model: the model of the engine.
-
     Returns:
         Why onnxruntime-genai cannot load the engine, in which case there is no file; None: it can.
     """
@@ -51,26 +47,18 @@ def write_genai_config(folder: Path, model: GeneratingModel) -> str | None:
         return "no layer keeps keys and values under the names past_key_values.N.key"
     if not model.config:
         return "the folder of the model has no config.json, which names the tokens that begin and end a text"
-    search = _search(model)
-    reserves = IN_PLACE in graph.metadata_props and bytes_per_token(graph) * search["max_length"] <= _RESERVED
-    search["past_present_share_buffer"] = reserves
+    longest = model.positions or _UNBOUNDED
+    reserves = IN_PLACE in graph.metadata_props and bytes_per_token(graph) * longest <= _RESERVED
+    # Greedy search, which the application may change.
+    search = {"do_sample": False, "num_beams": 1, "max_length": longest, "past_present_share_buffer": reserves}
     write_json(folder / FILE, {"model": _model(path.name, graph, keys, model), "search": search})
     return None
 
 
 def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: GeneratingModel) -> dict[str, Any]:
-    """What the file says of the model.
-
-    Args:
-        file: name of the engine.
-        graph: the engine.
-        keys: number of a layer -> its cache of keys `[text, head, position, width]`.
-        model: the model.
-    """
-    shape, logits = (
-        next(iter(keys.values())).shape,
-        next(value for value in graph.graph.outputs if value.name == LOGITS),
-    )
+    """What the file says of the model; `keys` has the number of each layer, and its cache of keys."""
+    shape = next(iter(keys.values())).shape
+    logits = next(value for value in graph.graph.outputs if value.name == LOGITS)
     assert shape is not None
     assert logits.shape is not None
     heads, width = shape[1], shape[3]
@@ -106,13 +94,4 @@ def _model(file: str, graph: ir.Model, keys: Mapping[int, ir.Value], model: Gene
                 "present_value_names": "present.%d.value",
             },
         },
-    }
-
-
-def _search(model: GeneratingModel) -> dict[str, Any]:
-    """Greedy search, which the application may change."""
-    return {
-        "do_sample": False,
-        "num_beams": 1,
-        "max_length": model.positions or _UNBOUNDED,
     }

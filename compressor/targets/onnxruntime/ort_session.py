@@ -52,13 +52,11 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
     """
     cuda = has_cuda()
     if provider == "cuda" and not cuda:
-        raise TargetMissingError(
+        text = (
             "cuda: ONNX Runtime finds no CUDA device; use the cpu provider, or pip install '.[gpu]' in a checkout of"
-            " compressor on a machine with an NVIDIA GPU",
-            code=ErrorCode.DEVICE_MISSING,
-            field="provider",
-            value=provider,
+            " compressor on a machine with an NVIDIA GPU"
         )
+        raise TargetMissingError(text, code=ErrorCode.DEVICE_MISSING, field="provider", value=provider)
     chosen: Provider = provider or ("cuda" if cuda and kernel is None and precision != "int8" else "cpu")
     code, reason = ErrorCode.UNSUPPORTED, ""
     if precision == "bf16":
@@ -131,7 +129,6 @@ def open_session(
     """Load a graph.
 
     Args:
-        path: the ONNX file.
         settings: from `session_settings`; `graph_optimization` may be `none`.
         profile: prefix of the file to write a profile of the executed operators to; None: no profile.
         sizes: name of a free axis -> the size that it is fixed to; None: axes stay free.
@@ -166,19 +163,14 @@ def open_session(
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
         half = "kernel" in settings and "float16" in str(error)
         remedy = "the kernel computes in fp32 only, omit --kernel" if half else "export the graph again"
-        raise InputError(
-            f"{path}: ONNX Runtime cannot load it ({error_line(error)}); {remedy}",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=path,
-        ) from error
+        text = f"{path}: ONNX Runtime cannot load it ({error_line(error)}); {remedy}"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path) from error
     if settings["provider"] not in session.get_providers():
-        raise TargetMissingError(
+        text = (
             f"{settings['provider']}: ONNX Runtime could not start it; check the driver and the CUDA libraries, or use"
-            " the cpu provider",
-            code=ErrorCode.DEVICE_MISSING,
-            field="provider",
-            value=settings["provider"],
+            " the cpu provider"
         )
+        raise TargetMissingError(text, code=ErrorCode.DEVICE_MISSING, field="provider", value=settings["provider"])
     _log.debug("loaded %s on %s", path, settings["provider"])
     return session
 
@@ -195,13 +187,11 @@ def _register(kernel: str, options: ort.SessionOptions) -> None:
     try:
         options.register_custom_ops_library(kernel)
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
-        raise InputError(
+        text = (
             f"{kernel}: ONNX Runtime cannot load this kernel ({error_line(error)}); build it on this machine (compress"
-            " kernel), or omit it",
-            code=ErrorCode.RUNTIME_FAILED,
-            field="kernel",
-            path=Path(kernel),
-        ) from error
+            " kernel), or omit it"
+        )
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, field="kernel", path=Path(kernel)) from error
 
 
 def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
@@ -216,9 +206,8 @@ def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
     except KeyError as error:
         raise missing_input(error.args[0], names) from error
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
-        raise InputError(
-            f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})", code=ErrorCode.RUNTIME_FAILED
-        ) from error
+        text = f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
     return {value.name: output for value, output in zip(session.get_outputs(), outputs, strict=True)}
 
 
@@ -231,9 +220,8 @@ def run_bound(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
-        raise InputError(
-            f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})", code=ErrorCode.RUNTIME_FAILED
-        ) from error
+        text = f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, Any]]:
@@ -249,11 +237,6 @@ def unoptimized_runner(path: Path) -> Callable[[Feeds], dict[str, Any]]:
 
 def executed_operators(path: Path, settings: Mapping[str, Any], feeds: Feeds) -> dict[str, int]:
     """Number of executed operators by type, after all optimizations of the runtime.
-
-    Args:
-        path: the ONNX file.
-        settings: from `session_settings`.
-        feeds: one batch of inputs.
 
     Raises:
         InputError: ONNX Runtime cannot load the graph, or cannot run it on these inputs.

@@ -28,13 +28,7 @@ from compressor.targets.caches import (
     require_decoder,
     require_one_plan,
 )
-from compressor.targets.onnxruntime.ort_session import (
-    choose_provider,
-    open_session,
-    run_bound,
-    session_settings,
-    unoptimized_runner,
-)
+from compressor.targets.onnxruntime import ort_session
 from graph_passes.flow.caches import CACHES, IN_PLACE
 
 if TYPE_CHECKING:
@@ -107,7 +101,7 @@ def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Pat
 
 def check_rounded(graph: Path) -> None:
     """Load a graph with `MatMulNBits`, which only some packages of ONNX Runtime have; see `Target.check_rounded`."""
-    unoptimized_runner(graph)
+    ort_session.unoptimized_runner(graph)
 
 
 def open_sessions(folder: Path, *, provider: Provider | None, threads: int | None, decoder: Path | None) -> OrtSessions:
@@ -118,11 +112,8 @@ def open_sessions(folder: Path, *, provider: Provider | None, threads: int | Non
 class _Memory:
     """Keys and values of a decoder, with room for further positions, which the graph writes where they belong.
 
-    Args:
-        arrays: name of an input of the decoder -> keys or values `[text, head, position, width]`.
-
     Attributes:
-        arrays: see above.
+        arrays: name of an input of the decoder -> keys or values `[text, head, position, width]`.
         room: number of positions that there is memory for.
         filled: number of positions that are written.
     """
@@ -233,13 +224,15 @@ class OrtSessions(Sessions):
             return engine if optimized and engine.is_file() else folder / name
 
         def open_on(device: Provider, path: Path) -> dict[str, str]:
-            self._device, self.path, self.settings = device, path, session_settings(device, threads)
+            self._device, self.path, self.settings = device, path, ort_session.session_settings(device, threads)
             if not optimized:
                 self.settings["graph_optimization"] = "none"
-            self._decoder = open_session(path, self.settings)
+            self._decoder = ort_session.open_session(path, self.settings)
             return self._decoder.get_modelmeta().custom_metadata_map
 
-        metadata = open_on(choose_provider(provider, "fp32") if optimized else "cpu", decoder or file_of(DECODER))
+        metadata = open_on(
+            ort_session.choose_provider(provider, "fp32") if optimized else "cpu", decoder or file_of(DECODER)
+        )
         requested = None if provider is None else "provider"
         runs = choose_file(self.path, folder / DECODER, metadata, self._device, requested)
         if runs != (self._device, self.path):
@@ -247,12 +240,11 @@ class OrtSessions(Sessions):
         self._inputs = {value.name: value for value in self._decoder.get_inputs()}
         recorded = metadata.get(CACHES)
         if recorded is None:
-            raise InputError(
-                f"{folder / DECODER}: its metadata name no key/value caches; give the output folder of a run on a "
-                f"model that generates, whose graphs have caches",
-                code=ErrorCode.FILE_MISMATCH,
-                path=folder / DECODER,
+            text = (
+                f"{folder / DECODER}: its metadata name no key/value caches; give the output folder of a run on a model"
+                " that generates, whose graphs have caches"
             )
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=folder / DECODER)
         returned = {value.name for value in self._decoder.get_outputs()}
         caches = {name: output for name, output in json.loads(recorded) if name in self._inputs}
         self._decoded = {name: output for name, output in caches.items() if output in returned}
@@ -260,7 +252,7 @@ class OrtSessions(Sessions):
         has_encoder = (folder / ENCODER).is_file()
         if self._encoded and not has_encoder:
             raise missing_encoder(folder / ENCODER, DECODER)
-        self._encoder = open_session(file_of(ENCODER), self.settings) if has_encoder else None
+        self._encoder = ort_session.open_session(file_of(ENCODER), self.settings) if has_encoder else None
         opened = {DECODER: self._decoder} | ({} if self._encoder is None else {ENCODER: self._encoder})
         require_one_plan(
             folder, {name: session.get_modelmeta().custom_metadata_map.get(PLAN) for name, session in opened.items()}
@@ -276,7 +268,15 @@ class OrtSessions(Sessions):
 
     def start(self, batch: int) -> OrtCaches:
         """See `Sessions.start`."""
-        return self._before(batch, {})
+        arrays = {}
+        for name in self._decoded:  # layers differ in their numbers of heads
+            value = self._inputs[name]
+            _, heads, _, width = value.shape
+            arrays[name] = np.empty((batch, heads, 0, width), _dtype(value))
+        if self._in_place:
+            return OrtCaches(0, np.arange(batch), _Memory(arrays), {})
+        decoded = {name: _tensor(array, self._device) for name, array in arrays.items()}
+        return OrtCaches(0, np.arange(batch), decoded, {})
 
     def encode(self, inputs: Feeds) -> OrtCaches:
         """See `Sessions.encode`."""
@@ -284,8 +284,8 @@ class OrtSessions(Sessions):
             return self.start(len(next(iter(inputs.values()))))
         feeds = {value.name: inputs[value.name] for value in self._encoder.get_inputs() if value.name in inputs}
         outputs = self._run(self._encoder, feeds, {}, list(self._encoded.values()))
-        batch = len(next(iter(feeds.values())))
-        return self._before(batch, {name: outputs[output] for name, output in self._encoded.items()})
+        encoded = {name: outputs[output] for name, output in self._encoded.items()}
+        return dataclasses.replace(self.start(len(next(iter(feeds.values())))), encoded=encoded)
 
     def decode(
         self, input_ids: np.ndarray, mask: np.ndarray | None, position_ids: np.ndarray | None, caches: Caches
@@ -293,12 +293,11 @@ class OrtSessions(Sessions):
         """See `Sessions.decode`."""
         assert isinstance(caches, OrtCaches)
         if self._pads_right and mask is not None and not mask[:, 0].all():
-            raise InputError(
-                f"{self.path}: its attention supports no padding on the left, which texts of different lengths need; "
-                f"pass texts of equal length, or one text at a time (--batch-size 1)",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
+            text = (
+                f"{self.path}: its attention supports no padding on the left, which texts of different lengths need;"
+                " pass texts of equal length, or one text at a time (--batch-size 1)"
             )
+            raise InputError(text, code=ErrorCode.UNSUPPORTED, path=self.path)
         length = caches.length + input_ids.shape[1]
         if self._in_place and POSITIONS not in self._inputs:
             self._require_places(np.ones((len(input_ids), length)) if mask is None else mask, position_ids)
@@ -318,56 +317,26 @@ class OrtSessions(Sessions):
     def _require_places(self, mask: np.ndarray, positions: np.ndarray | None) -> None:
         """Check that tokens have the numbers of their places after the padding on the left, by which the engine counts.
 
-        Args:
-            mask: 1 for each token of a text and 0 for padding `[text, position]`.
-            positions: numbers of the new tokens `[text, position]`; None: not known.
-
-        Raises:
-            InputError: a text has padding between its tokens, or other numbers.
+        `mask` is 1 for tokens `[text, position]`; `positions` are those of the new tokens, None where they are unknown.
         """
         is_token = mask != 0
         first = is_token.argmax(1)
         spans = (is_token.shape[1] - first - is_token[:, ::-1].argmax(1)) * is_token.any(1)
         if np.count_nonzero(is_token) < spans.sum():
-            raise InputError(
-                f"{self.path}: a text has padding between its tokens, which this engine would count as tokens; pad "
-                f"texts on the left",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
+            text = (
+                "a text has padding between its tokens, which this engine would count as tokens; pad texts on the left"
             )
+            raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED)
         if positions is None:
             return
         is_new = is_token[:, -positions.shape[1] :]
         counted = np.arange(is_token.shape[1] - is_new.shape[1], is_token.shape[1]) - first[:, None]
         if (is_new & (positions != counted)).any():
-            raise InputError(
-                f"{self.path}: {POSITIONS} do not count the tokens of each text from 0, as this engine does; omit "
-                f"{POSITIONS}",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
-            )
-
-    def _before(self, batch: int, encoded: Mapping[str, ort.OrtValue]) -> OrtCaches:
-        """Caches without a position of the decoder; layers differ in their numbers of heads."""
-        arrays = {}
-        for name in self._decoded:
-            value = self._inputs[name]
-            _, heads, _, width = value.shape
-            arrays[name] = np.empty((batch, heads, 0, width), _dtype(value))
-        if self._in_place:
-            return OrtCaches(0, np.arange(batch), _Memory(arrays), encoded)
-        decoded = {name: _tensor(array, self._device) for name, array in arrays.items()}
-        return OrtCaches(0, np.arange(batch), decoded, encoded)
+            text = f"{POSITIONS} do not count the tokens of each text from 0, as this engine does; omit {POSITIONS}"
+            raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED)
 
     def _extend(self, arrays: Feeds, memory: _Memory, start: int, end: int) -> tuple[np.ndarray, _Memory]:
-        """Read tokens, whose keys and values are written into memory; returns logits, and the memory.
-
-        Args:
-            arrays: inputs besides the caches.
-            memory: holds the earlier positions.
-            start: number of these.
-            end: number of positions afterwards.
-        """
+        """Logits of tokens, whose keys and values become positions `start` to `end` of a memory; and the memory."""
         batch = len(arrays["input_ids"])
         if memory.room < end or memory.filled != start:  # else another call went on from the same positions
             room = memory.room if memory.room >= end else max(end + _ROOM, 2 * memory.room)
@@ -389,7 +358,7 @@ class OrtSessions(Sessions):
         logits = np.empty((len(arrays["input_ids"]), new, self.vocabulary), _dtype(self._logits))
         bound = self._bind_inputs(binding, self._decoder, arrays, memory.arrays)
         binding.bind_ortvalue_output(self._logits.name, _tensor(logits, "cpu"))
-        run_bound(self._decoder, binding)
+        ort_session.run_bound(self._decoder, binding)
         del bound
         return np.asarray(logits, np.float32)
 
@@ -403,18 +372,14 @@ class OrtSessions(Sessions):
             binding.bind_ortvalue_input(name, tensor)
         for name in outputs:
             binding.bind_output(name, "cpu" if name == "logits" else self._device)
-        run_bound(session, binding)
+        ort_session.run_bound(session, binding)
         del bound
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 
     def _bind_inputs(
         self, binding: ort.IOBinding, session: ort.InferenceSession, arrays: Feeds, caches: Collection[str]
     ) -> list[np.ndarray]:
-        """Bind the inputs other than caches; returns the arrays whose memory the call reads.
-
-        Raises:
-            InputError: an input is missing.
-        """
+        """Bind the inputs other than caches; returns the arrays whose memory the call reads."""
         replaced = [value for value in session.get_overridable_initializers() if value.name in arrays]
         bound = []
         for value in (*session.get_inputs(), *replaced):

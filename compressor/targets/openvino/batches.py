@@ -5,7 +5,8 @@ This file is copied beside a served model, and needs NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,6 @@ def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds, *, pads: bo
     """The smallest shape that holds a batch and is mostly filled by it; None if the batch runs with free axes.
 
     Args:
-        shapes: the fixed shapes.
-        axes: axes of the inputs.
-        feeds: one batch of inputs.
         pads: whether a batch may be padded, see `can_pad`.
     """
     if not _is_consistent(axes, feeds):
@@ -67,8 +65,6 @@ def pad(axes: Axes, feeds: Feeds, shape: Shape) -> dict[str, np.ndarray]:
     """The inputs, with zeros added at the end of their batch and sequence axes.
 
     Args:
-        axes: axes of the inputs.
-        feeds: one batch of inputs.
         shape: the shape to reach.
     """
     sizes = dict(zip(("batch", "sequence"), shape, strict=True))
@@ -81,14 +77,17 @@ def pad(axes: Axes, feeds: Feeds, shape: Shape) -> dict[str, np.ndarray]:
 
 
 def unpadded(axes: Axes, sizes: Shape) -> list[tuple[slice, ...]]:
-    """The part of each output of a padded batch that is no padding, in the order of the outputs.
-
-    Args:
-        axes: axes of the outputs.
-        sizes: batch size and length of the batch.
-    """
+    """The part of each output of a padded batch that is no padding, in the order of the outputs."""
     kept = dict(zip(("batch", "sequence"), sizes, strict=True))
     return [tuple(slice(kept.get(name)) for name in names) for names in axes.values()]
+
+
+def at_shape(model: Any, inputs: Iterable[str], axes: Axes, shape: Shape) -> Any:
+    """A copy of an `openvino.Model` with a fixed shape; `inputs` are in the graph's order."""
+    sizes = dict(zip(("batch", "sequence"), shape, strict=True))
+    fixed = model.clone()
+    fixed.reshape(dict(enumerate([sizes.get(name) or int(name) for name in axes[tensor]] for tensor in inputs)))
+    return fixed
 
 
 class EngineRequest:
@@ -156,6 +155,40 @@ def _require_computed(output: np.ndarray) -> None:
     while last.size and last.ndim > 1:
         last = last[:, -1]
     if not output.size or (output.dtype.kind == "f" and np.isnan(last).any()):
-        raise ValueError(
-            "an output is empty or NaN: a text exceeds the positions of the model, or an id its vocabulary"
-        )
+        text = "an output is empty or NaN: a text exceeds the positions of the model, or an id its vocabulary"
+        raise ValueError(text)
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A graph compiled for free axes and for fixed shapes; each batch runs at the smallest shape that holds it.
+
+    Attributes:
+        inputs, outputs: names of its inputs and outputs, in the graph's order.
+        facts: the facts that are stored in it.
+        free: returns the request that runs it with free axes, for which it may compile the graph.
+        fixed: runs it at fixed shapes.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    facts: Mapping[str, Any]
+    free: Callable[[], EngineRequest]
+    fixed: Mapping[Shape, EngineRequest] = field(default_factory=dict)
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name; feeds that the graph has no input for are ignored.
+
+        Raises:
+            KeyError: an input is missing.
+            ValueError: see `EngineRequest.run`.
+        """
+        axes = self.facts.get("input_axes", {})
+        shape = fitting_shape(self.fixed, axes, feeds, pads=self.facts.get("pads", False)) if self.fixed else None
+        if shape is None:
+            request, parts = self.free(), None
+        else:
+            request, parts = self.fixed[shape], unpadded(self.facts["output_axes"], sizes_of(axes, feeds))
+            feeds = pad(axes, feeds, shape)
+        outputs = request.run([feeds[name] for name in self.inputs], parts)
+        return dict(zip(self.outputs, outputs, strict=True))

@@ -27,26 +27,15 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
 from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider, Shape, check_reach
 from compressor.targets.graph_facts import (
-    float_matmuls,
     fusible_attentions,
     is_quantized,
-    names_of,
-    quantized_matmuls,
+    matmul_names,
     read_float_widths,
     weight_matmuls,
 )
 from compressor.targets.openvino import session as sessions
-from compressor.targets.openvino.batches import Axes, EngineRequest
-from compressor.targets.openvino.session import (
-    CompiledGraph,
-    Layer,
-    Names,
-    compile_model,
-    failure_reason,
-    read_model,
-    run_request,
-    session_settings,
-)
+from compressor.targets.openvino.batches import Axes, CompiledGraph, EngineRequest
+from compressor.targets.openvino.session import Layer, read_model
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load, save
@@ -86,7 +75,7 @@ class OpenVinoEngine(Engine):
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Outputs by name; see `Engine.run`."""
         check_reach(self.reach, feeds)
-        return self._graph.run(feeds)
+        return sessions.run_graph(self._graph, feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
@@ -114,21 +103,17 @@ def build_engine(
     shapes = options.shapes
     if not options.requires_shapes and (_weight_bytes(source) > _MOST_BYTES or unfixable(*_axes(source))):
         shapes = ()
-    in_int8, in_float = names_of(quantized_matmuls(source)), names_of(float_matmuls(source))
+    in_int8, in_float = matmul_names(source)
     if precision == "int8" and not in_int8:
-        raise InputError(
-            f"{onnx}: has no quantized matmuls, and OpenVINO runs in int8 only matmuls that the graph quantizes; use "
-            f"model.int8.onnx of a run with --precision int8, or --precision fp32",
-            code=ErrorCode.UNSUPPORTED,
-            path=onnx,
+        text = (
+            f"{onnx}: has no quantized matmuls, and OpenVINO runs in int8 only matmuls that the graph quantizes; use"
+            " model.int8.onnx of a run with --precision int8, or --precision fp32"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=onnx)
     info = _facts(source, shapes)
     if shapes and (reason := unfixable(info["input_axes"], info["output_axes"])):
-        raise InputError(
-            f"{onnx}: cannot be compiled for fixed shapes ({reason}); omit --shapes",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=onnx,
-        )
+        text = f"{onnx}: cannot be compiled for fixed shapes ({reason}); omit --shapes"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=onnx)
     if in_int8:
         info |= {"int8_products": in_int8, "float_matmuls": in_float, "float_widths": read_float_widths(source)}
     if "bf16" in (precision, options.float_precision):
@@ -152,7 +137,6 @@ def _weight_bytes(source: ir.Model) -> int:
 
 
 def _axes(source: ir.Model) -> tuple[Axes, Axes]:
-    """The axes of the inputs and of the outputs of a graph."""
     inputs = [value for value in source.graph.inputs if not value.is_initializer()]
     of_inputs, of_outputs = (
         {str(value.name): axis_names(value) for value in values} for values in (inputs, source.graph.outputs)
@@ -162,11 +146,10 @@ def _axes(source: ir.Model) -> tuple[Axes, Axes]:
 
 def _facts(source: ir.Model, shapes: Sequence[Shape]) -> dict[str, Any]:
     """The facts about its graph that are stored in an engine."""
-    inputs = [value for value in source.graph.inputs if not value.is_initializer()]
     input_axes, output_axes = _axes(source)
     return {
-        "inputs": [value.name for value in inputs],
-        "outputs": [value.name for value in source.graph.outputs],
+        "inputs": list(input_axes),
+        "outputs": list(output_axes),
         "products": [_name(site.output.producer()) for site in fusible_attentions(source)],
         "weighted_products": len(weight_matmuls(source)),
         "reach": json.loads(source.metadata_props.get(REACH, "{}")),
@@ -192,11 +175,8 @@ def load_engine(
     """
     for file in (path, path.with_suffix(".bin")):
         if not file.is_file():
-            raise InputError(
-                f"{file}: no such engine; build it with compress build --target openvino",
-                code=ErrorCode.FILE_MISSING,
-                path=file,
-            )
+            text = f"{file}: no such engine; build it with compress build --target openvino"
+            raise InputError(text, code=ErrorCode.FILE_MISSING, path=file)
     return _open(path, threads, path, cached=cached)
 
 
@@ -208,7 +188,7 @@ def _open(
     Without `free_axes` the graph is compiled for free axes when a batch needs it, and the layers are those of the first
     fixed shape.
     """
-    model = sessions.read_model(path)
+    model = read_model(path)
     info = sessions.stored_info(model)
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
     settings = sessions.session_settings(threads, shapes, info.get("inference_precision", "f32"))
@@ -224,17 +204,17 @@ def _open(
 
     if free is not None:
         request()
-    layers = fixed[shapes[0]].layers if free is None else free[1]
-    graph = CompiledGraph(sessions.tensor_names(model), request, fixed, info)
+    layers = tuple(sessions.executed_layers(fixed[shapes[0]].compiled)) if free is None else free[1]
+    graph = sessions.open_graph(model, request, fixed)
     kernels = collections.Counter(layer.kind for layer in layers)
     counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
-    of_shapes = [f"{batch}x{seq} ({compiled})" for (batch, seq), compiled in fixed.items()]
+    of_shapes = [f"{batch}x{seq} ({compiled.cost})" for (batch, seq), compiled in fixed.items()]
     also = f" for free axes and {', '.join(of_shapes)}" if of_shapes else ""
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(
         path=shown,
-        specs=tuple(map(_spec, graph.names.inputs, model.inputs)),
-        outputs=graph.names.outputs,
+        specs=tuple(map(_spec, graph.inputs, model.inputs)),
+        outputs=graph.outputs,
         precision="int8" if "int8_products" in info else _PRECISIONS[settings["inference_precision"]],
         attentions=len(products),
         fused=sum(product in fused for product in products),
@@ -251,7 +231,6 @@ def _open(
 
 
 def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedProducts:
-    """The matmuls with constant weights that OpenVINO executes in int8."""
     requested, in_int8, names = info["int8_products"], 0, set[str]()
     for layer in (layer for layer in layers if layer.kind in _MATMULS):
         if _PRECISIONS.get(layer.precision) == "int8":
@@ -333,20 +312,15 @@ def run_fixed(onnx: Path, feeds: Feeds) -> dict[str, np.ndarray]:
     Raises:
         InputError: OpenVINO cannot read the graph, or cannot run it at these shapes.
     """
-    model, source = read_model(onnx), load(onnx)
-    inputs = tuple(str(value.name) for value in source.graph.inputs if not value.is_initializer())
-    names = Names(inputs, tuple(str(value.name) for value in source.graph.outputs))
+    model, (inputs, outputs) = read_model(onnx), map(tuple, _axes(load(onnx)))
     try:
-        model.reshape({position: list(feeds[name].shape) for position, name in enumerate(names.inputs)})
+        model.reshape({position: list(feeds[name].shape) for position, name in enumerate(inputs)})
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        raise InputError(
-            f"{onnx}: OpenVINO cannot give the graph the shapes of these inputs ({failure_reason(error)}); run it with"
-            " free axes",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=onnx,
-        ) from error
-    compiled = compile_model(model, onnx, session_settings(None))
-    return run_request(EngineRequest(compiled.create_infer_request()), names, feeds)
+        reason = sessions.failure_reason(error)
+        text = f"OpenVINO cannot give the graph the shapes of these inputs ({reason}); run it with free axes"
+        raise InputError.of_file(onnx, text, ErrorCode.RUNTIME_FAILED) from error
+    request = EngineRequest(sessions.compile_model(model, onnx, sessions.session_settings(None)).create_infer_request())
+    return sessions.run_graph(CompiledGraph(inputs, outputs, {}, lambda: request), feeds)
 
 
 def convert(onnx: Path) -> openvino.Model:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, missing_input, parse_shape
 from compressor.targets.machine import usable_cores, user_cache
-from compressor.targets.openvino.batches import EngineRequest, fitting_shape, pad, sizes_of, unpadded
+from compressor.targets.openvino.batches import CompiledGraph, EngineRequest, at_shape
 from compressor.targets.peak_memory import resident_bytes
-from compressor.workdir import file_lock
+from compressor.workdir import file_lock, write_json
 
 try:
     import openvino
@@ -77,14 +78,6 @@ class Layer:
     kind: str
     precision: str
     nodes: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Names:
-    """Names of a graph's inputs and outputs in ONNX, in order; OpenVINO may know a tensor by several names."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 def check_precision(precision: Precision) -> None:
@@ -137,7 +130,6 @@ def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
     """A graph in ONNX or in OpenVINO's format.
 
     Args:
-        path: its file.
         core: reads it, with extensions where it has any.
 
     Raises:
@@ -147,20 +139,15 @@ def read_model(path: Path, core: openvino.Core = _CORE) -> openvino.Model:
         return core.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         if operators := ", ".join(_UNCONVERTED.findall(str(error))):
-            raise InputError(
+            text = (
                 f"OpenVINO cannot convert {operators} as the graph uses it; use --target ort, or a file of ONNX's own"
-                " operators, such as torch.onnx.export writes",
-                code=ErrorCode.UNSUPPORTED_MODEL,
-                path=path,
-                runtime="openvino",
-                operators=operators,
+                " operators, such as torch.onnx.export writes"
+            )
+            raise InputError(
+                text, code=ErrorCode.UNSUPPORTED_MODEL, path=path, runtime="openvino", operators=operators
             ) from error
-        raise InputError(
-            f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=path,
-            runtime="openvino",
-        ) from error
+        text = f"{path}: OpenVINO cannot read it ({failure_reason(error)}); use --target ort, or build it again"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="openvino") from error
 
 
 def compile_model(
@@ -169,9 +156,6 @@ def compile_model(
     """Compile a graph for this processor.
 
     Args:
-        model: the graph.
-        path: its file, for messages.
-        settings: from `session_settings`.
         cache: folder of compiled models, read and written; None: there is no cache.
 
     Raises:
@@ -187,39 +171,28 @@ def compile_model(
     try:
         return _CORE.compile_model(model, DEVICE, options)
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        raise InputError(
-            f"{path}: OpenVINO cannot compile it ({failure_reason(error)}); use --target ort",
-            code=ErrorCode.RUNTIME_FAILED,
-            path=path,
-            runtime="openvino",
-        ) from error
+        text = f"{path}: OpenVINO cannot compile it ({failure_reason(error)}); use --target ort"
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="openvino") from error
 
 
-def run_request(
-    request: EngineRequest, names: Names, feeds: Feeds, parts: Sequence[tuple[slice, ...]] | None = None
-) -> dict[str, np.ndarray]:
+def run_graph(graph: CompiledGraph, feeds: Feeds) -> dict[str, np.ndarray]:
     """Outputs by name. Feeds that the graph has no input for are ignored.
 
-    Args:
-        request: runs the graph.
-        names: names of the graph's inputs and outputs.
-        feeds: one batch of inputs.
-        parts: the part of each output that is returned; None: all.
-
     Raises:
-        InputError: an input is missing, or the graph cannot run on these inputs.
+        InputError: an input is missing, or the graph cannot be compiled, or cannot run on these inputs.
     """
     try:
-        outputs = request.run([feeds[name] for name in names.inputs], parts)
+        return graph.run(feeds)
     except KeyError as error:
-        raise missing_input(error.args[0], names.inputs) from error
+        raise missing_input(error.args[0], graph.inputs) from error
+    except InputError:
+        raise
     except Exception as error:  # OpenVINO raises RuntimeError and others
-        raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs' "
-            f"shapes, and texts no longer than the model's positions",
-            code=ErrorCode.RUNTIME_FAILED,
-        ) from error
-    return dict(zip(names.outputs, outputs, strict=True))
+        text = (
+            f"OpenVINO cannot run the graph on these inputs ({failure_reason(error)}); pass arrays of its inputs'"
+            " shapes, and texts no longer than the model's positions"
+        )
+        raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
 
 
 def executed_layers(compiled: openvino.CompiledModel) -> list[Layer]:
@@ -244,7 +217,6 @@ def write_model(model: openvino.Model, out: Path, info: Mapping[str, Any]) -> No
     Rows that a table lacks become NaN, see `_mark_missing_rows`.
 
     Args:
-        model: the graph.
         out: the file to write, `.xml`; the weights go beside it.
         info: facts to store in the graph, in JSON; `stored_info` returns them.
     """
@@ -282,18 +254,17 @@ def stored_info(model: openvino.Model) -> dict[str, Any]:
     """The facts that `write_model` stored in a graph; empty for a graph of another origin."""
     if not model.has_rt_info(_INFO):
         return {}
-    info: dict[str, Any] = json.loads(str(model.get_rt_info(_INFO).value))
-    return info
+    return json.loads(str(model.get_rt_info(_INFO).value))
 
 
-def tensor_names(model: openvino.Model) -> Names:
-    """Names of the inputs and outputs, as `write_model` stored them, else as OpenVINO has them."""
+def tensor_names(model: openvino.Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the inputs and of the outputs, in order, as `write_model` stored them, else as OpenVINO has them."""
     info = stored_info(model)
     inputs, outputs = (
-        info.get(name, [tensor.any_name for tensor in tensors])
+        tuple(info.get(name, [tensor.any_name for tensor in tensors]))
         for name, tensors in (("inputs", model.inputs), ("outputs", model.outputs))
     )
-    return Names(tuple(inputs), tuple(outputs))
+    return inputs, outputs
 
 
 @dataclass(frozen=True)
@@ -303,23 +274,12 @@ class FixedRequest:
     Attributes:
         compiled: the graph as OpenVINO compiled it.
         request: runs it.
-        seconds: time of compiling it, or of reading it from the cache.
-        added_bytes: memory by which compiling it grew the process; None: unknown.
+        cost: time of compiling it, or of reading it from the cache, and the memory by which that grew the process.
     """
 
     compiled: openvino.CompiledModel
     request: EngineRequest
-    seconds: float
-    added_bytes: int | None
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers that OpenVINO executes."""
-        return tuple(executed_layers(self.compiled))
-
-    def __str__(self) -> str:
-        memory = "" if self.added_bytes is None else f", {self.added_bytes / 1e6:.0f} MB"
-        return f"{self.seconds:.1f} s{memory}"
+    cost: str
 
 
 def compile_fixed(
@@ -333,67 +293,36 @@ def compile_fixed(
 
     Args:
         model: the graph, with free axes; it stays unchanged.
-        shapes: the shapes.
-        path: its file, for messages.
-        settings: from `session_settings`.
         cache: folder of compiled models; None: there is no cache.
 
     Raises:
         InputError: the graph cannot have one of the shapes.
     """
     requests = {}
-    axes = stored_info(model).get("input_axes", {})
+    axes, (inputs, _) = stored_info(model).get("input_axes", {}), tensor_names(model)
     for shape in shapes:
-        sizes = dict(zip(("batch", "sequence"), shape, strict=True))
         before, start = resident_bytes(), time.perf_counter()
-        fixed = model.clone()
         try:
-            fixed.reshape(
-                {
-                    position: [sizes.get(name) or int(name) for name in axes[tensor]]
-                    for position, tensor in enumerate(tensor_names(model).inputs)
-                }
-            )
+            fixed = at_shape(model, inputs, axes, shape)
         except Exception as error:  # OpenVINO raises RuntimeError and others
-            raise InputError(
-                f"{path}: the graph cannot have the shape {shape[0]}x{shape[1]} ({failure_reason(error)}); use shorter"
-                " --shapes",
-                code=ErrorCode.OUT_OF_RANGE,
-                path=path,
-                shape=shape,
-            ) from error
+            text = (
+                f"the graph cannot have the shape {shape[0]}x{shape[1]} ({failure_reason(error)}); use shorter --shapes"
+            )
+            raise InputError.of_file(path, text, ErrorCode.OUT_OF_RANGE, shape=shape) from error
         compiled = compile_model(fixed, path, settings, cache)
         request = EngineRequest(compiled.create_infer_request())
         after = resident_bytes()
-        added = None if before is None or after is None else max(0, after - before)
-        requests[shape] = FixedRequest(compiled, request, time.perf_counter() - start, added)
+        memory = "" if before is None or after is None else f", {max(0, after - before) / 1e6:.0f} MB"
+        requests[shape] = FixedRequest(compiled, request, f"{time.perf_counter() - start:.1f} s{memory}")
     return requests
 
 
-@dataclass(frozen=True)
-class CompiledGraph:
-    """A graph compiled for free axes and for fixed shapes; each batch runs at the smallest shape that holds it.
-
-    Attributes:
-        names: names of its inputs and outputs.
-        free: returns the request that runs it with free axes, for which it may compile the graph.
-        fixed: runs it at fixed shapes.
-        info: the facts that are stored in it.
-    """
-
-    names: Names
-    free: Callable[[], EngineRequest]
-    fixed: Mapping[Shape, FixedRequest]
-    info: Mapping[str, Any]
-
-    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name; see `run_request`."""
-        axes = self.info.get("input_axes", {})
-        shape = fitting_shape(self.fixed, axes, feeds, pads=self.info.get("pads", False)) if self.fixed else None
-        if shape is None:
-            return run_request(self.free(), self.names, feeds)
-        parts = unpadded(self.info["output_axes"], sizes_of(axes, feeds))
-        return run_request(self.fixed[shape].request, self.names, pad(axes, feeds, shape), parts)
+def open_graph(
+    model: openvino.Model, free: Callable[[], EngineRequest], fixed: Mapping[Shape, FixedRequest] | None = None
+) -> CompiledGraph:
+    """A graph that requests run: `free` returns that for free axes, and `fixed` are those of `compile_fixed`."""
+    requests = {shape: compiled.request for shape, compiled in (fixed or {}).items()}
+    return CompiledGraph(*tensor_names(model), stored_info(model), free, requests)
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
@@ -401,7 +330,7 @@ def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[st
     model = read_model(path)
     request = EngineRequest(compile_model(model, path, settings).create_infer_request())
     fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
-    return CompiledGraph(tensor_names(model), lambda: request, fixed, stored_info(model)).run
+    return functools.partial(run_graph, open_graph(model, lambda: request, fixed))
 
 
 @contextlib.contextmanager
@@ -410,7 +339,6 @@ def locked_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[Path | No
 
     Args:
         path: the engine, `.xml`.
-        settings: settings of the session.
 
     Yields:
         The folder; None where the user's cache cannot be written.
@@ -437,9 +365,6 @@ def compile_cached(
     """Compile a graph, or read it from the cache, with the layers that OpenVINO executes.
 
     Args:
-        model: the graph.
-        path: its file, for messages.
-        settings: settings of the session.
         folder: the cache folder of the engine; None: compile without a cache.
 
     Raises:
@@ -475,8 +400,6 @@ def read_layers(folder: Path) -> tuple[Layer, ...] | None:
 
 def write_layers(folder: Path, layers: Iterable[Layer]) -> None:
     """Store the layers of an engine."""
-    from compressor.workdir import write_json  # the process that measures memory needs no graphs
-
     write_json(folder / _LAYERS, [{**dataclasses.asdict(layer), "nodes": sorted(layer.nodes)} for layer in layers])
 
 

@@ -19,8 +19,10 @@ import onnx_ir as ir
 import openvino
 from openvino import opset13 as ops
 from openvino._offline_transformations import apply_make_stateful_transformation
+from openvino.frontend.onnx import ConversionExtension
 
 from compressor.errors import ErrorCode, InputError
+from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Provider
 from compressor.targets.caches import (
     DECODER,
@@ -30,30 +32,24 @@ from compressor.targets.caches import (
     POSITIONS,
     WEIGHTS,
     Caches,
+    GeneratingModel,
     Sessions,
     missing_encoder,
 )
-from compressor.targets.openvino.batches import EngineRequest
-from compressor.targets.openvino.rounded_weights import read_rounded, require_integers
-from compressor.targets.openvino.session import (
-    Names,
-    compile_model,
-    read_model,
-    run_request,
-    session_settings,
-    stored_info,
-    tensor_names,
-    write_model,
-)
+from compressor.targets.openvino import session
+from compressor.targets.openvino.batches import CompiledGraph, EngineRequest
 from graph_passes import load, save
 from graph_passes.flow.caches import cache_names
 from graph_passes.passes import DropIdleCaches
 from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
-from graph_passes.passes.quantize_weights import OPERATOR
+from graph_passes.passes.quantize_weights import DOMAIN, OPERATOR
 
 ALONE, _AFTER_ENCODER, _ENCODER = "openvino_model.xml", "decoder.xml", "encoder.xml"
 """Files of a decoder without an encoder, of a decoder that reads one, and of the encoder."""
 _BEAMS = "beam_idx"
+_TYPES = {4: openvino.Type.u4, 8: openvino.Type.u8}
+"""Bits of rounded weights -> the type of their integers."""
+_TOKENIZER_FILES = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 
 
 def build_sessions(folder: Path, files: Iterable[str], sizes: Iterable[tuple[int, int]], threads: int | None) -> None:
@@ -68,7 +64,7 @@ def round_weights(folder: Path, rounds: Callable[[ir.Model], ir.Model], out: Pat
     """Convert the decoder with rounded weights; see `Target.round_weights`."""
     path = out / _decoder_of(folder).name
     graph = _build(folder / DECODER, path, rounds)
-    require_integers(read_model(path), path, _rounded(graph))
+    require_integers(session.read_model(path), path, _rounded(graph))
     return path
 
 
@@ -78,7 +74,6 @@ def check_rounded(graph: Path) -> None:
 
 
 def _rounded(graph: ir.Model) -> int:
-    """The number of matmuls with rounded weights."""
     return sum(node.op_type == OPERATOR for node in graph.graph)
 
 
@@ -86,7 +81,6 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
     """Convert a graph, whose attentions over caches become one operator each, which extends a state where it is.
 
     Args:
-        onnx: the graph.
         path: the file to write; that of an encoder has no states.
         rounds: rounds the weights; None: they stay in floats.
 
@@ -113,17 +107,14 @@ def _build(onnx: Path, path: Path, rounds: Callable[[ir.Model], ir.Model] | None
         info |= {name: graph.metadata_props[name] for name in (WEIGHTS, FINER) if name in graph.metadata_props}
         # The default rounds the keys and values to 8 bits.
         model.set_rt_info("f32", ["runtime_options", "KV_CACHE_PRECISION"])
-    write_model(model, path, info)
+    session.write_model(model, path, info)
     return graph
 
 
 def _keep_states(model: openvino.Model, inputs: Iterable[str], states: Mapping[str, str]) -> None:
     """Make caches states of a model, which `beam_idx` selects the texts of before each call.
 
-    Args:
-        model: the decoder, which is changed.
-        inputs: names of the inputs of the graph, in order.
-        states: input of a cache -> output that is its next content.
+    `inputs` are those of the graph, in order, and `states` the output that is the next content of each cache.
     """
     parameters = dict(zip(inputs, model.get_parameters(), strict=True))
     _widen_states(model, [parameters[name] for name in states], set(states.values()))
@@ -170,10 +161,93 @@ def _widen_states(model: openvino.Model, caches: Iterable[openvino.Node], output
 
 
 def _bytes_per_token(model: openvino.Model) -> int:
-    """Bytes of keys and values that a token adds to the states of a model."""
     states = (node.output(0) for node in model.get_ops() if node.get_type_name() == "ReadValue")
     shapes = ((state.get_partial_shape(), state.get_element_type().size) for state in states)
     return sum(shape[1].get_length() * shape[3].get_length() * size for shape, size in shapes)
+
+
+def read_rounded(path: Path) -> openvino.Model:
+    """A graph in ONNX, whose products by rounded weights read integers, scales and a zero point.
+
+    OpenVINO's own reader of `MatMulNBits` moves the weights behind operators that are folded when the graph is
+    compiled, which turns the weights into floats, and it reads none of 8 bits.
+
+    Raises:
+        InputError: OpenVINO cannot read it.
+    """
+    core = openvino.Core()
+    core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _product))
+    return session.read_model(path, core)
+
+
+def _product(node: Any) -> list[openvino.Output]:
+    """A `MatMulNBits` in operators of OpenVINO. With the zero point in the type of the integers, its kernels round
+    activations to 8 bits where the processor has dot products of them.
+    """
+    activations, packed, scales = (node.get_input(number) for number in range(3))
+    bits, inputs, block = (node.get_attribute(name) for name in ("bits", "K", "block_size"))
+    outputs, blocks, _ = packed.get_shape()
+    shape = openvino.Shape([outputs, blocks, block])
+    content = openvino.Tensor(np.ascontiguousarray(packed.get_node().data), shape, _TYPES[bits])
+    integers = openvino.op.Constant(content, shared_memory=False)
+    zero = ops.constant(2 ** (bits - 1), _TYPES[bits])
+    centred = ops.subtract(*(ops.convert(value, np.float32) for value in (integers, zero)))
+    floats = ops.multiply(centred, ops.reshape(scales, ops.constant([outputs, blocks, 1]), False))
+    matrix = ops.reshape(floats, ops.constant([outputs, blocks * block]), False)
+    if padding := blocks * block - inputs:  # the last block is padded with zeros
+        before = [0] * activations.get_partial_shape().rank.get_length()
+        ends = ops.constant(before), ops.constant([*before[1:], padding])
+        activations = ops.pad(activations, *ends, "constant", ops.constant(np.float32(0))).output(0)
+    return [ops.matmul(activations, matrix, False, True).output(0)]
+
+
+def require_integers(model: openvino.Model, path: Path, count: int) -> None:
+    """Check that OpenVINO keeps the integers of rounded weights on this processor, which it may turn into floats.
+
+    Args:
+        count: number of its matmuls with rounded weights.
+
+    Raises:
+        InputError: OpenVINO keeps the integers of fewer matmuls.
+    """
+    types = {kind.get_type_name() for kind in _TYPES.values()}
+    layers = session.executed_layers(session.compile_model(model, path, session.session_settings(None)))
+    kept = sum(layer.kind == "FullyConnected" and layer.precision in types for layer in layers)
+    if kept < count:
+        text = (
+            f"{path}: on this processor OpenVINO keeps the integers of {kept} of {count} matmuls with rounded weights,"
+            " and turns the rest into floats; use --target ort, or --precision fp32"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=path, count=kept, needed=count)
+
+
+def write_tokenizer(folder: Path, model: GeneratingModel) -> str | None:
+    """Write the tokenizer of a decoder-only model.
+
+    Args:
+        folder: the folder of the engine.
+
+    Returns:
+        Why openvino-genai cannot load the folder, or not from texts; None: it can.
+    """
+    if not (folder / ALONE).is_file() or model.config.get("is_encoder_decoder"):
+        return "it runs no encoder-decoder models from these graphs"
+    if model.tokenizer is None:
+        return "the model has no tokenizer; pass ids and not texts"
+    try:
+        from openvino_tokenizers import convert_tokenizer
+    except ImportError:
+        return (
+            "the tokenizer is not converted: pip install openvino-tokenizers, and convert_tokenizer OUT"
+            " --with-detokenizer -o OUT"
+        )
+    try:
+        parts = convert_tokenizer(model.tokenizer, with_detokenizer=True)
+    except Exception as error:  # of any tokenizer
+        return f"openvino-tokenizers cannot convert the tokenizer ({one_line(error)}); pass ids and not texts"
+    for file, part in zip(_TOKENIZER_FILES, parts, strict=True):
+        openvino.save_model(part, folder / file)
+    return None
 
 
 def open_sessions(
@@ -184,18 +258,11 @@ def open_sessions(
 
 
 def _decoder_of(folder: Path) -> Path:
-    """The engine of the decoder in a folder.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The engine of the decoder in a folder; raises InputError if there is none."""
     path = next((folder / name for name in (ALONE, _AFTER_ENCODER) if (folder / name).is_file()), None)
     if path is None:
-        raise InputError(
-            f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again",
-            code=ErrorCode.FILE_MISSING,
-            path=folder / ALONE,
-        )
+        text = f"{folder}: has neither {ALONE} nor {_AFTER_ENCODER}; copy the whole folder of the run again"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=folder / ALONE)
     return path
 
 
@@ -242,7 +309,6 @@ class OpenVinoSessions(Sessions):
     """The engines of a folder in OpenVINO. Only one thread at a time may use them.
 
     Args:
-        folder: the folder.
         threads: threads per call; None: one per core.
         decoder: the file of the decoder; None: the one of the folder.
 
@@ -255,24 +321,24 @@ class OpenVinoSessions(Sessions):
 
     def __init__(self, folder: Path, *, threads: int | None = None, decoder: Path | None = None) -> None:
         self.path = path = decoder or _decoder_of(folder)
-        self.settings = session_settings(threads)
-        model = read_model(path)
-        info = stored_info(model)
+        self.settings = session.session_settings(threads)
+        model = session.read_model(path)
+        info = session.stored_info(model)
         self.bytes_per_token, self._encoded = info["bytes_per_token"], info["encoded"]
         self.vocabulary = model.outputs[0].partial_shape[-1].get_length()
         self.precision, self.finer = info.get(WEIGHTS, "fp32"), tuple(json.loads(info.get(FINER, "[]")))
-        self._names, self.request = self._open(model, path)
-        self._run = EngineRequest(self.request)
+        self.request, self._graph = self._open(model, path)
         self._encoder = None
         if (encoder := folder / _ENCODER).is_file() and path.name == _AFTER_ENCODER:
-            names, request = self._open(read_model(encoder), encoder)
-            self._encoder = names, EngineRequest(request)
+            _, self._encoder = self._open(session.read_model(encoder), encoder)
         elif self._encoded:
             raise missing_encoder(encoder, path.name)
         self._version, self._versions = 0, 0
 
-    def _open(self, model: openvino.Model, path: Path) -> tuple[Names, openvino.InferRequest]:
-        return tensor_names(model), compile_model(model, path, self.settings).create_infer_request()
+    def _open(self, model: openvino.Model, path: Path) -> tuple[openvino.InferRequest, CompiledGraph]:
+        request = session.compile_model(model, path, self.settings).create_infer_request()
+        engine = EngineRequest(request)
+        return request, session.open_graph(model, lambda: engine)
 
     def start(self, batch: int) -> OpenVinoCaches:
         """See `Sessions.start`."""
@@ -283,8 +349,7 @@ class OpenVinoSessions(Sessions):
         empty = self.start(len(next(iter(inputs.values()))))
         if self._encoder is None:  # no cross-attention has heads
             return empty
-        names, request = self._encoder
-        outputs = run_request(request, names, inputs)
+        outputs = session.run_graph(self._encoder, inputs)
         encoded = {name: outputs[output] for name, output in self._encoded.items()}
         return dataclasses.replace(empty, encoded=encoded)
 
@@ -298,7 +363,7 @@ class OpenVinoSessions(Sessions):
         arrays = {name: array for name, array in feeds.items() if array is not None}
         arrays[_BEAMS] = caches.order.astype(np.int32)
         self._version = self.new_version()  # a call that fails changes the state too
-        logits = run_request(self._run, self._names, arrays)["logits"]
+        logits = session.run_graph(self._graph, arrays)["logits"]
         return logits, dataclasses.replace(
             caches,
             length=caches.length + input_ids.shape[1],
@@ -335,7 +400,5 @@ class OpenVinoSessions(Sessions):
 
     def _require(self, version: int) -> None:
         if version != self._version:
-            raise InputError(
-                "a later call has extended these caches; copy them before that call (Caches.copy)",
-                code=ErrorCode.UNSUPPORTED,
-            )
+            text = "a later call has extended these caches; copy them before that call (Caches.copy)"
+            raise InputError(text, code=ErrorCode.UNSUPPORTED)

@@ -56,7 +56,7 @@ class OpenVinoTarget(Target):
 
     def write_library_files(self, folder: Path, model: GeneratingModel) -> str | None:
         """Write the tokenizer as graphs; see `Target.write_library_files`."""
-        from compressor.targets.openvino.genai import write_tokenizer
+        from compressor.targets.openvino.stateful import write_tokenizer
 
         return write_tokenizer(folder, model)
 

@@ -60,28 +60,18 @@ class Features:
     def require(self, precision: Precision, device: Device) -> None:
         """Make sure that a precision is supported.
 
-        Args:
-            precision: the precision.
-            device: the GPU.
-
         Raises:
             UsageError: this version or the GPU does not compute in it.
         """
         if precision not in self.precisions:
-            raise UsageError(
+            text = (
                 f"{precision}: TensorRT {self.version} does not compute in it; use {' or '.join(self.precisions)}, or"
-                " TensorRT 10 or newer",
-                code=ErrorCode.UNSUPPORTED,
-                field="precision",
-                value=precision,
+                " TensorRT 10 or newer"
             )
+            raise UsageError(text, code=ErrorCode.UNSUPPORTED, field="precision", value=precision)
         if precision == "fp8" and device.capability < _ADA:
-            raise UsageError(
-                f"fp8: needs a GPU from Ada (SM 8.9) on, and this is {device}; use --precision int8",
-                code=ErrorCode.UNSUPPORTED,
-                field="precision",
-                value=precision,
-            )
+            text = f"fp8: needs a GPU from Ada (SM 8.9) on, and this is {device}; use --precision int8"
+            raise UsageError(text, code=ErrorCode.UNSUPPORTED, field="precision", value=precision)
 
 
 def library() -> ModuleType:
@@ -94,14 +84,12 @@ def library() -> ModuleType:
         import polygraphy  # noqa: F401
         import tensorrt
     except ImportError as error:
-        raise TargetMissingError(
-            f"TensorRT's Python packages are not installed ({one_line(error)}); pip install"
-            " '.[trt]' tensorrt in a checkout of compressor",
-            code=ErrorCode.PACKAGE_MISSING,
-            package=error.name or "tensorrt",
-        ) from error
-    module: ModuleType = tensorrt
-    return module
+        text = (
+            f"TensorRT's Python packages are not installed ({one_line(error)}); pip install '.[trt]' tensorrt in a"
+            " checkout of compressor"
+        )
+        raise TargetMissingError(text, code=ErrorCode.PACKAGE_MISSING, package=error.name or "tensorrt") from error
+    return tensorrt
 
 
 def features(trt: ModuleType) -> Features:
@@ -127,7 +115,6 @@ def library_version(bindings: str, load: Callable[[str], Any] = ctypes.CDLL) -> 
     """The version of TensorRT's library, or of the bindings where the library reports none.
 
     Args:
-        bindings: version of the bindings.
         load: opens a library by name.
     """
     try:
@@ -144,8 +131,6 @@ def config_options(trt: ModuleType, supported: Features, precision: Precision, *
     """Arguments of Polygraphy's `CreateConfig`: tactic sources (case 3) and, for 8.6, types (case 1).
 
     Args:
-        trt: TensorRT's module.
-        supported: its features.
         precision: numeric precision of a graph that is not quantized.
         quantized: whether the graph has quantization nodes.
     """
@@ -163,7 +148,6 @@ def set_layer_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataTy
     This must not be used for quantized networks, whose results are of type fp32 where int8 is meant.
 
     Args:
-        trt: TensorRT's module.
         network: the network. Before the build it may report fp32 for types that were not set.
         types: tensor name -> element type in the graph; layers that the parser has added keep the reported type.
     """
@@ -190,12 +174,8 @@ def numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype[Any]:
     try:
         return np.dtype(trt.nptype(kind))
     except TypeError as error:
-        raise InputError(
-            f"{name}: NumPy lacks its type {kind}; export the graph with inputs and outputs in fp32",
-            code=ErrorCode.UNSUPPORTED,
-            tensor=name,
-            value=str(kind),
-        ) from error
+        text = f"{name}: NumPy lacks its type {kind}; export the graph with inputs and outputs in fp32"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, tensor=name, value=str(kind)) from error
 
 
 def weight_bytes(trt: ModuleType, engine: Any) -> int | None:

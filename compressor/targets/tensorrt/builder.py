@@ -100,11 +100,7 @@ class EngineBuilder:
     """Builds engines with one version of TensorRT on one GPU.
 
     Attributes:
-        trt: TensorRT's module.
-        supported: its features.
-        driver: the driver of the GPU.
-        options: sizes and settings of the build.
-        cache: the cache of kernel timings.
+        supported: the features of this version.
         precision: numeric precision of a graph that is not quantized.
         quantized: whether the graph has quantization nodes.
     """
@@ -125,7 +121,6 @@ class EngineBuilder:
 
         Args:
             graph: the graph, written by `graph.prepare`.
-            profiles: shapes of the inputs.
 
         Raises:
             InputError: TensorRT cannot read the graph, or cannot build it; the message contains its log.
@@ -140,12 +135,11 @@ class EngineBuilder:
         try:
             return self._build_typed(graph, profiles, workspace)
         except _OutOfMemoryError as error:
-            raise InputError(
+            text = (
                 f"the GPU's memory is too small to build the engine, even with {workspace >> 20} MiB of workspace (it"
-                f" has {self.driver.device.memory >> 20} MiB); free some, or build for smaller sizes (--batch, --seq)",
-                code=ErrorCode.OUT_OF_MEMORY,
-                workspace=workspace,
-            ) from error
+                f" has {self.driver.device.memory >> 20} MiB); free some, or build for smaller sizes (--batch, --seq)"
+            )
+            raise InputError(text, code=ErrorCode.OUT_OF_MEMORY, workspace=workspace) from error
 
     @property
     def _is_typed(self) -> bool:
@@ -166,7 +160,6 @@ class EngineBuilder:
         return SerializedEngine(data, workspace, timings, types, profiles)
 
     def _config_options(self, workspace: int | None) -> dict[str, Any]:
-        """Arguments of Polygraphy's `CreateConfig`."""
         trt, options = self.trt, self.options
         config = bindings.config_options(trt, self.supported, self.precision, quantized=self.quantized)
         if workspace is not None:
@@ -238,12 +231,8 @@ def deserialize(driver: CudaDriver, path: Path) -> Any:
             return EngineFromBytes(path.read_bytes())()
         except (PolygraphyException, TypeError) as error:
             _raise_unless_null(error)
-            raise InputError(
-                f"{path}: TensorRT cannot load it ({log.summary(error)}); build it again",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=path,
-                runtime="tensorrt",
-            ) from error
+            text = f"{path}: TensorRT cannot load it ({log.summary(error)}); build it again"
+            raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=path, runtime="tensorrt") from error
 
 
 def _raise_unless_null(error: Exception) -> None:
@@ -369,8 +358,6 @@ def open_cache(path: Path | None, version: str, device: Device) -> TimingCache:
 
     Args:
         path: its file; None: a file for the version and GPU in the user's cache folder.
-        version: version of TensorRT.
-        device: the GPU.
 
     Raises:
         InputError: the file cannot be written.
@@ -402,12 +389,8 @@ def _require_writable(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot write TensorRT's timing cache ({error.strerror}); name another file (--timing-cache)",
-            code=ErrorCode.FILE_UNWRITABLE,
-            field="timing_cache",
-            path=path,
-        ) from error
+        text = f"{path}: cannot write TensorRT's timing cache ({error.strerror}); name another file (--timing-cache)"
+        raise InputError(text, code=ErrorCode.FILE_UNWRITABLE, field="timing_cache", path=path) from error
 
 
 def _inspect(path: Path, machine: str) -> TimingsUse:

@@ -18,14 +18,7 @@ from compressor.results import EngineBuild
 from compressor.targets import cuda
 from compressor.targets.base import BuildOptions, Engine, Feeds, Precision, Provider
 from compressor.targets.cuda import CudaDriver, CudaStream, DeviceBuffer
-from compressor.targets.graph_facts import (
-    digest,
-    float_matmuls,
-    fusible_attentions,
-    graph_digest,
-    names_of,
-    quantized_matmuls,
-)
+from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest, matmul_names
 from compressor.targets.tensorrt import bindings, inspector
 from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine, current_log, deserialize, open_cache
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
@@ -43,11 +36,8 @@ class TrtEngine(Engine):
     fused or not, and `quantized` the matmuls whose layers TensorRT lists.
 
     Args:
-        path: the engine's file.
         engine: TensorRT's engine object, loaded from the file.
         metadata: metadata of the engine, which was built for this GPU and this version of TensorRT.
-        driver: the driver of the GPU.
-        trt: TensorRT's module.
 
     Attributes:
         metadata: what the engine was built from and for.
@@ -64,13 +54,11 @@ class TrtEngine(Engine):
         self.context = engine.create_execution_context()
         if self.context is None:
             size = bindings.activation_bytes(engine)
-            raise InputError(
+            text = (
                 f"{path}: the GPU has too little memory for the {size / 1e6:.0f} MB that the engine needs besides its"
-                " weights; free some, or build it for smaller sizes (--batch, --seq)",
-                code=ErrorCode.OUT_OF_MEMORY,
-                path=path,
-                value=size,
+                " weights; free some, or build it for smaller sizes (--batch, --seq)"
             )
+            raise InputError(text, code=ErrorCode.OUT_OF_MEMORY, path=path, value=size)
         # Every call would otherwise report the layers, which engines are built with, to profilers.
         self.context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         self._stream = CudaStream(driver)
@@ -106,12 +94,8 @@ class TrtEngine(Engine):
         started = self.context.execute_async_v3(stream.handle.value or 0)
         stream.record_stop()
         if not started:
-            raise InputError(
-                f"{self.path}: TensorRT cannot run it on these inputs ({log.summary()})",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=self.path,
-                runtime="tensorrt",
-            )
+            text = f"{self.path}: TensorRT cannot run it on these inputs ({log.summary()})"
+            raise InputError(text, code=ErrorCode.RUNTIME_FAILED, path=self.path, runtime="tensorrt")
         for name, output in outputs.items():
             self._buffers[name].download(output, stream)
         stream.synchronize()
@@ -145,13 +129,9 @@ class TrtEngine(Engine):
             return
         log = current_log()
         if self.context.set_input_shape(name, array.shape) is False:
+            text = f"{self.path}: TensorRT refuses the shape {list(array.shape)} of {name} ({log.summary()})"
             raise InputError(
-                f"{self.path}: TensorRT refuses the shape {list(array.shape)} of {name} ({log.summary()})",
-                code=ErrorCode.TENSOR_MISMATCH,
-                path=self.path,
-                tensor=name,
-                shape=array.shape,
-                runtime="tensorrt",
+                text, code=ErrorCode.TENSOR_MISMATCH, path=self.path, tensor=name, shape=array.shape, runtime="tensorrt"
             )
         self.context.set_tensor_address(name, binding[1])
         self._bound[name] = binding
@@ -160,13 +140,8 @@ class TrtEngine(Engine):
         """Reserve memory for an output on the GPU and on the host, once all inputs have their shapes."""
         shape = tuple(self.context.get_tensor_shape(name))
         if min(shape, default=0) < 0:
-            raise InputError(
-                f"{self.path}: the shape of {name} depends on values of the inputs, which is not supported; use"
-                " --target ort",
-                code=ErrorCode.UNSUPPORTED,
-                path=self.path,
-                tensor=name,
-            )
+            text = f"the shape of {name} depends on values of the inputs, which is not supported; use --target ort"
+            raise InputError.of_file(self.path, text, ErrorCode.UNSUPPORTED, tensor=name)
         array = np.empty(shape, self.metadata.outputs[name])
         self.context.set_tensor_address(name, self._buffers[name].reserve(array.nbytes))
         return array
@@ -222,9 +197,6 @@ def load_engine(path: Path, metadata: EngineMetadata, driver: CudaDriver, trt: M
 
     Args:
         path: the engine's file, whose hash has been checked.
-        metadata: metadata of the engine.
-        driver: the driver of the GPU.
-        trt: TensorRT's module.
 
     Raises:
         InputError: the engine was built for another GPU or version of TensorRT, or TensorRT cannot load it.
@@ -251,8 +223,7 @@ def _metadata(
     outputs = [str(value.name) for value in graph.graph.outputs]
     sites = fusible_attentions(without_quantizers(graph))
     attention = inspector.attention_fusion(layers, sites, device.capability, builder.precision)
-    in_8_bits, in_floats = (names_of(matmuls(graph)) for matmuls in (quantized_matmuls, float_matmuls))
-    types = inspector.matmul_types(layers, in_8_bits, in_floats, builder.precision)
+    types = inspector.matmul_types(layers, *matmul_names(graph), builder.precision)
     changes = (prepared, f"built by TensorRT {version}", serialized.timings, types, attention)
     return EngineMetadata(
         tensorrt=version,
@@ -284,7 +255,6 @@ def _metadata(
 
 
 def _session(builder: EngineBuilder, serialized: SerializedEngine) -> dict[str, Any]:
-    """Runtime, device and options, as recorded in reports."""
     workspace = serialized.workspace
     return {
         "runtime": f"tensorrt {builder.supported.version}",

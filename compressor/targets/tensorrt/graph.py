@@ -78,12 +78,6 @@ class PreparedGraph:
 def prepare(source: Path, out: Path, precision: Precision, supported: Features) -> PreparedGraph:
     """Write a graph in the form that TensorRT reads.
 
-    Args:
-        source: the graph.
-        out: the file to write.
-        precision: numeric precision of the engine.
-        supported: features of the installed TensorRT.
-
     Raises:
         GraphError: the file cannot be read.
         InputError: the graph has an operator set or an operator that this TensorRT cannot read, or lacks the quantizers
@@ -113,21 +107,18 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
 def _check_quantizers(model: ir.Model, source: Path, precision: Precision) -> None:
     """Raise InputError unless a graph has the quantizers that a precision needs, with zero points of zero."""
     if precision in QUANTIZED and not is_quantized(model):
-        raise InputError(
-            f"{source}: has no quantized matmuls, and TensorRT runs in {precision} only matmuls that the graph "
-            f"quantizes; use {SYMMETRIC_GRAPH} or {FP8_GRAPH} of a run with --target trt --precision {precision}",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=source,
+        text = (
+            f"{source}: has no quantized matmuls, and TensorRT runs in {precision} only matmuls that the graph"
+            f" quantizes; use {SYMMETRIC_GRAPH} or {FP8_GRAPH} of a run with --target trt --precision {precision}"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=source)
     asymmetric = next((fault for fault in form_faults(model) if fault.rule is QuantizerRule.SYMMETRIC), None)
     if asymmetric is not None:
-        raise InputError(
+        text = (
             f"{source}: the zero point of {asymmetric.node} is not zero, which TensorRT cannot compute with; use the"
-            f" graph of a run with --target trt --precision int8, {SYMMETRIC_GRAPH}",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=source,
-            node=asymmetric.node,
+            f" graph of a run with --target trt --precision int8, {SYMMETRIC_GRAPH}"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, path=source, node=asymmetric.node)
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:
@@ -143,10 +134,6 @@ def profile(model: ir.Model, options: BuildOptions) -> dict[str, tuple[Shape, Sh
 
     The first axis is the batch; other axes are the length, except those of memories and caches (`axis_kind`). Memories
     may have the maximum length that the model takes.
-
-    Args:
-        model: the graph.
-        options: the spans of sizes.
 
     Raises:
         InputError: the graph has key/value caches or memories, and their length is unknown.
@@ -170,13 +157,11 @@ def _axis_span(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, spans: Map
         return dim, dim, dim
     kind = axis_kind(value, axis)
     if not spans[kind][-1]:
-        raise InputError(
+        text = (
             f"{value.name}: a {'key/value cache' if kind == 'past' else kind} whose maximum length is unknown; export"
-            " the model without it, or use --target ort",
-            code=ErrorCode.UNSUPPORTED,
-            tensor=value.name,
-            kind=kind,
+            " the model without it, or use --target ort"
         )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, tensor=value.name, kind=kind)
     return spans[kind]
 
 
@@ -185,9 +170,5 @@ def _lower_opset(model: ir.Model, source: Path, version: str) -> None:
     try:
         LowerOpset()(model)
     except GraphError as error:
-        raise InputError(
-            f"{source}: {error}; TensorRT {version} reads up to operator set {OLDEST_OPSET}, TensorRT 10 newer ones",
-            code=ErrorCode.UNSUPPORTED,
-            path=source,
-            **error.details,
-        ) from error
+        text = f"{source}: {error}; TensorRT {version} reads up to operator set {OLDEST_OPSET}, TensorRT 10 newer ones"
+        raise InputError(text, code=ErrorCode.UNSUPPORTED, path=source, **error.details) from error

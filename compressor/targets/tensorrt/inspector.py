@@ -141,12 +141,6 @@ def attention_fusion(
        kernel does.
     3. It is unknown whether an attention inside a layer that does not list its kernels is fused.
     4. All remaining attentions are not fused, for a reason that follows from the GPU, the precision or the heads.
-
-    Args:
-        layers: layers of the engine.
-        sites: attentions of the graph.
-        capability: compute capability of the GPU.
-        precision: numeric precision of the engine.
     """
     kernels = [layer for layer in layers if is_fused(layer)]
     if not sites:
@@ -251,10 +245,8 @@ def matmul_types(
     3. All remaining matmuls are in floats.
 
     Args:
-        layers: layers of the engine.
         matmuls: names of the quantized matmuls with weights.
         float_in_graph: names of the matmuls that the graph has in floats.
-        precision: numeric precision of the engine.
     """
     executed, in_float, hidden = 0, [], 0
     for matmul in matmuls:

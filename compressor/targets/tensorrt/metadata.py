@@ -131,33 +131,19 @@ class EngineMetadata(BaseModel):
     def check_machine(self, path: Path, device: Device, tensorrt: str) -> None:
         """Make sure that the engine runs on a GPU and with a version of TensorRT.
 
-        Args:
-            path: the engine's file, for messages.
-            device: the GPU.
-            tensorrt: the version.
-
         Raises:
             InputError: the engine was built for another GPU or version.
         """
         same = (self.gpu, self.capability) == (device.name, device.capability)
         compatible = self.hardware_compatible and min(self.capability, device.capability) >= AMPERE
         if not same and not compatible:
-            raise InputError(
-                f"{path}: built for another GPU, {Device(self.gpu, self.capability, 0)}, and this is {device};"
-                f" {REBUILD_HINT}",
-                code=ErrorCode.FILE_MISMATCH,
-                path=path,
-                field="gpu",
-                value=device.name,
+            text = (
+                f"built for another GPU, {Device(self.gpu, self.capability, 0)}, and this is {device}; {REBUILD_HINT}"
             )
+            raise InputError.of_file(path, text, ErrorCode.FILE_MISMATCH, field="gpu", value=device.name)
         if tensorrt != self.tensorrt and not (self.version_compatible and runs_engines_of(tensorrt, self.tensorrt)):
-            raise InputError(
-                f"{path}: built by TensorRT {self.tensorrt}, and this is {tensorrt}; {REBUILD_HINT}",
-                code=ErrorCode.FILE_MISMATCH,
-                path=path,
-                field="tensorrt",
-                value=tensorrt,
-            )
+            text = f"{path}: built by TensorRT {self.tensorrt}, and this is {tensorrt}; {REBUILD_HINT}"
+            raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=path, field="tensorrt", value=tensorrt)
 
     def check_file(self, path: Path) -> None:
         """Make sure that a file is the engine that was built.
@@ -166,17 +152,11 @@ class EngineMetadata(BaseModel):
             InputError: its hash differs.
         """
         if digest(path) != self.engine_hash:
-            raise InputError(
-                f"{path}: damaged, or not built with {metadata_path(path).name}; {REBUILD_HINT}",
-                code=ErrorCode.FILE_UNREADABLE,
-                path=path,
-            )
+            text = f"{path}: damaged, or not built with {metadata_path(path).name}; {REBUILD_HINT}"
+            raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=path)
 
     def check_shapes(self, shapes: dict[str, Shape]) -> None:
         """Make sure that the engine takes inputs of these shapes.
-
-        Args:
-            shapes: input -> shape.
 
         Raises:
             InputError: an input is missing, or its shape is outside of the profile.
@@ -187,14 +167,12 @@ class EngineMetadata(BaseModel):
             shape = shapes[name]
             bounds = zip(smallest, shape, largest, strict=False)
             if len(shape) != len(smallest) or not all(low <= size <= high for low, size, high in bounds):
-                raise InputError(
+                text = (
                     f"{name}: its shape is {list(shape)}, and the engine takes {list(smallest)} to {list(largest)};"
-                    " build it for these sizes too (--batch, --seq)",
-                    code=ErrorCode.TENSOR_MISMATCH,
-                    tensor=name,
-                    shape=shape,
-                    minimum=smallest,
-                    maximum=largest,
+                    " build it for these sizes too (--batch, --seq)"
+                )
+                raise InputError(
+                    text, code=ErrorCode.TENSOR_MISMATCH, tensor=name, shape=shape, minimum=smallest, maximum=largest
                 )
 
     def write(self, path: Path) -> None:
@@ -210,9 +188,6 @@ def metadata_path(path: Path) -> Path:
 def read_metadata(path: Path) -> EngineMetadata:
     """The metadata of an engine.
 
-    Args:
-        path: the engine's file.
-
     Raises:
         InputError: the engine or its metadata is missing, or cannot be read.
     """
@@ -222,20 +197,13 @@ def read_metadata(path: Path) -> EngineMetadata:
     try:
         return EngineMetadata.model_validate_json(metadata.read_bytes())
     except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: its metadata {metadata.name} are missing; {REBUILD_HINT}",
-            code=ErrorCode.FILE_MISSING,
-            path=metadata,
-        ) from error
+        text = f"{path}: its metadata {metadata.name} are missing; {REBUILD_HINT}"
+        raise InputError(text, code=ErrorCode.FILE_MISSING, path=metadata) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"])) or "file"
-        raise InputError(
-            f"{metadata}: {field}: {' '.join(str(first['msg']).split())}; {REBUILD_HINT}",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=metadata,
-            field=field,
-        ) from error
+        text = f"{metadata}: {field}: {' '.join(str(first['msg']).split())}; {REBUILD_HINT}"
+        raise InputError(text, code=ErrorCode.FILE_UNREADABLE, path=metadata, field=field) from error
 
 
 _RUNS_ON = {8: (8, 9, 10), 9: (9, 10), 10: (10, 11)}

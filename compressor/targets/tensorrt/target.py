@@ -58,12 +58,11 @@ class TensorRtTarget(Target):
         try:
             driver, trt = self.runtime()
         except TargetMissingError as error:
-            raise TargetMissingError(
+            text = (
                 f"trt: {error}; to build on the machine with the GPU, copy the folder of a run there and run compress"
-                " build OUT --target trt",
-                code=error.code,
-                **error.details,
-            ) from error
+                " build OUT --target trt"
+            )
+            raise TargetMissingError(text, code=error.code, **error.details) from error
         bindings.features(trt).require(precision, driver.device)
 
     def load(

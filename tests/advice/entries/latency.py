@@ -86,7 +86,7 @@ def _(w: World) -> None:
     w.right(*command, "--inputs", "others.npz", "--baseline", "base.json")
 
 
-@advice("latency.check _Check.run random-inputs")
+@advice("latency.check _Check.run text")
 def _(w: World) -> None:
     command = check_command(w)
     w.notes(*command)
@@ -113,7 +113,7 @@ def _(w: World) -> None:
     w.right(*check_command(w))
 
 
-@advice("latency.streams read_stream server-error")
+@advice("latency.streams read_stream text")
 def _(w: World) -> None:
     from compressor.config.check import CheckRequest
     from compressor.latency.event_streams import EventSource
@@ -149,7 +149,7 @@ def _(w: World) -> None:
     w.right(*command, "--tolerance", "0.02")
 
 
-@advice("latency.output_check _read_expected invalid-value")
+@advice("latency.output_check _read_expected text")
 def _(w: World) -> None:
     command = check_command(w, "--inputs", "x.npz")
     np.savez(w.file("y.npz"))
@@ -167,7 +167,7 @@ def outputs(w: World, rows: int = 4) -> None:
     np.savez(w.file("y.npz"), **computed)
 
 
-@advice("latency.output_check _read_expected file-missing")
+@advice("latency.output_check _read_expected text #2")
 def _(w: World) -> None:
     command = check_command(w, "--inputs", "x.npz")
     w.fails(*command, "--expect", "nowhere")
@@ -179,7 +179,7 @@ def _(w: World) -> None:
         w.right(*command, "--expect", expect)
 
 
-@advice("latency.output_check _rows invalid-value")
+@advice("latency.output_check _rows text")
 def _(w: World) -> None:
     command = check_command(w, "--inputs", "x.npz", "--expect", "y.npz")
     np.savez(w.file("y.npz"), y=np.float32(1.0))
@@ -188,7 +188,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("latency.output_check _rows too-few-rows")
+@advice("latency.output_check _rows text #2")
 def _(w: World) -> None:
     command = check_command(w, "--inputs", "x.npz", "--expect", "y.npz")
     outputs(w, 2)
@@ -209,7 +209,7 @@ def _(w: World) -> None:
         w.right(*engine, "--expect", expect)
 
 
-@advice("latency.local_engine LocalEngine._model file-missing")
+@advice("latency.local_engine LocalEngine._model text")
 def _(w: World) -> None:
     from compressor.targets import target
 
@@ -292,7 +292,7 @@ def _(w: World) -> None:
     w.right(*command, "--tokenizer", "texts")
 
 
-@advice("latency.triton TritonModel.trial_batch missing-value")
+@advice("latency.triton TritonModel.trial_batch text")
 def _(w: World) -> None:
     from types import SimpleNamespace
 
@@ -353,7 +353,7 @@ def _(w: World) -> None:
     w.fails("check", "--server", "http://127.0.0.1:9", "--model", "small", "--baseline", "dense")
 
 
-@advice("latency.triton split_url invalid-value")
+@advice("latency.triton split_url text")
 def _(w: World) -> None:
     command = ("check", "--model", "small", "--baseline", "dense", "--server")
     w.fails(*command, "127.0.0.1:9")

@@ -161,7 +161,7 @@ def quantized(w: World) -> Any:
     return w.file("quantized.onnx")
 
 
-@advice("quantization.portable float_model unsupported-model")
+@advice("quantization.portable float_model text")
 def _(w: World) -> None:
     from compressor.quantization.portable import float_model
 
@@ -169,7 +169,7 @@ def _(w: World) -> None:
     w.right(float_model, softmax_graph(w.file("small.onnx")))
 
 
-@advice("quantization.portable inputs_of too-few-rows")
+@advice("quantization.portable inputs_of text")
 def _(w: World) -> None:
     from compressor.quantization.portable import inputs_of
     from graph_passes import load
@@ -180,7 +180,7 @@ def _(w: World) -> None:
     w.right("model", "--plan", "plan.json", "--precision", "int8", "--data", "rows.tsv", "-o", "out")
 
 
-@advice("quantization.portable quantize_graph runtime-failed")
+@advice("quantization.portable quantize_graph text")
 def _(w: World) -> None:
     nncf = pytest.importorskip("nncf")
     from compressor.quantization.portable import quantize_graph
@@ -379,7 +379,7 @@ def _(w: World) -> None:
     w.right(*training(w, "--vocabulary", "40"))
 
 
-@advice("targets.onnxruntime.sessions OrtSessions.decode unsupported")
+@advice("targets.onnxruntime.sessions OrtSessions.decode text")
 def _(w: World) -> None:
     from compressor.targets.onnxruntime.sessions import OrtSessions
 
@@ -391,7 +391,7 @@ def _(w: World) -> None:
     w.right(lambda: sessions.decode(ids[1:], mask[1:], None, sessions.start(1)))
 
 
-@advice("generation.export_file prove_export unsupported-model")
+@advice("generation.export_file prove_export text")
 def _(w: World) -> None:
     from compressor.generation import export_file
     from compressor.units import keep_all

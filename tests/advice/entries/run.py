@@ -521,7 +521,7 @@ def _(w: World) -> None:
     w.right(require_precision, engine, config)
 
 
-@advice("engines.build require_complete site-refused", zoo=True)
+@advice("engines.build require_complete text", zoo=True)
 def _(w: World) -> None:
     import graph_passes
     from tests.run.runs import refuse_drops
@@ -830,13 +830,13 @@ def _(w: World) -> None:
     w.right(_round_weights(w))
 
 
-@advice("generation.weights require_rounded unsupported")
-@advice("targets.openvino.rounded_weights require_integers unsupported")
+@advice("generation.weights require_rounded text")
+@advice("targets.openvino.stateful require_integers text")
 def _(w: World) -> None:
-    from compressor.targets.openvino import rounded_weights
+    from compressor.targets.openvino import session
 
     with w.patch.context() as patch:
-        patch.setattr(rounded_weights, "executed_layers", lambda compiled: [])
+        patch.setattr(session, "executed_layers", lambda compiled: [])
         w.fails_inside(_round_weights(w, target="openvino"))
         w.right(_round_weights(w, target="openvino", precision="fp32"))
         w.right(_round_weights(w, target="ort"))
@@ -853,7 +853,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one(*(("--precision", "fp32") if is_rounded else ("--no-cache",))))
 
 
-@advice("generation.weights Rounding.apply unsupported-model")
+@advice("generation.weights Rounding.apply text")
 def _(w: World) -> None:
     from compressor.generation.weights import Rounding
     from graph_passes import load

@@ -107,7 +107,7 @@ def _(w: World) -> None:
     w.notes(*export(w, run))
 
 
-@advice("serving.repository _notes storage-uri")
+@advice("serving.repository _notes text")
 def _(w: World) -> None:
     run = served(w)
     w.notes(*export(w, run))
@@ -146,7 +146,7 @@ def built(w: World) -> Any:
     return run
 
 
-@advice("serving.tensorrt_engines check_request contradiction")
+@advice("serving.tensorrt_engines check_request text")
 def _(w: World) -> None:
     run = built(w)
     w.fails(*export(w, run, "--backend", "tensorrt", "--device", "cpu"))
@@ -154,7 +154,7 @@ def _(w: World) -> None:
     w.right(*export(w, run, "--backend", "onnxruntime", "--device", "cpu", "--force"))
 
 
-@advice("serving.tensorrt_engines check_request contradiction #2")
+@advice("serving.tensorrt_engines check_request text #4")
 def _(w: World) -> None:
     run = built(w)
     for flags in (("--plain",), ("--threads", "2")):
@@ -163,14 +163,14 @@ def _(w: World) -> None:
         w.right(*export(w, run, "--backend", "onnxruntime", *flags, "--force"))
 
 
-@advice("serving.tensorrt_engines check_request text")
+@advice("serving.tensorrt_engines check_request text #2")
 def _(w: World) -> None:
     run = built(w)
     w.fails(*export(w, run, "--backend", "tensorrt", "--plain"))
     w.right(*export(w, run, "--backend", "onnxruntime", "--plain"))
 
 
-@advice("serving.tensorrt_engines check_request text #2")
+@advice("serving.tensorrt_engines check_request text #3")
 def _(w: World) -> None:
     run = built(w)
     w.fails(*export(w, run, "--backend", "tensorrt", "--threads", "2"))

@@ -58,7 +58,7 @@ def headers(w: World) -> Path:
     return HEADERS
 
 
-@advice("targets.onnxruntime.cpu_kernel _headers package-missing")
+@advice("targets.onnxruntime.cpu_kernel _headers text")
 def _(w: World) -> None:
     w.patch.setenv("CXX", "true")
     w.file("empty").mkdir()
@@ -67,7 +67,7 @@ def _(w: World) -> None:
     w.clear("runtime-failed", "kernel", "-o", "kernel.so", "--include", "headers")
 
 
-@advice("targets.onnxruntime.cpu_kernel _require_older file-mismatch")
+@advice("targets.onnxruntime.cpu_kernel _require_older text")
 def _(w: World) -> None:
     w.patch.setenv("CXX", "true")
     w.rows("headers/onnxruntime_cxx_api.h", "")
@@ -77,7 +77,7 @@ def _(w: World) -> None:
     w.clear("runtime-failed", "kernel", "-o", "kernel.so", "--include", "headers")
 
 
-@advice("targets.onnxruntime.cpu_kernel _run_compiler runtime-failed", zoo=True)
+@advice("targets.onnxruntime.cpu_kernel _run_compiler text", zoo=True)
 def _(w: World) -> None:
     include = headers(w)
     command = ("kernel", "-o", "kernel.so", "--include", include)
@@ -89,7 +89,7 @@ def _(w: World) -> None:
     w.right(*command, "--force", "--march", "x86-64-v2")
 
 
-@advice("targets.onnxruntime.cpu_kernel compile_kernel runtime-failed", zoo=True)
+@advice("targets.onnxruntime.cpu_kernel compile_kernel text", zoo=True)
 def _(w: World) -> None:
     include = headers(w)
     command = ("kernel", "-o", "kernel.so", "--include", include)
@@ -99,7 +99,7 @@ def _(w: World) -> None:
     w.right(*command)
 
 
-@advice("targets.onnxruntime.cpu_kernel compile_kernel outputs-differ", zoo=True)
+@advice("targets.onnxruntime.cpu_kernel compile_kernel text #2", zoo=True)
 def _(w: World) -> None:
     from compressor.targets.onnxruntime import cpu_kernel
 
@@ -113,7 +113,7 @@ def _(w: World) -> None:
     w.right(*w.keep_one())
 
 
-@advice("targets.onnxruntime.dynamic quantize_dynamically runtime-failed")
+@advice("targets.onnxruntime.dynamic quantize_dynamically text")
 def _(w: World) -> None:
     from compressor.targets.onnxruntime import dynamic
 
@@ -123,7 +123,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "openvino", precision="fp32"))
 
 
-@advice("targets.onnxruntime.dynamic _quantize runtime-failed")
+@advice("targets.onnxruntime.dynamic _quantize text")
 def _(w: World) -> None:
     import onnxruntime.quantization
 
@@ -145,13 +145,13 @@ def _(w: World) -> None:
     w.right(target("ort").load, run / "engine.onnx")
 
 
-@advice("targets.onnxruntime.ort_session choose_provider device-missing")
+@advice("targets.onnxruntime.ort_session choose_provider text")
 def _(w: World) -> None:
     w.fails(*short(w, "--provider", "cuda"))
     w.right(*short(w, "--provider", "cpu"))
 
 
-@advice("targets.onnxruntime.ort_session choose_provider text")
+@advice("targets.onnxruntime.ort_session choose_provider text #2")
 def _(w: World) -> None:
     w.fails(*short(w, "--precision", "bf16"))
     w.right(*short(w, "--precision", "fp32"))
@@ -162,7 +162,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--precision", "bf16", "--target", "trt"))  # without a GPU: proven graphs, and a note
 
 
-@advice("targets.onnxruntime.ort_session choose_provider text #2")
+@advice("targets.onnxruntime.ort_session choose_provider text #3")
 def _(w: World) -> None:
     from compressor.targets.onnxruntime.ort_session import choose_provider
 
@@ -172,7 +172,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--precision", "fp8", "--target", "trt"))
 
 
-@advice("targets.onnxruntime.ort_session choose_provider text #3")
+@advice("targets.onnxruntime.ort_session choose_provider text #4")
 def _(w: World) -> None:
     from compressor.targets.onnxruntime import ort_session
 
@@ -182,7 +182,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--precision", "int8", "--target", "trt"))
 
 
-@advice("targets.onnxruntime.ort_session choose_provider text #4")
+@advice("targets.onnxruntime.ort_session choose_provider text #5")
 def _(w: World) -> None:
     w.fails(*short(w, "--precision", "fp16"))
     w.right(*short(w, "--precision", "fp32"))
@@ -205,7 +205,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--kernel", "kernel.so"))
 
 
-@advice("targets.onnxruntime.ort_session _register runtime-failed", zoo=True)
+@advice("targets.onnxruntime.ort_session _register text", zoo=True)
 def _(w: World) -> None:
     from tests.targets.kernels import compiled
 
@@ -233,7 +233,7 @@ def _(w: World) -> None:
     w.right(ort_session.open_session, w.file("small.onnx"), settings)
 
 
-@advice("targets.openvino.engine build_engine unsupported")
+@advice("targets.openvino.engine build_engine text")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     w.fails(lambda: build(w, "openvino", precision="int8"))
@@ -246,7 +246,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "openvino", "model.int8.onnx", precision="int8"))
 
 
-@advice("targets.openvino.engine build_engine unsupported-model")
+@advice("targets.openvino.engine build_engine text #2")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     from compressor.targets.openvino.engine import build_engine
@@ -257,7 +257,7 @@ def _(w: World) -> None:
     w.right(lambda: build_engine(w.file("model.onnx"), w.file("engine.xml")))
 
 
-@advice("targets.openvino.engine load_engine file-missing", zoo=True)
+@advice("targets.openvino.engine load_engine text", zoo=True)
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     run = w.finished()
@@ -267,7 +267,7 @@ def _(w: World) -> None:
     w.right(target("openvino").load, run / "engine.xml")
 
 
-@advice("targets.openvino.session compile_fixed out-of-range")
+@advice("targets.openvino.session compile_fixed text")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     from compressor.targets.openvino.engine import build_engine
@@ -294,7 +294,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--target", "trt", "--precision", "fp16"))
 
 
-@advice("targets.openvino.session read_model runtime-failed")
+@advice("targets.openvino.session read_model text #2")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     build(w, "openvino", threads=1)
@@ -304,7 +304,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort", threads=1))
 
 
-@advice("targets.openvino.session read_model unsupported-model")
+@advice("targets.openvino.session read_model text")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     body = "y = com.microsoft.BiasSplitGelu (x, b)"
@@ -319,7 +319,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort", "gelu.onnx"))
 
 
-@advice("targets.openvino.session compile_model runtime-failed")
+@advice("targets.openvino.session compile_model text")
 def _(w: World) -> None:
     pytest.importorskip("openvino")
     from compressor.targets.openvino import session
@@ -333,7 +333,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort", threads=1))
 
 
-@advice("targets.base check_reach out-of-range")
+@advice("targets.base check_reach text")
 def _(w: World) -> None:
     from compressor.targets.base import check_reach
 
@@ -343,7 +343,7 @@ def _(w: World) -> None:
     w.right(check_reach, {"input_ids": 9}, ids)
 
 
-@advice("targets.tensorrt.bindings Features.require unsupported")
+@advice("targets.tensorrt.bindings Features.require text")
 def _(w: World) -> None:
     from compressor.targets.cuda import Device
     from tests.targets.tensorrt.machines import NEW
@@ -353,7 +353,7 @@ def _(w: World) -> None:
     w.right(NEW.require, "int8", old)
 
 
-@advice("targets.tensorrt.bindings library package-missing", unfollowed="installs a package")
+@advice("targets.tensorrt.bindings library text", unfollowed="installs a package")
 def _(w: World) -> None:
     from compressor.targets.tensorrt.bindings import library
 
@@ -392,7 +392,7 @@ def engine_builder(failure: type[Exception] | None) -> Any:
     return builder(None, NEW, driver, BuildOptions(), None, "fp16", False)
 
 
-@advice("targets.tensorrt.builder EngineBuilder.build out-of-memory")
+@advice("targets.tensorrt.builder EngineBuilder.build text")
 def _(w: World) -> None:
     from compressor.targets.tensorrt.builder import _OutOfMemoryError
 
@@ -418,7 +418,7 @@ def build_error(small: bool) -> NoReturn:
     raise engine_builder(None)._build_error(log, RuntimeError())
 
 
-@advice("targets.tensorrt.engine TrtEngine.__init__ out-of-memory", unfollowed=GPU)
+@advice("targets.tensorrt.engine TrtEngine.__init__ text", unfollowed=GPU)
 def _(w: World) -> None:
     from compressor.targets.tensorrt import bindings
     from compressor.targets.tensorrt.engine import TrtEngine
@@ -430,7 +430,7 @@ def _(w: World) -> None:
     w.fails(lambda: TrtEngine(w.file("engine.plan"), engine, anything, driver, anything))
 
 
-@advice("targets.tensorrt.engine TrtEngine._bind_output unsupported")
+@advice("targets.tensorrt.engine TrtEngine._bind_output text")
 def _(w: World) -> None:
     from compressor.targets.tensorrt.engine import TrtEngine
 
@@ -441,7 +441,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort"))
 
 
-@advice("targets.tensorrt.graph _check_quantizers unsupported-model")
+@advice("targets.tensorrt.graph _check_quantizers text")
 def _(w: World) -> None:
     from compressor.targets.tensorrt.graph import _check_quantizers
     from graph_passes import load
@@ -465,7 +465,7 @@ def quantized_graph(w: World, zero: int) -> Any:
     return load(w.file("quantized.onnx"))
 
 
-@advice("targets.tensorrt.graph _check_quantizers unsupported-model #2")
+@advice("targets.tensorrt.graph _check_quantizers text #2")
 def _(w: World) -> None:
     from compressor.targets.tensorrt.graph import _check_quantizers
 
@@ -474,7 +474,7 @@ def _(w: World) -> None:
     w.right(*short(w, "--target", "trt", "--precision", "int8"))
 
 
-@advice("targets.tensorrt.graph _axis_span unsupported")
+@advice("targets.tensorrt.graph _axis_span text")
 def _(w: World) -> None:
     from compressor.targets.base import BuildOptions
     from compressor.targets.tensorrt.graph import profile
@@ -485,7 +485,7 @@ def _(w: World) -> None:
     w.right(lambda: build(w, "ort"))
 
 
-@advice("targets.tensorrt.metadata EngineMetadata.check_shapes tensor-mismatch")
+@advice("targets.tensorrt.metadata EngineMetadata.check_shapes text")
 def _(w: World) -> None:
     from tests.targets.tensorrt.machines import write_engine
 
@@ -503,13 +503,13 @@ def _(w: World) -> None:
 
 
 @advice(
-    "targets.tensorrt.target TensorRtTarget.check_machine code", unfollowed="needs another machine, which has a GPU"
+    "targets.tensorrt.target TensorRtTarget.check_machine text", unfollowed="needs another machine, which has a GPU"
 )
 def _(w: World) -> None:
     w.fails("bench", "dense.onnx", "dense.onnx", "--target", "trt")
 
 
-@advice("targets.tensorrt.builder _require_writable file-unwritable")
+@advice("targets.tensorrt.builder _require_writable text")
 def _(w: World) -> None:
     from compressor.targets.tensorrt.builder import _require_writable
 
@@ -529,11 +529,10 @@ def _(w: World) -> None:
     w.provoked += 1
 
 
-@advice("targets.openvino.genai write_tokenizer text", unfollowed="installs a package")
+@advice("targets.openvino.stateful write_tokenizer text", unfollowed="installs a package")
 def _(w: World) -> None:
     from compressor.targets.caches import GeneratingModel
-    from compressor.targets.openvino.genai import write_tokenizer
-    from compressor.targets.openvino.stateful import ALONE
+    from compressor.targets.openvino.stateful import ALONE, write_tokenizer
 
     w.patch.setitem(sys.modules, "openvino_tokenizers", None)
     w.file(ALONE).touch()

@@ -17,7 +17,6 @@ from compressor.generation.weights import Rounding
 from compressor.targets.base import Provider, WeightPrecision
 from compressor.targets.caches import DECODER, ENCODER, PLAN, plan_digest
 from compressor.targets.onnxruntime import ort_session
-from compressor.targets.onnxruntime import sessions as module
 from compressor.targets.onnxruntime.sessions import OrtCaches, OrtSessions, engine_of
 from graph_passes import load, save
 from graph_passes.flow.caches import CACHES, IN_PLACE
@@ -167,7 +166,7 @@ def test_rounded_weights_stay_on_every_device(
         return ort.InferenceSession(path)
 
     monkeypatch.setattr(ort_session, "has_cuda", lambda: True)
-    monkeypatch.setattr(module, "open_session", open_on_cpu)
+    monkeypatch.setattr(ort_session, "open_session", open_on_cpu)
     refuses = precision is not None and provider == "cuda"
     fails = fails_with(ErrorCode.CONTRADICTION, UsageError, field="provider", value="cuda")
     with fails if refuses else nullcontext():

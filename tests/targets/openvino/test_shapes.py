@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.quantization.graphs import calibration_rows, needs_nncf, quantized, r
 from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import parsed, pruned
 from tests.targets.openvino.sizes import SHAPES, SIZES, feeds_of
+from tests.targets.openvino.test_bfloat16 import served
 
 POSITIONS = 70
 """Maximum length of the models of `tests.zoo`."""
@@ -89,14 +91,13 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     """Receives the sizes of all batches that OpenVINO runs."""
     sizes: list[Shape] = []
-    run_request = session.run_request
+    run = EngineRequest.run
 
-    def recorded(request: Any, names: session.Names, feeds: Feeds, *parts: Any) -> dict[str, np.ndarray]:
-        first = feeds[names.inputs[0]]
-        sizes.append((first.shape[0], first.shape[1]))
-        return run_request(request, names, feeds, *parts)
+    def recorded(request: EngineRequest, arrays: Sequence[np.ndarray], *parts: Any) -> tuple[np.ndarray, ...]:
+        sizes.append((arrays[0].shape[0], arrays[0].shape[1]))
+        return run(request, arrays, *parts)
 
-    monkeypatch.setattr(session, "run_request", recorded)
+    monkeypatch.setattr(EngineRequest, "run", recorded)
     return sizes
 
 
@@ -111,6 +112,17 @@ def test_an_engine_computes_the_same_at_every_size(size: Shape, engines: Engines
         assert output.shape == free[name].shape
         assert relative_error(free[name], output, feeds) <= engines.tolerance
         assert relative_error(expected[name], output, feeds) <= engines.tolerance
+
+
+def test_a_served_engine_computes_the_same(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for suffix in (".xml", ".bin"):
+        shutil.copy(engines.fixed.path.with_suffix(suffix), tmp_path / f"engine{suffix}")
+    session = served(monkeypatch).Session(tmp_path, {"parameters": {}, "instance_group": [{"count": 1}]}, {})
+    for size in SIZES:
+        feeds = feeds_of(*size)
+        outputs = session.run(feeds)
+        for name, output in engines.fixed.run(feeds).items():
+            assert relative_error(output, outputs[name], feeds) <= engines.tolerance
 
 
 def test_a_refused_batch_leaves_the_engine_as_it_was(engines: Engines) -> None:
