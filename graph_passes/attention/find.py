@@ -34,6 +34,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import NoRuleError
 from graph_passes.flow.sizes import BATCH
 from graph_passes.plan import Kind
+from graph_passes.tape import input_of, producer_of, source_before
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def search_attention(model: ir.Model, probe: Probe) -> tuple[list[GraphSite], li
     """The attentions of a graph, see `find_attention`, and why nodes that look like attentions are none."""
     sites: list[GraphSite] = []
     refusals: list[Refusal] = []
-    causality = _Causality(model, probe)
+    causality = _Causality(probe)
     overloads = {node.overload for node in model.graph if is_block_sparse(node)}
     for node in model.graph:
         try:
@@ -126,7 +127,7 @@ def _fused(node: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
     Raises:
         NoRuleError: its shapes are unknown.
     """
-    output, query, key = node.outputs[0], node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    output, query, key = node.outputs[0], node.inputs[0], input_of(node, 1)
     shape, query_shape = probe.shape(output), probe.shape(query)
     if shape is None or query_shape is None:
         raise _UNKNOWN_SHAPE
@@ -234,8 +235,8 @@ def _decomposed(softmax: ir.Node, probe: Probe, causality: _Causality) -> GraphS
 class _Causality:
     """Whether the attentions of one graph hide later keys. What several of them share is computed once."""
 
-    def __init__(self, model: ir.Model, probe: Probe) -> None:
-        self._model, self._probe = model, probe
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
         self._known: dict[ir.Node, bool] = {}
 
     def is_masked(self, values: Sequence[ir.Value | None]) -> bool:
@@ -274,13 +275,9 @@ class _Causality:
             return None
         read = {value, *(source for node in nodes for source in node.inputs if source is not None)}
         feeds = {source: content for source in read if (content := self._content(source)) is not None}
-        try:
-            content = evaluate(value, nodes, feeds, self._model.graph.opset_imports.get("", 1))
-        except Exception as error:  # the reference evaluator raises whatever its operators raise
-            _logger.debug("the comparison %s cannot be evaluated: %s", value.name, error)
-            return None
-        length = content.shape[-1]
-        if content.shape[-2] != length or length < 2:
+        content = evaluate(value, nodes, feeds)
+        length = 0 if content is None else content.shape[-1]
+        if content is None or content.shape[-2] != length or length < 2:
             return None
         pairs = content.reshape(-1, length, length)
         (queries, keys), positions = np.triu_indices(length, 1), np.arange(length)
@@ -310,13 +307,5 @@ def _is_threshold(node: ir.Node, probe: Probe) -> bool:
     dtypes = [dtype for dtype in map(probe.dtype, node.inputs) if dtype is not None]
     if 1 not in sizes or not any(dtype.is_floating_point() for dtype in dtypes):
         return False
-    return any(_is_calculated(value) for value in node.inputs)
-
-
-def _is_calculated(value: ir.Value | None) -> bool:
-    """Whether a tensor is calculated rather than stored; changes of layout are not calculations."""
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type not in LAYOUT:
-            return node.op_type != "Constant"
-        value = node.inputs[0]
-    return False
+    sources = [producer_of(source_before(value, LAYOUT)) for value in node.inputs]
+    return any(source is not None and source.op_type != "Constant" for source in sources)

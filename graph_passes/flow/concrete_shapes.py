@@ -37,6 +37,7 @@ from graph_passes.flow.sizes import (
     sizes_of_example,
     with_selection,
 )
+from graph_passes.tape import source_before
 
 Shapes = tuple[Shape | None, Shape | None]
 """Shapes of a tensor under both assignments of sizes; None where it is unknown."""
@@ -97,9 +98,7 @@ class Probe:
 
     def is_zero(self, value: ir.Value | None) -> bool:
         """Whether a tensor holds zeros, whatever its size is."""
-        while value is not None and (node := value.producer()) is not None and node.op_type in ("Expand", "Identity"):
-            value = node.inputs[0]
-        content = self.constant(value)
+        content = self.constant(source_before(value, ("Expand", "Identity")))
         return content is not None and not content.any()
 
     @property

@@ -31,8 +31,7 @@ class Cuts(RuleContext):
 
     def rule(self, node: ir.Node) -> Rule | None:
         """The rule of a node's operator, or None."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return self._rules.get((domain, node.op_type))
+        return self._rules.get((node.domain, node.op_type))
 
     def full_need(self, value: ir.Value) -> Need:
         """The need of all of a tensor."""

@@ -145,7 +145,7 @@ class _PositionFlow(Cuts):
         """
         source = node.inputs[0] if node.inputs else None
         shape, dtype = self.probe.shape(source), self.probe.dtype(source)
-        if source is None or source.is_initializer() or not shape or node.domain not in ("", "ai.onnx"):
+        if source is None or source.is_initializer() or not shape or node.domain:
             return None
         if dtype is None or not dtype.is_floating_point():  # sizes, not activations
             return None

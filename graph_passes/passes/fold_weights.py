@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, remove_unread
 
 _LAYOUT = frozenset(("Cast", "Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that only move, join or convert the elements of their inputs."""
@@ -56,9 +56,8 @@ def fold(node: ir.Node) -> None:
     value = add_initializer(graph, name, array)
     ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-    for unread in {value for value in inputs if not value.uses() and not value.is_graph_output()}:
-        producer = unread.producer()
-        if producer is not None:
+    for value in set(inputs):
+        if (producer := value.producer()) is None:
+            remove_unread(graph, [value.name])
+        elif not value.uses() and not value.is_graph_output():
             graph.remove(producer, safe=True)
-        else:
-            graph.initializers.pop(str(unread.name), None)

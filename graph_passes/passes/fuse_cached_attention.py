@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,9 +29,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.count_positions import CountPositions, reads_free_size
 from graph_passes.passes.name_decoding_axes import IDS, MASK
-from graph_passes.tape import Tape, ancestors, take_over
-
-_logger = logging.getLogger(__name__)
+from graph_passes.tape import Tape, ancestors, producer_of, take_over
 
 DOMAIN = "com.microsoft"
 _GROUPED = "GroupQueryAttention"
@@ -230,7 +227,7 @@ class _Matcher:
         self, model: ir.Model, pasts: dict[ir.Value, ir.Value], *, folds_queries: bool, in_place: bool
     ) -> None:
         self.pasts, self._folds_queries = pasts, folds_queries
-        self._model, self._probe = model, Probe(model)
+        self._probe = Probe(model)
         self._inputs = {value.name: value for value in model.graph.inputs}
         self._in_place = in_place and {MASK, IDS} <= self._inputs.keys()
         self._hiding: dict[ir.Value, bool] = {}
@@ -365,14 +362,10 @@ class _Matcher:
                 return None
             feeds = {cache: rng.standard_normal(shape, np.float32)}
             for source in (source for node in nodes for source in node.inputs if source is not None):
-                content = probe.contents(source)[0]
-                if content is not None:
-                    feeds[source] = content
-            try:
-                content = evaluate(value, nodes, dict(feeds), self._model.graph.opset_imports.get("", 1))
-                content = np.broadcast_to(content, (shape[0], heads, *shape[2:]))
-            except Exception as error:  # the reference evaluator raises whatever its operators raise
-                _logger.debug("%s cannot be evaluated: %s", value.name, error)
+                if (known := probe.contents(source)[0]) is not None:
+                    feeds[source] = known
+            content = evaluate(value, nodes, feeds, shape=(shape[0], heads, *shape[2:]))
+            if content is None:
                 return None
             equal = (content[:, :, None] == feeds[cache][:, None]).all((0, 3, 4))
             if not equal.any(1).all():
@@ -571,7 +564,7 @@ def _spans_of(value: ir.Value | None, probe: Probe) -> tuple[bool, ...] | None:
     shape = probe.shape(value)
     if shape is not None:
         return tuple(size != 1 for size in shape)
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is None or node.op_type not in _ELEMENTWISE:
         return None
     total: tuple[bool, ...] = ()

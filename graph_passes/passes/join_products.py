@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.quantize_weights import OPERATOR
-from graph_passes.tape import Tape, add_initializer, take_over
+from graph_passes.tape import Tape, add_initializer, remove_unread, take_over
 
 
 class JoinProducts(GraphPass[Names]):
@@ -57,7 +57,6 @@ def _join(nodes: Sequence[ir.Node]) -> None:
     op.insert_before(nodes[0])
     for node, part in zip(nodes, parts, strict=True):
         take_over(node.outputs[0], part)
-    unread = [str(value.name) for node in nodes for value in node.inputs[1:] if value is not None]
+    unread = [value.name for node in nodes for value in node.inputs[1:] if value is not None]
     graph.remove(nodes, safe=True)
-    for weight in unread:
-        graph.initializers.pop(weight)
+    remove_unread(graph, unread)

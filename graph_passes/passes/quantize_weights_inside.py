@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, remove_unread
 
 
 class QuantizeWeightsInside(GraphPass[Names]):
@@ -27,10 +27,7 @@ class QuantizeWeightsInside(GraphPass[Names]):
             if weight is not None and len(node.inputs) > 2 and all(map(_is_constant, node.inputs)):
                 _quantize_inside(model.graph, node, weight)
                 tensors.append(str(weight.name))
-        for name in set(tensors):
-            weight = model.graph.initializers[name]
-            if not weight.uses() and not weight.is_graph_output():
-                model.graph.initializers.pop(name)
+        remove_unread(model.graph, tensors)
         return changed(model, dict.fromkeys(tensors))
 
 

@@ -11,7 +11,7 @@ from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.quantize_weights import OPERATOR
 from graph_passes.quantizers.weight_blocks import floats_of_blocks
-from graph_passes.tape import add_initializer
+from graph_passes.tape import Tape, add_initializer, producer_of
 
 _LAYOUT = frozenset(("Reshape", "Transpose"))
 
@@ -53,7 +53,7 @@ class ReturnToFloats(GraphPass[Names]):
 
 def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
     """The tensor that a factor is dequantized from, in floats; None if it is not quantized."""
-    producer = value.producer() if value is not None else None
+    producer = producer_of(value)
     if value is None or producer is None:
         return None
     if producer.op_type in _LAYOUT:  # case 3
@@ -75,7 +75,7 @@ def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
 
 def _multiply_by_floats(node: ir.Node) -> None:
     """Replace a `MatMulNBits` by a `MatMul` under its name."""
-    graph, output = node.graph, node.outputs[0]
+    graph, op = node.graph, Tape()
     assert graph is not None
     activations, integers, scales = node.inputs[:3]
     assert integers is not None
@@ -85,13 +85,8 @@ def _multiply_by_floats(node: ir.Node) -> None:
         parts = [tensor.numpy() for value in (integers, scales) if (tensor := ir.convenience.get_const_tensor(value))]
         bits, inputs = (node.attributes.get_int(attribute) for attribute in ("bits", "K"))
         weights = add_initializer(graph, name, floats_of_blocks(parts[0], parts[1], bits, inputs))
-    matmul = ir.node("MatMul", [activations, weights], name=node.name)
-    matmul.metadata_props.update(node.metadata_props)
-    graph.insert_before(node, matmul)
-    result, (name, output.name) = matmul.outputs[0], (str(output.name), None)
-    result.name, result.type, result.shape = name, output.type, output.shape
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    metadata = dict(node.metadata_props)
+    op.replace(node, op.op("MatMul", [activations, weights], name=node.name, metadata_props=metadata))
 
 
 def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:

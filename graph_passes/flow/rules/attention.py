@@ -17,6 +17,7 @@ import onnx_ir as ir
 from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+from graph_passes.tape import input_of
 
 Per = Literal["query", "key"]
 """Whether a run has one entry for each query head or for each key/value head."""
@@ -80,10 +81,10 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
         def attributes(query_heads: int, key_heads: int) -> Attributes:
             return {"q_num_heads": query_heads, "kv_num_heads": key_heads}
 
-    mask = _input(node, 3)
+    mask = input_of(node, 3)
     head_axis = len(context.shape(mask)) - 3 if mask is not None else -1  # the last axes are those of the scores
     inputs = [*operands, _separate(context, mask, head_axis) if head_axis >= 0 else None]
-    inputs += [_separate(context, _input(node, position), 1, "key") for position in (4, 5)]
+    inputs += [_separate(context, input_of(node, position), 1, "key") for position in (4, 5)]
     cache = [HeadAxis(1, (("key", 1),)), HeadAxis(1, (("key", 1),)), HeadAxis(1, (("query", 1),))]
     outputs = _outputs(node, output, cache)
     return HeadLayout(heads, kv_heads, tuple(inputs), outputs, attributes, len(context.shape(query)) - 2)
@@ -93,17 +94,17 @@ def multi_head_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     """`com.microsoft.MultiHeadAttention`: separate, packed or already split query, key and value."""
     heads = node.attributes["num_heads"].as_int()
     inputs: list[HeadAxis | None] = []
-    for value in (_input(node, position) for position in range(3)):
+    for value in (input_of(node, position) for position in range(3)):
         rank = len(context.shape(value)) if value is not None else 0
         inputs.append(_merged(context, value, 1 if rank == 4 else 2, heads, "query"))
-    if _input(node, 3) is not None:
-        shapes = [context.shape(_input(node, position)) for position in range(3)]
+    if input_of(node, 3) is not None:
+        shapes = [context.shape(input_of(node, position)) for position in range(3)]
         widths = [shape[1] * shape[3] if len(shape) == 4 else shape[2] for shape in shapes]
         inputs.append(HeadAxis(0, tuple(("query", width // heads) for width in widths)))
     else:
         inputs.append(None)
     inputs.append(None)
-    inputs += [_separate(context, _input(node, position), 1) for position in (5, 6, 7)]
+    inputs += [_separate(context, input_of(node, position), 1) for position in (5, 6, 7)]
     output = HeadAxis(2, (("query", context.shape(node.outputs[0])[2] // heads),))
     cache = [HeadAxis(1, (("query", 1),))] * 3
     return HeadLayout(heads, heads, tuple(inputs), _outputs(node, output, cache), lambda query, _: {"num_heads": query})
@@ -116,9 +117,9 @@ def packed_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     sizes = node.attributes.get_ints("qkv_hidden_sizes", (total // 3,) * 3)
     widths = tuple(int(size) // heads for size in sizes)
     runs: tuple[tuple[Per, int], ...] = tuple(("query", width) for width in widths)
-    past = HeadAxis(2, (("query", 1),)) if _input(node, 4) is not None else None
-    bias = HeadAxis(0, runs) if _input(node, 2) is not None else None
-    inputs = (None, HeadAxis(1, runs), bias, None, past, _separate(context, _input(node, 5), 1))
+    past = HeadAxis(2, (("query", 1),)) if input_of(node, 4) is not None else None
+    bias = HeadAxis(0, runs) if input_of(node, 2) is not None else None
+    inputs = (None, HeadAxis(1, runs), bias, None, past, _separate(context, input_of(node, 5), 1))
 
     def attributes(query_heads: int, _: int) -> Attributes:
         return {"num_heads": query_heads, "qkv_hidden_sizes": tuple(width * query_heads for width in widths)}
@@ -131,15 +132,15 @@ def grouped_query_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     """`com.microsoft.GroupQueryAttention`: query heads share key/value heads; all may be packed in the first input."""
     heads, kv_heads = (node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
     size = context.shape(node.inputs[0])[2]
-    if _input(node, 1) is None:
+    if input_of(node, 1) is None:
         width = size // (heads + 2 * kv_heads)
         packed = HeadAxis(2, (("query", width), ("key", width), ("key", width)))
         operands: list[HeadAxis | None] = [packed, None, None]
     else:
         width = size // heads
         operands = [HeadAxis(2, ((per, width),)) for per in ("query", "key", "key")]
-    past = [_separate(context, _input(node, position), 1, "key") for position in (3, 4)]
-    bias, sink = _separate(context, _input(node, 10), 1), _separate(context, _input(node, 11), 0)
+    past = [_separate(context, input_of(node, position), 1, "key") for position in (3, 4)]
+    bias, sink = _separate(context, input_of(node, 10), 1), _separate(context, input_of(node, 11), 0)
     outputs = _outputs(node, HeadAxis(2, (("query", width),)), [HeadAxis(1, (("key", 1),))] * 2)
     return HeadLayout(
         heads,
@@ -160,7 +161,7 @@ def rotary_embedding(node: ir.Node, context: RuleContext) -> HeadLayout:
         heads = node.attributes.get_int("num_heads", 0)
         if heads == 0:
             # The tables hold half of one head's width, and the whole width is rotated.
-            tables = context.shape(_input(node, 1 if node.domain in ("", "ai.onnx") else 2))
+            tables = context.shape(input_of(node, 2 if node.domain else 1))
             heads = shape[2] // (2 * tables[-1])
         head_axis = HeadAxis(2, (("query", shape[2] // heads),))
 
@@ -168,10 +169,6 @@ def rotary_embedding(node: ir.Node, context: RuleContext) -> HeadLayout:
         return {"num_heads": query_heads} if states_heads else {}
 
     return HeadLayout(heads, heads, (head_axis,), (head_axis,), attributes)
-
-
-def _input(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if position < len(node.inputs) else None
 
 
 def _outputs(node: ir.Node, output: HeadAxis | None, cache: Sequence[HeadAxis | None]) -> tuple[HeadAxis | None, ...]:
@@ -316,7 +313,7 @@ def _with_queries(
     """The needs of the inputs of `Attention` for some query positions: of the queries, and of the mask's rows."""
     cut = list(inputs)
     cut[0] = _with_index(inputs[0] or (), axis, queries)
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    mask = input_of(node, 3)
     if mask is not None and not context.is_broadcast(mask, -2, node.inputs[0], axis):
         cut[3] = _with_index(inputs[3] or (), len(context.shape(mask)) - 2, queries)
     return tuple(cut)

@@ -14,7 +14,7 @@ from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
 from graph_passes.flow.shape_inputs import check_shape_input, same_size, set_shape_input
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, input_of
 
 
 def _transpose(node: ir.Node, context: RuleContext) -> Labels:
@@ -27,9 +27,9 @@ def _listed_axes(node: ir.Node, context: RuleContext) -> list[int] | None:
     """The axis list of Squeeze and Unsqueeze: an attribute before opset 13, an input since; None: there is none."""
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
-    if len(node.inputs) < 2 or node.inputs[1] is None:
+    if (axes := input_of(node, 1)) is None:
         return None
-    constant = context.probe.constant(node.inputs[1])
+    constant = context.probe.constant(axes)
     if constant is None:
         raise NoRuleError(RefusalCode.COMPUTED_VALUE, "has axes that are computed at run time")
     return [int(axis) for axis in constant.reshape(-1)]
@@ -78,7 +78,7 @@ def _constant_of_shape(node: ir.Node, context: RuleContext) -> Labels:
 def _pad(node: ir.Node, context: RuleContext) -> Labels:
     """Pad: only the padded axes change. Zeros of the other axes stay zero if zeros are added."""
     rank = len(context.shape(node.inputs[0]))
-    value = node.inputs[2] if len(node.inputs) > 2 else None
+    value = input_of(node, 2)
     added = node.attributes.get_float("value", 0.0) if value is None else context.probe.constant(value)
     axes = tuple(range(rank))
     linear = frozenset((0,) if added == 0 else ())
@@ -94,7 +94,7 @@ def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
         NoRuleError: the sizes are unknown, or the axes are listed.
     """
     rank = len(context.shape(node.inputs[0]))
-    sizes = node.inputs[1] if len(node.inputs) > 1 else None
+    sizes = input_of(node, 1)
     is_computed = sizes is not None and sizes.const_value is None
     first, second = context.probe.contents(sizes)
     if "pads" in node.attributes:

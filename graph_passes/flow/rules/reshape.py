@@ -17,6 +17,7 @@ from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.shape_inputs import check_shape_input, set_shape_input
+from graph_passes.tape import producer_of
 
 
 def axis_groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
@@ -146,7 +147,7 @@ def _sizes(shape: Shape, axes: range) -> Shape:
 
 def _repeated_axis(node: ir.Node, axes: range, context: RuleContext) -> int | None:
     """The position among input axes of the one along which an `Expand` repeats one element; None: there is none."""
-    producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+    producer = producer_of(node.inputs[0])
     if producer is None or producer.op_type != "Expand":
         return None
     source, expanded = producer.inputs[0], node.inputs[0]

@@ -11,6 +11,7 @@ from graph_passes.flow.edit import cut_value, positions_among, set_ints
 from graph_passes.flow.indices import Need, positions_of, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+from graph_passes.tape import input_of
 
 
 class SliceRule(Rule):
@@ -106,8 +107,7 @@ def _keep_entries(node: ir.Node, entries: Sequence[int], axes: Sequence[int]) ->
         return
     assert node.graph is not None
     for position in (1, 2, 4):
-        value = node.inputs[position] if position < len(node.inputs) else None
-        if value is not None:
+        if (value := input_of(node, position)) is not None:
             node.replace_input_with(position, cut_value(value, 0, np.array(entries), node))
     set_ints(node, 3, [axes[entry] for entry in entries])
 
