@@ -32,7 +32,7 @@ def test_a_change_is_logged_with_its_report(caplog: pytest.LogCaptureFixture) ->
     model = graph('g = Mul(x, "a.head_gate")  y = Relu(g)', 'float[8] "a.head_gate"')
     CleanUp()(model)
     (record,) = [record for record in caplog.records if record.name == "graph_passes.passes.clean_up"]
-    assert record.getMessage() == "CleanedUp(unit_gates=('a.head_gate',), shapes=())"
+    assert record.getMessage() == "('a.head_gate',)"
     caplog.clear()
     CleanUp()(model)
     assert not [record for record in caplog.records if record.name == "graph_passes.passes.clean_up"]
