@@ -30,16 +30,14 @@ class Tape(ir.tape.Tape):
 
     def insert_before(self, node: ir.Node) -> None:
         """Insert the recorded nodes before a node of a graph."""
-        assert node.graph is not None
-        node.graph.insert_before(node, self.nodes)
+        graph_of(node).insert_before(node, self.nodes)
 
     def replace(self, node: ir.Node, *values: ir.Value) -> None:
         """Put the recorded nodes in place of a node, whose first outputs are these values now."""
         self.insert_before(node)
         for old, new in zip(node.outputs, values, strict=False):
             take_over(old, new)
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
+        graph_of(node).remove(node, safe=True)
 
 
 def add_initializer(graph: ir.Graph, name: str, content: np.ndarray | ir.TensorProtocol) -> ir.Value:
@@ -63,9 +61,27 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
+def content_of(value: ir.Value | None) -> np.ndarray:
+    """The content of an initializer or of a `Constant` node."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    assert tensor is not None
+    return tensor.numpy()
+
+
+def graph_of(node: ir.Node) -> ir.Graph:
+    """The graph that has a node."""
+    assert node.graph is not None
+    return node.graph
+
+
 def input_of(node: ir.Node, position: int) -> ir.Value | None:
     """An input of a node; None where the node omits it."""
     return node.inputs[position] if position < len(node.inputs) else None
+
+
+def shape_axes(node: ir.Node, rank: int) -> range:
+    """The axes of a tensor with `rank` axes whose sizes a `Shape` returns."""
+    return range(rank)[slice(node.attributes.get_int("start", 0), node.attributes.get_int("end", rank))]
 
 
 def producer_of(value: ir.Value | None) -> ir.Node | None:

@@ -400,9 +400,9 @@ def _same_weights(products: Sequence[GraphProduct]) -> dict[GraphProduct, ir.Val
     by_path: dict[Hashable, list[ir.Value]] = {}
     weights: dict[GraphProduct, ir.Value] = {}
     for product in products:
+        path = module_path(product.node)
         tensor = product.weight.const_value
         assert tensor is not None
-        path = module_path(product.node)
         known = by_path.setdefault((path, tuple(tensor.shape.numpy())), [])
         same = (weight for weight in known if weight is product.weight or (path and are_equal(weight, product.weight)))
         weights[product] = next(same, product.weight)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.node_calls import Known, Shape, node_call, output_contents, output_types
+from graph_passes.tape import shape_axes
 
 # Operators with which exporters compute shapes; outputs of other operators are not evaluated.
 _SHAPE_ARITHMETIC = frozenset(
@@ -92,8 +93,7 @@ def evaluate(node: ir.Node, model: ir.Model, known: Known) -> None:
     if node.op_type in ("Shape", "Size"):
         shape = shapes.get(node.inputs[0]) if node.inputs[0] is not None else None
         if shape is not None:
-            start, end = (node.attributes.get(name) for name in ("start", "end"))
-            selected = shape[slice(start.as_int() if start else None, end.as_int() if end else None)]
+            selected = [shape[axis] for axis in shape_axes(node, len(shape))]
             content = np.array(selected if node.op_type == "Shape" else np.prod(shape), dtype=np.int64)
             constants[node.outputs[0]] = content
             shapes.setdefault(node.outputs[0], content.shape)

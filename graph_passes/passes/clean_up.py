@@ -8,7 +8,8 @@ import onnx_ir.passes.common as common
 
 from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.shape_inputs import set_shape_input
+from graph_passes.flow.rule import RuleContext
+from graph_passes.flow.shape_inputs import ShapeInput
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
@@ -27,13 +28,11 @@ class CleanUp(GraphPass[Names]):
 
     def call(self, model: ir.Model) -> ReportedResult[Names]:
         unit_gates = _remove_unit_gates(model.graph)
-        probe = Probe(model)
+        context = RuleContext(Probe(model))
         shapes = [
             node.name
             for node in list(model.graph)
-            if node.op_type in ("Reshape", "Expand")
-            and node.domain == ""
-            and set_shape_input(node, node.inputs[0], (), probe)
+            if node.op_type in ("Reshape", "Expand") and node.domain == "" and ShapeInput(node, (), (), context).write()
         ]
         unused = ir.passes.Sequential(
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import producer_of
+from graph_passes.tape import graph_of, producer_of
 
 _NEW = 3
 """Number of the first inputs of `GroupQueryAttention`: new queries, keys and values."""
@@ -39,6 +39,5 @@ def _pack(attention: ir.Node) -> bool:
         return False
     for position, value in enumerate((split.inputs[0], None, None)):
         attention.replace_input_with(position, value)
-    assert split.graph is not None
-    split.graph.remove(split, safe=True)
+    graph_of(split).remove(split, safe=True)
     return True

@@ -7,7 +7,7 @@ import onnx_ir.passes.common as common
 
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import input_of, producer_of, source_before
+from graph_passes.tape import graph_of, input_of, producer_of, source_before
 
 
 class PrepareForFusion(GraphPass[Names]):
@@ -58,10 +58,9 @@ def _unflatten(gemm: ir.Node, probe: Probe) -> bool:
     nodes = [_node("MatMul", source, gemm.inputs[1], like=restored)]
     if (bias := input_of(gemm, 2)) is not None:
         nodes.append(_node("Add", nodes[0].outputs[0], bias, like=restored))
-    assert gemm.graph is not None
-    gemm.graph.insert_before(restore, nodes)
+    graph_of(gemm).insert_before(restore, nodes)
     restored.replace_all_uses_with(nodes[-1].outputs[0])
-    gemm.graph.remove([restore, gemm], safe=True)
+    graph_of(gemm).remove([restore, gemm], safe=True)
     return True
 
 
@@ -78,10 +77,9 @@ def _sum_addends(softmax: ir.Node) -> bool:
         return False
     addend = ir.node("Add", [bias, outer.inputs[1]])
     total = _node("Add", scores, addend.outputs[0], like=outer.outputs[0])
-    assert outer.graph is not None
-    outer.graph.insert_before(outer, [addend, total])
+    graph_of(outer).insert_before(outer, [addend, total])
     outer.outputs[0].replace_all_uses_with(total.outputs[0])
-    outer.graph.remove([outer, inner], safe=True)
+    graph_of(outer).remove([outer, inner], safe=True)
     return True
 
 

@@ -12,7 +12,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.quantizers.weight_blocks import BITS, block_of, round_blocks
-from graph_passes.tape import Tape, add_initializer, remove_unread
+from graph_passes.tape import Tape, add_initializer, content_of, remove_unread
 
 DOMAIN = "com.microsoft"
 OPERATOR = "MatMulNBits"
@@ -112,10 +112,7 @@ def _alpha(node: ir.Node) -> float:
 
 def matrix_of(node: ir.Node) -> np.ndarray:
     """The matrix `[input, output]` that a matmul with constant weights multiplies its first factor by."""
-    weights = weights_of(node)
-    assert weights is not None
-    assert weights.const_value is not None
-    content = weights.const_value.numpy()
+    content = content_of(weights_of(node))
     content = content.T if node.attributes.get_int("transB", 0) else content
     return content if _alpha(node) == 1 else np.float32(_alpha(node)) * content
 

@@ -14,6 +14,7 @@ from graph_passes.block_sparse.function import is_block_sparse, rebuild_function
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import content_of
 
 _LARGEST_FP16 = 65504.0
 _TYPE_ATTRIBUTES = (("Cast", "to"), ("EyeLike", "dtype"), ("RandomNormalLike", "dtype"))
@@ -105,16 +106,14 @@ def _rebuild_functions(model: ir.Model) -> None:
     for node in model.graph:
         if not is_block_sparse(node):
             continue
-        function, mask = model.functions[node.op_identifier()], node.inputs[3]
+        function = model.functions[node.op_identifier()]
         query, value = (probe.shape(node.inputs[position]) for position in (0, 2))
-        assert mask is not None
-        assert mask.const_value is not None
         assert query is not None
         assert value is not None
         names = [parameter.name for parameter in function.inputs]
         full = probe.shape(node.inputs[names.index("full")]) if "full" in names else None
         block_mask = BlockMask(
-            mask.const_value.numpy().astype(np.bool_),
+            content_of(node.inputs[3]).astype(np.bool_),
             node.attributes.get_int("block", 0),
             node.attributes.get_int("memory", 0),
         )

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graph_passes.attention.operands import SCORE_BIAS, has_score_bias
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, content_of
 
 _INPUTS = (0, 1, 2, SCORE_BIAS)
 """Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
@@ -49,10 +49,8 @@ def _can_be_separated(node: ir.Node) -> bool:
 
 def _separate(node: ir.Node) -> None:
     rows, weights, bias, score_bias = (node.inputs[position] for position in _INPUTS)
-    assert weights is not None
-    assert weights.const_value is not None
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    sizes = attributes.pop(_SIZES, None) or [weights.const_value.numpy().shape[1] // 3] * 3
+    sizes = attributes.pop(_SIZES, None) or [content_of(weights).shape[1] // 3] * 3
     op = Tape()
     lengths, product = op.ints(sizes), op.op("MatMul", [rows, weights], name=node.name)
     parts = op.op_multi_out("Split", [product, lengths], {"axis": -1}, num_outputs=3)

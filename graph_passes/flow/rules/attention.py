@@ -8,7 +8,7 @@ share key/value heads unevenly, key/value heads are repeated until each query he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,8 +21,6 @@ from graph_passes.tape import input_of
 
 Per = Literal["query", "key"]
 """Whether a run has one entry for each query head or for each key/value head."""
-
-Attributes = dict[str, int | tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +45,8 @@ class HeadLayout:
         kv_heads: number of key/value heads.
         inputs: for each input; None: it has no heads, or is broadcast over them.
         outputs: for each output.
-        attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
+        attributes: the attributes that state the numbers of query or of key/value heads.
+        packed: width of one head of query, key and value, if `qkv_hidden_sizes` states those of all heads.
         query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
     """
 
@@ -55,7 +54,8 @@ class HeadLayout:
     kv_heads: int
     inputs: tuple[HeadAxis | None, ...]
     outputs: tuple[HeadAxis | None, ...]
-    attributes: Callable[[int, int], Attributes]
+    attributes: Mapping[str, Per]
+    packed: tuple[int, ...] = ()
     query_axis: int | None = None
 
 
@@ -65,10 +65,7 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     if len(context.shape(query)) == 4:
         heads, kv_heads = context.shape(query)[1], context.shape(key)[1]
         operands: list[HeadAxis | None] = [HeadAxis(1, ((per, 1),)) for per in ("query", "key", "key")]
-        output = operands[0]
-
-        def attributes(query_heads: int, key_heads: int) -> Attributes:
-            return {}
+        output, attributes = operands[0], dict[str, Per]()
     else:
         heads, kv_heads = (node.attributes[name].as_int() for name in ("q_num_heads", "kv_num_heads"))
         operands = [
@@ -77,17 +74,14 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
             _merged(context, value, 2, kv_heads, "key"),
         ]
         output = HeadAxis(2, (("query", context.shape(value)[2] // kv_heads),))
-
-        def attributes(query_heads: int, key_heads: int) -> Attributes:
-            return {"q_num_heads": query_heads, "kv_num_heads": key_heads}
-
+        attributes = {"q_num_heads": "query", "kv_num_heads": "key"}
     mask = input_of(node, 3)
     head_axis = len(context.shape(mask)) - 3 if mask is not None else -1  # the last axes are those of the scores
     inputs = [*operands, _separate(context, mask, head_axis) if head_axis >= 0 else None]
     inputs += [_separate(context, input_of(node, position), 1, "key") for position in (4, 5)]
     cache = [HeadAxis(1, (("key", 1),)), HeadAxis(1, (("key", 1),)), HeadAxis(1, (("query", 1),))]
     outputs = _outputs(node, output, cache)
-    return HeadLayout(heads, kv_heads, tuple(inputs), outputs, attributes, len(context.shape(query)) - 2)
+    return HeadLayout(heads, kv_heads, tuple(inputs), outputs, attributes, query_axis=len(context.shape(query)) - 2)
 
 
 def multi_head_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
@@ -107,7 +101,7 @@ def multi_head_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     inputs += [_separate(context, input_of(node, position), 1) for position in (5, 6, 7)]
     output = HeadAxis(2, (("query", context.shape(node.outputs[0])[2] // heads),))
     cache = [HeadAxis(1, (("query", 1),))] * 3
-    return HeadLayout(heads, heads, tuple(inputs), _outputs(node, output, cache), lambda query, _: {"num_heads": query})
+    return HeadLayout(heads, heads, tuple(inputs), _outputs(node, output, cache), {"num_heads": "query"})
 
 
 def packed_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
@@ -120,12 +114,8 @@ def packed_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     past = HeadAxis(2, (("query", 1),)) if input_of(node, 4) is not None else None
     bias = HeadAxis(0, runs) if input_of(node, 2) is not None else None
     inputs = (None, HeadAxis(1, runs), bias, None, past, _separate(context, input_of(node, 5), 1))
-
-    def attributes(query_heads: int, _: int) -> Attributes:
-        return {"num_heads": query_heads, "qkv_hidden_sizes": tuple(width * query_heads for width in widths)}
-
     outputs = _outputs(node, HeadAxis(2, (("query", widths[2]),)), [HeadAxis(2, (("query", 1),))])
-    return HeadLayout(heads, heads, inputs, outputs, attributes)
+    return HeadLayout(heads, heads, inputs, outputs, {"num_heads": "query"}, widths)
 
 
 def grouped_query_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
@@ -142,19 +132,13 @@ def grouped_query_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     past = [_separate(context, input_of(node, position), 1, "key") for position in (3, 4)]
     bias, sink = _separate(context, input_of(node, 10), 1), _separate(context, input_of(node, 11), 0)
     outputs = _outputs(node, HeadAxis(2, (("query", width),)), [HeadAxis(1, (("key", 1),))] * 2)
-    return HeadLayout(
-        heads,
-        kv_heads,
-        (*operands, *past, *(None,) * 5, bias, sink),
-        outputs,
-        lambda query_heads, key_heads: {"num_heads": query_heads, "kv_num_heads": key_heads},
-    )
+    inputs = (*operands, *past, *(None,) * 5, bias, sink)
+    return HeadLayout(heads, kv_heads, inputs, outputs, {"num_heads": "query", "kv_num_heads": "key"})
 
 
 def rotary_embedding(node: ir.Node, context: RuleContext) -> HeadLayout:
     """`RotaryEmbedding` of ONNX and ONNX Runtime, on an axis of heads or heads * width; each head is rotated alone."""
     shape = context.shape(node.inputs[0])
-    states_heads = "num_heads" in node.attributes
     if len(shape) == 4:
         heads, head_axis = shape[1], HeadAxis(1, (("query", 1),))
     else:
@@ -164,10 +148,7 @@ def rotary_embedding(node: ir.Node, context: RuleContext) -> HeadLayout:
             tables = context.shape(input_of(node, 2 if node.domain else 1))
             heads = shape[2] // (2 * tables[-1])
         head_axis = HeadAxis(2, (("query", shape[2] // heads),))
-
-    def attributes(query_heads: int, _: int) -> Attributes:
-        return {"num_heads": query_heads} if states_heads else {}
-
+    attributes: dict[str, Per] = {"num_heads": "query"} if "num_heads" in node.attributes else {}
     return HeadLayout(heads, heads, (head_axis,), (head_axis,), attributes)
 
 
@@ -279,9 +260,11 @@ class AttentionRule(Rule):
         heads = np.unique(index // output_heads.runs[0][1])
         groups, counts = np.unique(heads // (layout.heads // layout.kv_heads), return_counts=True)
         keys = len(groups) if (counts == counts[0]).all() else len(heads)
-        for name, number in layout.attributes(len(heads), keys).items():
-            attribute = ir.AttrInt64s if isinstance(number, tuple) else ir.AttrInt64
-            node.attributes[name] = attribute(name, number)  # type: ignore[arg-type]
+        for name, per in layout.attributes.items():
+            node.attributes[name] = ir.AttrInt64(name, len(heads) if per == "query" else keys)
+        if layout.packed:
+            sizes = [width * len(heads) for width in layout.packed]
+            node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", sizes)
 
 
 def _input_axes(node: ir.Node, layout: HeadLayout) -> tuple[HeadAxis | None, ...]:

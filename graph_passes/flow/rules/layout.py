@@ -13,8 +13,8 @@ from graph_passes.flow.indices import Need, part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
-from graph_passes.flow.shape_inputs import check_shape_input, same_size, set_shape_input
-from graph_passes.tape import Tape, input_of
+from graph_passes.flow.shape_inputs import ShapeInput, same_size
+from graph_passes.tape import Tape, input_of, shape_axes
 
 
 def _transpose(node: ir.Node, context: RuleContext) -> Labels:
@@ -181,14 +181,7 @@ class ShapedRule(LabelRule):
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         demand = super().demand(node, outputs, context)
-        check_shape_input(
-            node,
-            _source(node),
-            demand.outputs[0],
-            context.probe,
-            held=demand.inputs[0] or (),
-            count=context.counts_positions,
-        )
+        ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).check()
         return demand
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
@@ -200,13 +193,7 @@ class ShapedRule(LabelRule):
                 yield output, output_axis
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        source, count = demand.inputs[0] or (), context.counts_positions
-        set_shape_input(node, _source(node), demand.outputs[0], context.probe, held=source, count=count)
-
-
-def _source(node: ir.Node) -> ir.Value | None:
-    """The tensor whose sizes a shape input may refer to."""
-    return None if node.op_type == "ConstantOfShape" else node.inputs[0]
+        ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).write()
 
 
 class ShapeRule(Rule):
@@ -229,8 +216,7 @@ class ShapeRule(Rule):
         if need is None or source is None or node.graph is None:
             return
         op, shape, parts = Tape(), context.shape(source), list[ir.Value]()
-        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
-        for axis in range(*slice(start, end).indices(len(shape))):
+        for axis in shape_axes(node, len(shape)):
             index, fixed = need[axis], context.probe.fixed(source, axis)
             part = op.size(source, axis) if index is None or not fixed else op.ints([shape[axis]])
             if index is not None and not fixed:

@@ -16,7 +16,7 @@ from graph_passes.flow.concrete_shapes import Shape
 from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
-from graph_passes.flow.shape_inputs import check_shape_input, set_shape_input
+from graph_passes.flow.shape_inputs import ShapeInput
 from graph_passes.tape import producer_of
 
 
@@ -79,8 +79,7 @@ class ReshapeRule(Rule):
 
     def _check_shape_input(self, node: ir.Node, source: Need, output: Need, context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            count = context.counts_positions
-            check_shape_input(node, node.inputs[0], output, context.probe, held=source, count=count)
+            ShapeInput(node, output, source, context).check()
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         gain = gains[0]
@@ -123,8 +122,7 @@ class ReshapeRule(Rule):
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            source, count = demand.inputs[0] or (), context.counts_positions
-            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe, held=source, count=count)
+            ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).write()
 
 
 def _around(axes: range, part: Sequence[Index], rank: int) -> Need:

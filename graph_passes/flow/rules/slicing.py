@@ -105,7 +105,6 @@ def _keep_entries(node: ir.Node, entries: Sequence[int], axes: Sequence[int]) ->
         for name, values in lists.items():
             node.attributes[name] = ir.AttrInt64s(name, [values[entry] for entry in entries])
         return
-    assert node.graph is not None
     for position in (1, 2, 4):
         if (value := input_of(node, position)) is not None:
             node.replace_input_with(position, cut_value(value, 0, np.array(entries), node))
