@@ -37,8 +37,7 @@ from graph_passes.passes import (
 )
 from graph_passes.passes.insert_gates import FINGERPRINT
 from graph_passes.plan import Plan, SitePlan
-from graph_passes.weights.match_weights import MatchedWeight, match_weights
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import MatchedWeight, WeightRecord, fingerprint, match_weights
 
 
 def find_groups(model: ir.Model) -> GraphGroups:

@@ -24,7 +24,7 @@ from graph_passes.errors import GraphError, GraphErrorCode, PlanError, listed
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.insert_product_gates import gate_input
 from graph_passes.plan import NeuronPlan, Plan, SitePlan
-from graph_passes.weights.match_weights import MatchedWeight
+from graph_passes.weights import MatchedWeight
 
 FINGERPRINT = "compressor.fingerprint"
 """Key of a graph's metadata: the fingerprint of the model that it was exported from."""
@@ -186,14 +186,11 @@ def _insert(graph: ir.Graph, site: SitePlan, attention: GraphSite) -> None:
     else:
         content = np.array(site.gate).reshape(-1, *(1,) * (attention.rank - 1 - attention.axis))
     gate = gate_initializer(graph, site, content, dtype)
-    readers = list(value.uses())
     product = ir.node("Mul", [value, gate], name=f"{value.name}.gate")
     gated = product.outputs[0]
     gated.dtype, gated.shape = dtype, value.shape
     graph.insert_after(producer, product)
-    for node, position in readers:
-        node.replace_input_with(position, gated)
-    for position, output in enumerate(graph.outputs):
-        if output is value:  # A graph that returns the heads returns them gated, under the same name.
-            graph.outputs[position] = gated
-            value.name, gated.name = f"{value.name}.ungated", value.name
+    if value.is_graph_output():  # A graph that returns the heads returns them gated, under the same name.
+        value.name, gated.name = f"{value.name}.ungated", value.name
+    ir.convenience.replace_all_uses_with(value, gated, replace_graph_outputs=True)
+    product.replace_input_with(0, value)

@@ -22,7 +22,7 @@ from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.files import atomic_replace, write_text
 from graph_passes.plan.groups import STRICT, GroupPlan, NeuronPlan, SitePlan
-from graph_passes.weights.records import WeightRecord
+from graph_passes.weights import WeightRecord
 
 
 class Plan(BaseModel):
