@@ -94,11 +94,7 @@ def run(
 
 
 def _recipes(model: str | None, file: str | None, fields: dict[str, Any], penalty: float | None) -> tuple[Recipe, ...]:
-    """The recipe of the options of `run`, or one for each rung of a ladder.
-
-    Raises:
-        UsageError: the method has no penalty.
-    """
+    """The recipe of the options of `run`, or one for each rung of a ladder."""
     recipes = recipes_of(model, file, fields, options={} if penalty is None else {"penalty": penalty})
     selecting = selecting_step(recipes[0])
     method = recipes[0].selection.method if selecting is None else selecting.method

@@ -130,11 +130,7 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
 
 
 def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays of an .npz file, for inputs of a graph.
-
-    Raises:
-        InputError: it cannot be read as such a file, or an array is for no input.
-    """
+    """The shapes of the arrays of an .npz file, for inputs of a graph."""
     from compressor.targets.example_rows import read_arrays
 
     if not path.is_file():
@@ -153,11 +149,7 @@ def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 
 def _require_groups(path: Path, groups: GraphGroups) -> None:
-    """Check that something can be removed from a graph.
-
-    Raises:
-        InputError: nothing can; the message says what was looked for, and where it ended.
-    """
+    """Check that something can be removed; the error says what was looked for, and where it ended."""
     import graph_passes
 
     if groups.groups:

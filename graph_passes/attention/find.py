@@ -122,11 +122,7 @@ _QUANTIZED = NoRuleError(
 
 
 def _fused(node: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
-    """The site of one operator that computes all of an attention.
-
-    Raises:
-        NoRuleError: its shapes are unknown.
-    """
+    """The site of one operator that computes all of an attention."""
     output, query, key = node.outputs[0], node.inputs[0], input_of(node, 1)
     shape, query_shape = probe.shape(output), probe.shape(query)
     if shape is None or query_shape is None:
@@ -153,11 +149,7 @@ def _fused(node: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
 
 
 def _block_sparse(node: ir.Node, overloads: Collection[str], probe: Probe, causality: _Causality) -> GraphSite:
-    """The site of a call of block-sparse attention.
-
-    Raises:
-        NoRuleError: its shapes are unknown.
-    """
+    """The site of a call of block-sparse attention."""
     output = node.outputs[0]
     shape = probe.shape(output)
     if shape is None or len(shape) != 4 or len(node.inputs) < 4:
@@ -195,11 +187,7 @@ def _is_quantized(softmax: ir.Node) -> bool:
 
 
 def _decomposed(softmax: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
-    """The site of a `Softmax` between two products.
-
-    Raises:
-        NoRuleError: its heads cannot be determined.
-    """
+    """The site of a `Softmax` between two products."""
     scores = product_behind(softmax.inputs[0])
     values = product_ahead(softmax.outputs[0])
     if scores is None or values is None:

@@ -113,11 +113,7 @@ def operands_of_softmax(softmax: ir.Node, probe: Probe) -> Operands:
 
 
 def _operands(product: ir.Node, scale: float, addends: list[ir.Value], softmax: ir.Node, probe: Probe) -> Operands:
-    """Operands of an attention between the product of queries and keys, and the softmax of the scores.
-
-    Raises:
-        NoMatchError: queries, keys or values do not match.
-    """
+    """Operands of an attention between the product of queries and keys, and the softmax of the scores."""
     rank = len(probe.shape(softmax.inputs[0]) or ())
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
         raise unmatched(softmax, "normalizes along an axis other than the keys")
@@ -172,11 +168,7 @@ def unmatched(node: ir.Node, why: str) -> NoMatchError:
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
-    """The only node that reads a value.
-
-    Raises:
-        NoMatchError: several nodes read it, or the graph returns it.
-    """
+    """The only node that reads a value; an error where there are several, or the graph returns it."""
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         raise NoMatchError(

@@ -35,21 +35,13 @@ def build_body(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs) -
 
 
 def _row_counts(spec: AttentionSpec) -> np.ndarray:
-    """Number of rows of each bucket that hold queries, at least one, for each number of query blocks.
-
-    Returns:
-        `[number of query blocks, bucket]`.
-    """
+    """Rows of a bucket that hold queries, at least one, by number of query blocks: `[query blocks, bucket]`."""
     counts = [[max(1, np.searchsorted(bucket.rows, rows)) for bucket in spec.buckets] for rows in range(spec.rows + 1)]
     return np.array(counts, np.int64).reshape(spec.rows + 1, -1)
 
 
 def _column_counts(spec: AttentionSpec) -> np.ndarray:
-    """Number of columns of each bucket that hold keys, at least one, for each number of key blocks.
-
-    Returns:
-        `[number of key blocks, bucket]`.
-    """
+    """Columns of a bucket that hold keys, at least one, by number of key blocks: `[key blocks, bucket]`."""
     return np.array([[_width(bucket, columns) for bucket in spec.buckets] for columns in range(spec.columns + 1)])
 
 

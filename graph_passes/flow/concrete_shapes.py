@@ -162,11 +162,7 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
 
 
 def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[Known, Known]:
-    """Both walks; what a `NonZero` selects has a placeholder size where the graph can run with it, and else none.
-
-    Raises:
-        _UnsuitableError: the graph cannot run with these sizes.
-    """
+    """Both walks; what a `NonZero` selects has a placeholder size where the graph can run with it, and else none."""
     if any(node.op_type == "NonZero" for node in model.graph):
         with contextlib.suppress(_UnsuitableError):
             walks = _walks(model, with_selection(pair), strict=True)
@@ -228,11 +224,7 @@ def _window_merges_sizes(node: ir.Node, first: Known, second: Known) -> bool:
 
 
 def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[Known, Known]:
-    """Both walks, with one size for symbols that an operator needs to be equal.
-
-    Raises:
-        _UnsuitableError: `strict`, and the graph cannot run with these sizes.
-    """
+    """Both walks, with one size for symbols that an operator needs to be equal."""
     aliases: dict[str, str] = {}
     coincidences: set[tuple[str, str]] = set()
     while True:
@@ -258,10 +250,6 @@ def _walk(
 
     `strict` stops where the graph cannot run with these sizes. `aliases` have the size of another symbol, and
     `coincidences` are pairs of symbols that need not have one size, although an operator cannot broadcast theirs.
-
-    Raises:
-        _ClashError: an operator needs two symbols to have one size.
-        _UnsuitableError: `strict`, and the graph cannot run with these sizes.
     """
     bindings, known = bind(model.graph, sizes, aliases), Known()
 
@@ -327,10 +315,8 @@ def _can_broadcast(
 ) -> bool:
     """Whether a node can broadcast its inputs; true if it is no operator that broadcasts.
 
-    Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal.
-
-    Raises:
-        _ClashError: it cannot because two symbols have two sizes; the error names both.
+    Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal: a
+    `_ClashError` names both.
     """
     if node.op_type not in _BROADCASTS:
         return True

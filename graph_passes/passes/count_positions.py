@@ -74,13 +74,7 @@ def reads_free_size(shape: ir.Node) -> bool:
 
 
 def _replace(op: Tape, node: ir.Node, free: tuple[ir.Value, ir.Value]) -> bool:
-    """Replace the sizes of a cache; returns whether its number of heads and its width are fixed.
-
-    Args:
-        op: records the nodes.
-        node: reads the sizes.
-        free: number of texts and of positions.
-    """
+    """Replace texts and positions (`free`) among the sizes of a cache; returns whether the other sizes are fixed."""
     axes, cache = shape_axes(node, 4), node.inputs[0]
     assert cache is not None
     shape = list(cache.shape or (None,) * 4)

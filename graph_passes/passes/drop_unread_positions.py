@@ -55,11 +55,7 @@ class DropUnreadPositions(GraphPass[Names]):
 
 
 class _PositionFlow(Cuts):
-    """Needs of one graph that result from the indices that it selects.
-
-    Attributes:
-        selections: node that selects indices -> the axis and the indices, `[n]` or a scalar.
-    """
+    """Needs of one graph that result from the indices that nodes select on an axis (`selections`)."""
 
     counts_positions = True
 

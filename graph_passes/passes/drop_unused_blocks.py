@@ -78,11 +78,7 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
 
 
 def _gather_sources(graph: ir.Graph, products: Sequence[ir.Node], used: np.ndarray, block: int) -> ir.Value:
-    """Let projections of keys and values, which may share a source, read the positions of used blocks alone.
-
-    Returns:
-        The used positions, `[position]`.
-    """
+    """Let projections, which may share a source, read the positions of used blocks alone; returns these positions."""
     gathered: dict[ir.Value, ir.Value] = {}
     positions: ir.Value | None = None
     for product in sorted(products, key=list(graph).index):

@@ -93,12 +93,7 @@ class InsertGates(GraphPass[Names]):
         return {g.name: g for g in groups if g.type == "neurons" and units.get(g.name) == g.units}
 
     def _pairs(self, model: ir.Model) -> tuple[list[Pair], list[tuple[NeuronPlan, GraphProduct]]]:
-        """Case 2: the sites and the feed-forwards that get gates, each with what it is in the graph.
-
-        Raises:
-            PlanError: the plan's groups are not those of the graph.
-            GraphError: likewise, and the graph has weights of integers.
-        """
+        """Case 2: the sites and the feed-forwards that get gates, each with what it is in the graph."""
         groups = search_groups(model).groups
         try:
             sites = _sites_of_groups(self.plan, groups)
@@ -115,9 +110,8 @@ class InsertGates(GraphPass[Names]):
 def _sites_of_groups(plan: Plan, groups: Sequence[GraphGroup]) -> list[Pair] | None:
     """Each site of a plan with the attentions of the group that it is named after, or after the product of.
 
-    Returns:
-        The pairs; attentions that the plan does not name keep their heads. None, unless each site has the name and the
-        sizes of a group of heads of its own.
+    Attentions that the plan does not name keep their heads. None, unless each site has the name and the sizes of a
+    group of heads of its own.
     """
     heads = [group for group in groups if group.type == "heads"]
     by_name = {group.linear: group for group in heads} | {group.name: group for group in heads}

@@ -55,13 +55,7 @@ class ReadWholeTexts(GraphPass[Names]):
 
 
 def _empty(cache: ir.Value, batch: ir.Value, op: Tape) -> None:
-    """Cases 1 to 4: the readers of a cache read one without positions.
-
-    Args:
-        cache: the input.
-        batch: number of texts, `[1]`.
-        op: records new nodes.
-    """
+    """Cases 1 to 4: the readers of a cache read one of `batch` texts without positions."""
     assert cache.shape is not None
     sizes = [batch, *(op.ints([size if isinstance(size, int) else 0]) for size in cache.shape[1:])]
     content: ir.Value | None = None

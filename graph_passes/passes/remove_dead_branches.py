@@ -56,11 +56,7 @@ class RemoveDeadBranches(GraphPass[Names]):
 
 
 class _ZeroFlow:
-    """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far.
-
-    Attributes:
-        modified: whether the graph was changed.
-    """
+    """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far."""
 
     def __init__(self, model: ir.Model, gates: list[ir.Value]) -> None:
         self.modified = False

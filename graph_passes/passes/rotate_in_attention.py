@@ -112,12 +112,7 @@ def _turn_equally(model: ir.Model, tables: Collection[ir.Value], positions: ir.V
 
 
 class _Rewriter:
-    """Moves rotations into attentions, which share their tables.
-
-    Args:
-        start: number of earlier positions `[1]`.
-        probe: shapes of the graph.
-    """
+    """Moves rotations into attentions, which share their tables; `start` is the number of earlier positions."""
 
     def __init__(self, start: ir.Value, probe: Probe) -> None:
         self._start, self._probe = start, probe

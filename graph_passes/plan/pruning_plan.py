@@ -272,11 +272,7 @@ def _with_short_lists(text: str) -> str:
 
 
 def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
-    """The masks of the sites that have one, by name of the site.
-
-    Raises:
-        PlanError: the file is missing or unreadable, or lacks a mask, or a mask is invalid.
-    """
+    """The masks of the sites that have one, by name of the site."""
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError as error:

@@ -277,11 +277,7 @@ def _is_read(value: ir.Value, context: RuleContext) -> bool:
 
 
 def _needed_queries(node: ir.Node, layout: HeadLayout, outputs: Sequence[Need], context: RuleContext) -> Index:
-    """Query positions that the first output needs; None: all.
-
-    Raises:
-        NoRuleError: the attention depends on the position of a query, or returns its scores.
-    """
+    """Query positions that the first output needs; None: all. Their numbers and scores must not matter."""
     if layout.query_axis is None or not outputs[0] or outputs[0][layout.query_axis] is None:
         return None
     scores = node.outputs[3:]

@@ -88,11 +88,7 @@ def _pad(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
-    """Axes that are padded for inputs of some sizes. An axis of fixed size that is not padded in either walk never is.
-
-    Raises:
-        NoRuleError: the sizes are unknown, or the axes are listed.
-    """
+    """Axes that are padded for inputs of some sizes. One of fixed size that neither walk pads is never padded."""
     rank = len(context.shape(node.inputs[0]))
     sizes = input_of(node, 1)
     is_computed = sizes is not None and sizes.const_value is None

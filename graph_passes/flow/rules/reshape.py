@@ -162,9 +162,6 @@ def _regrouped(
     """What the input of one part of a reshape must hold, and what its output then holds.
 
     `repeated` is the input axis whose indices are all alike, if there is one.
-
-    Raises:
-        NoRuleError: the indices that the output would hold do not form a box.
     """
     if all(index is None for index in need):
         return all_indices(len(before)), need
