@@ -236,15 +236,8 @@ class AttentionRule(Rule):
         head_axis = _input_axes(node, layout)[position]
         if head_axis is None or head_axis.axis != axis:
             return
-        if not any((layout.heads if per == "query" else layout.kv_heads) > 1 for per, _ in head_axis.runs):
-            return
-        carriers = [
-            (output, output_heads.axis)
-            for output, (value, output_heads) in enumerate(zip(node.outputs, layout.outputs, strict=False))
-            if output_heads is not None and _is_read(value, context)
-        ]
-        if len(carriers) == 1:  # each of several outputs needs all heads
-            yield carriers[0]
+        if any((layout.heads if per == "query" else layout.kv_heads) > 1 for per, _ in head_axis.runs):
+            yield from super().carries(node, position, axis, context)
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         head_axis = _input_axes(node, self.layout(node, context))[position]

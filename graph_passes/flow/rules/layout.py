@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -145,17 +144,6 @@ class TileRule(LabelRule):
         pairs = zip(gain.axes, (after // max(before, 1) for before, after in sizes), strict=True)
         return [Gain(tuple(None if array is None else np.tile(array, count) for array, count in pairs), gain.sites)]
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        if position == 0 and axis in self._repeated(node, context):
-            yield 0, axis
-        else:
-            yield from super().carries(node, position, axis, context)
-
-    def _repeated(self, node: ir.Node, context: RuleContext) -> set[int]:
-        """The axes of several elements that are repeated."""
-        sizes = zip(context.shape(node.inputs[0]), context.shape(node.outputs[0]), strict=True)
-        return {axis for axis, (before, after) in enumerate(sizes) if 1 < before < after}
-
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
         """Axis -> new number of repeats, for each axis that is repeated less often than before."""
         single, need = _single_axes(node.inputs[0], context), demand.outputs[0]
@@ -180,14 +168,6 @@ class ShapedRule(LabelRule):
         ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).check()
         return demand
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        rank = len(context.shape(node.outputs[0]))
-        for output, output_axis in super().carries(node, position, axis, context):
-            first = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in range(rank))
-            with contextlib.suppress(NoRuleError):  # an axis whose size cannot be written is never cut
-                self.demand(node, [first], context)
-                yield output, output_axis
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).write()
 
@@ -203,9 +183,6 @@ class ShapeRule(Rule):
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         return [None]
-
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        return iter(())
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         source, need = node.inputs[0], held[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -61,10 +61,6 @@ class SliceRule(Rule):
                     raise _computed_bounds()
                 arrays[axis] = array[positions]
         return [Gain(tuple(arrays), gain.sites)]
-
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        if position == 0 and not self.mixes(node, position, axis, context):
-            yield 0, axis
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         return self._positions(node, context).get(axis, np.arange(0)) is None
