@@ -26,6 +26,7 @@ from graph_passes.flow.node_inference import (
     spatial_sizes,
 )
 from graph_passes.flow.sizes import (
+    SCALES,
     SizePair,
     Sizes,
     bind,
@@ -33,7 +34,6 @@ from graph_passes.flow.sizes import (
     example_sizes,
     is_selection,
     placeholder_sizes,
-    raised_sizes,
     sizes_of_example,
     with_selection,
 )
@@ -114,20 +114,15 @@ class Probe:
 
 
 class _UnsuitableError(Exception):
-    """Sizes with which a graph cannot run; `too_small`: a window is larger than its input."""
+    """Sizes with which a graph cannot run."""
 
-    def __init__(self, *, too_small: bool) -> None:
-        super().__init__(too_small)
-        self.too_small = too_small
+
+class _TooSmallError(_UnsuitableError):
+    """Sizes with which a window is larger than its input."""
 
 
 class _ClashError(Exception):
-    """Two symbols of the file that must have one size for some operator."""
-
-    def __init__(self, symbol: str, equal_symbol: str) -> None:
-        super().__init__(symbol, equal_symbol)
-        self.symbol = symbol
-        self.equal_symbol = equal_symbol
+    """Two symbols of the file (`args`) that must have one size for some operator."""
 
 
 def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
@@ -141,7 +136,7 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
     fallback = placeholder_sizes()
     merged: tuple[Known, Known] | None = None
     fewest = 0
-    attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
+    attempts = itertools.chain([fallback], sizes_of_example(example) if example else map(placeholder_sizes, SCALES))
     for pair in attempts:
         if merged is not None and pair[0].example == pair[1].example and example:
             break  # with the same sizes in both walks, nothing is merged and everything passes for fixed
@@ -150,7 +145,7 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
         except _UnsuitableError as error:
             if example:
                 fallback = pair
-            elif not error.too_small:
+            elif not isinstance(error, _TooSmallError):
                 break  # larger sizes do not help
             continue
         merges = sum(_merges_sizes(node, *walks) for node in model.graph)
@@ -229,18 +224,18 @@ def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[Known, Kno
     coincidences: set[tuple[str, str]] = set()
     while True:
         walks: list[Known] = []
-        clashes: list[tuple[str, str]] = []
+        clashes: list[tuple[str, ...]] = []
         for sizes in pair:
             try:
                 walks.append(_walk(model, sizes, aliases, coincidences, strict=strict))
             except _ClashError as clash:
-                clashes.append((clash.symbol, clash.equal_symbol))
+                clashes.append(clash.args)
         if not clashes:
             return walks[0], walks[1]
         if len(clashes) == 2 and clashes[0] == clashes[1]:
             aliases[clashes[0][0]] = clashes[0][1]
         else:  # a fixed size is that of a symbol under one assignment
-            coincidences.update(clashes)
+            coincidences.update((symbol, equal) for symbol, equal in clashes)
 
 
 def _walk(
@@ -270,14 +265,14 @@ def _walk(
             known.constants[value] = tensor.numpy()
     for node in model.graph:
         if strict and leaves_nothing(node, known.shapes):
-            raise _UnsuitableError(too_small=True)
+            raise _TooSmallError
         for value, shape, dtype in infer(node, model, known):
             if node.op_type == "NonZero" and sizes.selected is not None:
                 shape = _selected_shape(node.inputs[0], sizes.selected, known)
             fits = shape is not None or _can_broadcast(node, known, bindings, aliases, coincidences)
             shape = shape if shape is not None else concrete(value.shape, bindings)
             if strict and not (fits and _keeps_elements(node, shape, known.shapes)):
-                raise _UnsuitableError(too_small=False)
+                raise _UnsuitableError
             record(value, shape, dtype or value.dtype)
         evaluate(node, model, known)
     return known

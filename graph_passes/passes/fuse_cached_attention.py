@@ -92,12 +92,8 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
         counted = self._in_place and CountPositions()(model).modified
         rewriter = _Rewriter(model)
         while caches := read_caches(model):
-            matcher = _Matcher(
-                model,
-                {present or past: past for past, present in caches.items()},
-                folds_queries=self._folds_queries,
-                in_place=self._in_place,
-            )
+            pasts = {present or past: past for past, present in caches.items()}
+            matcher = _Matcher(model, pasts, folds_queries=self._folds_queries, in_place=self._in_place)
             fused, refused = _fuse(model, matcher, rewriter)
             matches += fused
             if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
@@ -319,10 +315,8 @@ class _Matcher:
         if key is None or value is None:
             return None
         heads, kv_heads = (self._heads(tensor, softmax)[1] for tensor in (operands.query, key))
-        shared = self._repeats(operands.key, key, heads, kv_heads) and self._repeats(
-            operands.value, value, heads, kv_heads
-        )
-        return ((key, value), kv_heads) if shared else None
+        pairs = ((operands.key, key), (operands.value, value))
+        return ((key, value), kv_heads) if all(self._repeats(*pair, heads, kv_heads) for pair in pairs) else None
 
     def _heads(self, value: ir.Value, softmax: ir.Node) -> tuple[int, ...]:
         """Shape of queries, keys or values, whose heads and width are fixed."""
@@ -443,17 +437,8 @@ class _Rewriter:
         bias = self._padding() if match.hides_padding else self._bias(match, query, 1)
         if match.spans_heads and not is_ordered:
             bias = self._op("Gather", bias, self._op.ints(order), axis=1)
-        inputs = [
-            query,
-            *self._new(match),
-            match.past[0][0],
-            match.past[1][0],
-            *self._lengths(),
-            None,
-            None,
-            None,
-            bias,
-        ]
+        earlier = (pair[0] for pair in match.past)
+        inputs = [query, *self._new(match), *earlier, *self._lengths(), None, None, None, bias]
         heads = {"num_heads": len(order), "kv_num_heads": match.kv_heads}
         output, *caches = self._attention(_GROUPED, match, inputs, heads)
         view = self._reshape(output, 0, 0, len(order), width)
