@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.attention.gate_initializers import gate_contents
 from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
@@ -30,11 +30,8 @@ class FoldGates(GraphPass[Names]):
     inlined = True
 
     def call(self, model: ir.Model) -> ReportedResult[Names]:
-        gates = {
-            value: (site, value.const_value.numpy())
-            for site, value in find_gates(model.graph).items()
-            if value.const_value is not None and not np.isin(value.const_value.numpy(), (0, 1)).all()
-        }
+        contents = gate_contents(model.graph).items()
+        gates = {value: (site, content) for value, (site, content) in contents if not np.isin(content, (0, 1)).all()}
         if not gates:
             return changed(model, ())
         weights_of = _gated_weights(Flow(model, gates, RULES, Probe(model)))

@@ -186,13 +186,10 @@ class AttentionRule(Rule):
         layout = self.layout(node, context)
         queries = _needed_queries(node, layout, outputs, context)
         heads = self._needed_heads(node, layout, outputs, context)
-        shared = layout.heads // layout.kv_heads
-        groups, counts = np.unique(heads // shared, return_counts=True)
-        even = len(counts) == 0 or (counts == counts[0]).all()
-        if not even and any(value.is_graph_output() for value in node.outputs[1:]):
+        keys, is_even = _keys_of(heads, layout)
+        if not is_even and any(value.is_graph_output() for value in node.outputs[1:]):
             why = "keeps different numbers of query heads of its key/value heads, which it also returns as a cache"
             raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
-        keys = groups if even else heads // shared
         inputs = tuple(
             None if value is None else _need_of_heads(layout, head_axis, heads, keys, value, context)
             for value, head_axis in zip(node.inputs, _input_axes(node, layout), strict=False)
@@ -251,13 +248,20 @@ class AttentionRule(Rule):
         if index is None:
             return
         heads = np.unique(index // output_heads.runs[0][1])
-        groups, counts = np.unique(heads // (layout.heads // layout.kv_heads), return_counts=True)
-        keys = len(groups) if (counts == counts[0]).all() else len(heads)
+        keys, _ = _keys_of(heads, layout)
         for name, per in layout.attributes.items():
-            node.attributes[name] = ir.AttrInt64(name, len(heads) if per == "query" else keys)
+            node.attributes[name] = ir.AttrInt64(name, len(heads if per == "query" else keys))
         if layout.packed:
             sizes = [width * len(heads) for width in layout.packed]
             node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", sizes)
+
+
+def _keys_of(heads: np.ndarray, layout: HeadLayout) -> tuple[np.ndarray, bool]:
+    """The key/value heads of query heads, one for each of them unless they share evenly, and whether they do."""
+    of_heads = heads // (layout.heads // layout.kv_heads)
+    groups, counts = np.unique(of_heads, return_counts=True)
+    is_even = bool((counts == counts[:1]).all())
+    return (groups if is_even else of_heads), is_even
 
 
 def _input_axes(node: ir.Node, layout: HeadLayout) -> tuple[HeadAxis | None, ...]:
