@@ -86,10 +86,7 @@ class NoteCode(Code):
     DISTILLED = auto(), "The compressed model was trained on the outputs of the dense model."
     SEGMENT_MEMORY = auto()
     NO_CACHE = auto()
-    CACHED_ENGINE_MISSING = (
-        auto(),
-        "The graphs with key/value caches have no engine of their runtime here.",
-    )
+    CACHED_ENGINE_MISSING = auto(), "The graphs with key/value caches have no engine of their runtime here."
     LIBRARY_LIMITED = auto(), "What the runtime's own library for generation cannot do with the output folder, and why."
     NO_METRIC = auto()
     MASKS_LONGER = auto(), "Masks cover longer rows than some that are measured."
@@ -792,10 +789,8 @@ class MissingTarget(Row):
     command: str = ""
 
 
-class Report(BaseModel):
+class Report(Row):
     """Everything that a run selected, measured and refused."""
-
-    model_config = STRICT
 
     version: Literal[1] = 1
     verdict: str

@@ -9,7 +9,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.sizes import record_example_sizes
 from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
 from graph_passes.shrink import GroupRemoval, Shrunk, count_parameters, find_groups, gate_groups, shrink
-from graph_passes.weights.weight_file import WEIGHTS, WeightFile
+from graph_passes.weights import WEIGHTS, WeightFile
 
 __all__ = [
     "WEIGHTS",

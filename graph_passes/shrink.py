@@ -37,8 +37,7 @@ from graph_passes.passes import (
 )
 from graph_passes.passes.insert_gates import FINGERPRINT
 from graph_passes.plan import Plan, SitePlan
-from graph_passes.weights.match_weights import MatchedWeight, match_weights
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import MatchedWeight, WeightRecord, fingerprint, match_weights
 
 
 def find_groups(model: ir.Model) -> GraphGroups:
@@ -254,11 +253,7 @@ def _normalize(model: ir.Model) -> None:
 def _transfer_weights(
     model: ir.Model, plan: Plan, weights: Mapping[str, np.ndarray] | None
 ) -> tuple[Mapping[str, MatchedWeight], tuple[str, ...]]:
-    """Give the graph the weights of the plan.
-
-    Returns:
-        The initializers of the parameters whose values are known, and the names of the parameters that were replaced.
-    """
+    """Give the graph the weights of the plan; returns the parameters whose values are known, and the replaced ones."""
     if find_gates(model.graph) and plan.model is not None and model.metadata_props.get(FINGERPRINT) == plan.model:
         return {}, ()
     records = dict(plan.weights)

@@ -74,12 +74,7 @@ def _write(text: str) -> None:
 
 
 def _prompts(request: GenerateRequest) -> list[str]:
-    """The prompts that a request names.
-
-    Raises:
-        UsageError: there is none.
-        InputError: a file or stdin is empty, or no text.
-    """
+    """The prompts that a request names."""
     if request.prompt is not None:
         return [request.prompt]
     if (path := request.batch_file) is not None:

@@ -31,7 +31,7 @@ from compressor.errors import ErrorCode, InputError, MetricDropError, TargetMiss
 
 if TYPE_CHECKING:
     from compressor.report.frontier import Frontier
-    from compressor.results import Report
+    from compressor.results import MissingTarget, Report
 
 _BUILD_FIELDS = {name: FIELDS[name] for name in BUILD_FIELDS}
 _steps_option = click.option(
@@ -94,11 +94,7 @@ def run(
 
 
 def _recipes(model: str | None, file: str | None, fields: dict[str, Any], penalty: float | None) -> tuple[Recipe, ...]:
-    """The recipe of the options of `run`, or one for each rung of a ladder.
-
-    Raises:
-        UsageError: the method has no penalty.
-    """
+    """The recipe of the options of `run`, or one for each rung of a ladder."""
     recipes = recipes_of(model, file, fields, options={} if penalty is None else {"penalty": penalty})
     selecting = selecting_step(recipes[0])
     method = recipes[0].selection.method if selecting is None else selecting.method
@@ -191,15 +187,11 @@ def _explanation_lines(explained: dict[str, Any]) -> list[str]:
             lines += _step_lines(f"{number}.", step, "  ")
         if not run["steps"]:
             lines.append("  no step: the model is exported and built with every unit")
-    choice = (
-        "the fastest that keeps the metric, by measurement"
-        if AUTO in (explained["target"], explained["precision"])
-        else ""
-    )
-    bound = explained["max_drop"]
+    target, precision, bound = (explained[name] for name in ("target", "precision", "max_drop"))
+    choice = " (the fastest that keeps the metric, by measurement)" if AUTO in (target, precision) else ""
     lines += [
         "",
-        f"engine: {explained['target']} {explained['precision']}" + (f" ({choice})" if choice else ""),
+        f"engine: {target} {precision}{choice}",
         "then: export, shrink, build, prove, score on test rows, time against the whole model, report",
     ]
     if bound is not None:
@@ -319,13 +311,7 @@ def finish(console: Console, result: Report | None, out: Path) -> None:
     if (note := next((note for note in result.notes if note.code is NoteCode.NOTHING_HOLDS), None)) is not None:
         raise MetricDropError.of_file(out, f"{note}", ErrorCode.METRIC_FELL)
     if result.missing is not None:
-        missing = result.missing
-        raise TargetMissingError(
-            f"{missing.target}: {missing.reason}; build the engine on the machine that will run it: {missing.command}"
-            f" (the proven graphs are in {out})",
-            code=ErrorCode.DEVICE_MISSING,
-            target=missing.target,
-        )
+        raise _missing_target(result.missing, f"on the machine that will run it: {result.missing.command}", out)
 
 
 def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
@@ -348,9 +334,9 @@ def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
             ErrorCode.METRIC_FELL,
         )
     if frontier.missing is not None:
-        raise TargetMissingError(
-            f"{frontier.missing.target}: {frontier.missing.reason}; build the engine of each rung on the machine that"
-            f" will run it (the proven graphs are in {out})",
-            code=ErrorCode.DEVICE_MISSING,
-            target=frontier.missing.target,
-        )
+        raise _missing_target(frontier.missing, "of each rung on the machine that will run it", out)
+
+
+def _missing_target(missing: MissingTarget, remedy: str, out: Path) -> TargetMissingError:
+    text = f"{missing.target}: {missing.reason}; build the engine {remedy} (the proven graphs are in {out})"
+    return TargetMissingError(text, code=ErrorCode.DEVICE_MISSING, target=missing.target)

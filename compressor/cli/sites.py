@@ -130,11 +130,7 @@ def _of_graph(console: Console, path: Path, fields: dict[str, Any]) -> Iterator[
 
 
 def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays of an .npz file, for inputs of a graph.
-
-    Raises:
-        InputError: it cannot be read as such a file, or an array is for no input.
-    """
+    """The shapes of the arrays of an .npz file, for inputs of a graph."""
     from compressor.targets.example_rows import read_arrays
 
     if not path.is_file():
@@ -153,11 +149,7 @@ def _shapes_of(path: Path, model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 
 def _require_groups(path: Path, groups: GraphGroups) -> None:
-    """Check that something can be removed from a graph.
-
-    Raises:
-        InputError: nothing can; the message says what was looked for, and where it ended.
-    """
+    """Check that something can be removed; the error says what was looked for, and where it ended."""
     import graph_passes
 
     if groups.groups:
@@ -230,14 +222,10 @@ def _of_folder(console: Console, path: Path, fields: dict[str, Any]) -> Iterator
     for unit in list_units(recipe, console, count=options.count):
         group, costs = unit.group, {"parameters": unit.parameters, "macs": unit.macs, "ms": unit.ms}
         row = {"name": group.name, "type": group.type, "units": group.units, "step": group.multiple}
-        of_site = {} if group.site is None else _heads(group.site)
-        yield dict.fromkeys(_COLUMNS) | row | of_site | costs
-
-
-def _heads(site: Any) -> dict[str, Any]:
-    """The row of an attention of a model or of a graph."""
-    sizes = {"units": site.heads, "kv_heads": site.kv_heads, "head_dim": site.head_dim}
-    return {"name": site.name, "type": "heads", "kind": site.kind, **sizes}
+        if (site := group.site) is not None:
+            row |= {"name": site.name, "type": "heads", "kind": site.kind, "units": site.heads}
+            row |= {"kv_heads": site.kv_heads, "head_dim": site.head_dim}
+        yield dict.fromkeys(_COLUMNS) | row | costs
 
 
 @click.command(cls=FieldsCommand, short_help="Measure what heads and neurons cost on an engine.")

@@ -11,8 +11,8 @@ from compressor.model_folder.access import ModelAccess
 from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from graph_passes.attention.match_plan import weight_name
-from graph_passes.weights.records import WeightRecord
-from graph_passes.weights.records import fingerprint as tensor_fingerprint
+from graph_passes.weights import WeightRecord
+from graph_passes.weights import fingerprint as tensor_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

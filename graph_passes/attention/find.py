@@ -34,6 +34,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import NoRuleError
 from graph_passes.flow.sizes import BATCH
 from graph_passes.plan import Kind
+from graph_passes.tape import input_of, producer_of, source_before
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def search_attention(model: ir.Model, probe: Probe) -> tuple[list[GraphSite], li
     """The attentions of a graph, see `find_attention`, and why nodes that look like attentions are none."""
     sites: list[GraphSite] = []
     refusals: list[Refusal] = []
-    causality = _Causality(model, probe)
+    causality = _Causality(probe)
     overloads = {node.overload for node in model.graph if is_block_sparse(node)}
     for node in model.graph:
         try:
@@ -121,12 +122,8 @@ _QUANTIZED = NoRuleError(
 
 
 def _fused(node: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
-    """The site of one operator that computes all of an attention.
-
-    Raises:
-        NoRuleError: its shapes are unknown.
-    """
-    output, query, key = node.outputs[0], node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    """The site of one operator that computes all of an attention."""
+    output, query, key = node.outputs[0], node.inputs[0], input_of(node, 1)
     shape, query_shape = probe.shape(output), probe.shape(query)
     if shape is None or query_shape is None:
         raise _UNKNOWN_SHAPE
@@ -152,11 +149,7 @@ def _fused(node: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
 
 
 def _block_sparse(node: ir.Node, overloads: Collection[str], probe: Probe, causality: _Causality) -> GraphSite:
-    """The site of a call of block-sparse attention.
-
-    Raises:
-        NoRuleError: its shapes are unknown.
-    """
+    """The site of a call of block-sparse attention."""
     output = node.outputs[0]
     shape = probe.shape(output)
     if shape is None or len(shape) != 4 or len(node.inputs) < 4:
@@ -194,11 +187,7 @@ def _is_quantized(softmax: ir.Node) -> bool:
 
 
 def _decomposed(softmax: ir.Node, probe: Probe, causality: _Causality) -> GraphSite:
-    """The site of a `Softmax` between two products.
-
-    Raises:
-        NoRuleError: its heads cannot be determined.
-    """
+    """The site of a `Softmax` between two products."""
     scores = product_behind(softmax.inputs[0])
     values = product_ahead(softmax.outputs[0])
     if scores is None or values is None:
@@ -234,8 +223,8 @@ def _decomposed(softmax: ir.Node, probe: Probe, causality: _Causality) -> GraphS
 class _Causality:
     """Whether the attentions of one graph hide later keys. What several of them share is computed once."""
 
-    def __init__(self, model: ir.Model, probe: Probe) -> None:
-        self._model, self._probe = model, probe
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
         self._known: dict[ir.Node, bool] = {}
 
     def is_masked(self, values: Sequence[ir.Value | None]) -> bool:
@@ -274,13 +263,9 @@ class _Causality:
             return None
         read = {value, *(source for node in nodes for source in node.inputs if source is not None)}
         feeds = {source: content for source in read if (content := self._content(source)) is not None}
-        try:
-            content = evaluate(value, nodes, feeds, self._model.graph.opset_imports.get("", 1))
-        except Exception as error:  # the reference evaluator raises whatever its operators raise
-            _logger.debug("the comparison %s cannot be evaluated: %s", value.name, error)
-            return None
-        length = content.shape[-1]
-        if content.shape[-2] != length or length < 2:
+        content = evaluate(value, nodes, feeds)
+        length = 0 if content is None else content.shape[-1]
+        if content is None or content.shape[-2] != length or length < 2:
             return None
         pairs = content.reshape(-1, length, length)
         (queries, keys), positions = np.triu_indices(length, 1), np.arange(length)
@@ -310,13 +295,5 @@ def _is_threshold(node: ir.Node, probe: Probe) -> bool:
     dtypes = [dtype for dtype in map(probe.dtype, node.inputs) if dtype is not None]
     if 1 not in sizes or not any(dtype.is_floating_point() for dtype in dtypes):
         return False
-    return any(_is_calculated(value) for value in node.inputs)
-
-
-def _is_calculated(value: ir.Value | None) -> bool:
-    """Whether a tensor is calculated rather than stored; changes of layout are not calculations."""
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type not in LAYOUT:
-            return node.op_type != "Constant"
-        value = node.inputs[0]
-    return False
+    sources = [producer_of(source_before(value, LAYOUT)) for value in node.inputs]
+    return any(source is not None and source.op_type != "Constant" for source in sources)

@@ -28,6 +28,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import Gain
 from graph_passes.flow.rules import RULES
 from graph_passes.plan import GroupPlan, GroupType, Kind, NeuronPlan, SitePlan
+from graph_passes.tape import producer_of
 
 _SUMS = frozenset("Add Sum SkipLayerNormalization SkipSimplifiedLayerNormalization".split())
 """Operators that add the output of a sublayer to the residual stream."""
@@ -372,7 +373,7 @@ def _follows_product(product: GraphProduct) -> bool:
     stack, visited = [product.node.inputs[product.position]], set[ir.Value]()
     while stack:
         value = stack.pop()
-        node = value.producer() if value is not None else None
+        node = producer_of(value)
         if value is None or node is None or value in visited or not is_computed(value):
             continue
         visited.add(value)
@@ -399,9 +400,9 @@ def _same_weights(products: Sequence[GraphProduct]) -> dict[GraphProduct, ir.Val
     by_path: dict[Hashable, list[ir.Value]] = {}
     weights: dict[GraphProduct, ir.Value] = {}
     for product in products:
+        path = module_path(product.node)
         tensor = product.weight.const_value
         assert tensor is not None
-        path = module_path(product.node)
         known = by_path.setdefault((path, tuple(tensor.shape.numpy())), [])
         same = (weight for weight in known if weight is product.weight or (path and are_equal(weight, product.weight)))
         weights[product] = next(same, product.weight)
@@ -445,8 +446,7 @@ def _names_of_products(
 
 def _gate_before(product: GraphProduct) -> str | None:
     """The group whose gate multiplies the input of a product."""
-    value = product.node.inputs[product.position]
-    node = value.producer() if value is not None else None
+    node = producer_of(product.node.inputs[product.position])
     gates = map(gated_group, node.inputs) if node is not None and node.op_type == "Mul" else iter(())
     return next((group for group in gates if group is not None), None)
 

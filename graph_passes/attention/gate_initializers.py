@@ -47,6 +47,12 @@ def find_gates(graph: ir.Graph) -> dict[str, ir.Value]:
     return gates
 
 
+def gate_contents(graph: ir.Graph) -> dict[ir.Value, tuple[str, np.ndarray]]:
+    """Gate initializer -> name of its group, and its content."""
+    gates = find_gates(graph).items()
+    return {value: (group, value.const_value.numpy()) for group, value in gates if value.const_value is not None}
+
+
 def gate_content(group: GroupPlan, gate: ir.Value) -> np.ndarray | None:
     """The plan's gate in the shape of an initializer.
 

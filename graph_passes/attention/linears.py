@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from graph_passes.tape import input_of, producer_of
+
 _MATMULS = ("MatMul", "Gemm")
 
 
@@ -31,7 +33,7 @@ def find_linears(nodes: Iterable[ir.Node]) -> Iterator[tuple[GraphLinear, list[i
     These are the matmul, the addition of its bias, and the transposition that it alone reads.
     """
     for node in nodes:
-        if node.op_type == "MatMul" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "MatMul" and not node.domain:
             activation, operand = node.inputs
             transposition, weight, is_transposed = _weight_behind(operand)
             if activation is None or activation.is_initializer() or weight is None:
@@ -47,7 +49,7 @@ def find_linears(nodes: Iterable[ir.Node]) -> Iterator[tuple[GraphLinear, list[i
             yield linear, replaced
         elif node.op_type == "Gemm":
             activation, weight = node.inputs[:2]
-            bias = node.inputs[2] if len(node.inputs) > 2 else None
+            bias = input_of(node, 2)
             is_transposed = not node.attributes.get_int("transB", 0)
             plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
             if (
@@ -64,7 +66,7 @@ def find_linears(nodes: Iterable[ir.Node]) -> Iterator[tuple[GraphLinear, list[i
 
 def _weight_behind(value: ir.Value | None) -> tuple[ir.Node | None, ir.Value | None, bool]:
     """The matrix that a matmul reads, behind a transposition or not, and whether it is `[inputs, outputs]`."""
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     if node is not None and node.op_type == "Transpose":
         source = node.inputs[0]
         return node, source if source is not None and _is_matrix(source) else None, False

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.flow.edit import opset
 from graph_passes.flow.node_calls import run_node
 
 _logger = logging.getLogger(__name__)
@@ -65,16 +66,11 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
     inputs = [source for source in model.graph.inputs if source in read]
     paddings = [source for source in inputs if _PADDING_MASK in (source.name or "")]
     meanings = [MaskMeaning(*pair) for pair in itertools.product([None, *paddings], (False, True))]
-    opset = model.graph.opset_imports.get("", 1)
     rng = np.random.default_rng(0)
     for lengths, batch in ((_LENGTHS, _BATCH), (_LENGTHS[::-1], _BATCH), ((longest, longest), 1)):
         feeds = _random_feeds(inputs, lengths, batch, rng)
-        try:
-            content = evaluate(value, nodes, feeds, opset)
-        except Exception as error:  # the reference evaluator raises whatever its operators raise
-            _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
-            return None
-        meanings = [meaning for meaning in meanings if _matches(content, meaning, feeds)]
+        content = evaluate(value, nodes, feeds)
+        meanings = [meaning for meaning in meanings if content is not None and _matches(content, meaning, feeds)]
         if not meanings:
             return None
     return meanings[0]
@@ -89,20 +85,16 @@ def hides_padding(value: ir.Value, mask: ir.Value, ids: ir.Value) -> bool:
         ids: the graph's input of new tokens, `[text, new position]`.
     """
     nodes = nodes_behind(value)
-    graph = value.graph
-    if nodes is None or not isinstance(graph, ir.Graph):
+    if nodes is None:
         return False
     rng = np.random.default_rng(0)
     for texts, earlier, new in _CALLS:
         content: dict[ir.Value, np.ndarray] = {}
         for source, length in ((mask, earlier + new), (ids, new)):
             content[source] = rng.integers(0, 2, (texts, length)).astype((source.dtype or ir.DataType.INT64).numpy())
-        try:
-            most = _VALUES * (earlier + new)
-            added = evaluate(value, nodes, content, graph.opset_imports.get("", 1), most)
-            added = np.broadcast_to(added, (texts, 1, new, earlier + new))
-        except Exception as error:  # the reference evaluator raises whatever its operators raise
-            _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
+        shape, most = (texts, 1, new, earlier + new), _VALUES * (earlier + new)
+        added = evaluate(value, nodes, content, shape=shape, most=most)
+        if added is None:
             return False
         later = np.arange(earlier + new) > earlier + np.arange(new)[:, None]
         hidden = later | (content[mask] == 0)[:, None, None]
@@ -132,21 +124,31 @@ def nodes_behind(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.N
 
 
 def evaluate(
-    value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int, most: float = math.inf
-) -> np.ndarray:
-    """The content of a tensor, computed node by node.
-
-    Intermediate tensors are dropped after their last use, since at thousands of positions they would fill gigabytes.
+    value: ir.Value,
+    nodes: list[ir.Node],
+    feeds: Mapping[ir.Value, np.ndarray],
+    *,
+    shape: tuple[int, ...] | None = None,
+    most: float = math.inf,
+) -> np.ndarray | None:
+    """The content of a tensor, computed node by node; None where ONNX's reference evaluator cannot compute it.
 
     Args:
         nodes: the nodes that compute it, in order.
         feeds: contents of the graph's inputs, and of tensors that the nodes do not compute.
-        opset: version of the graph's operator set.
+        shape: what the content is broadcast to, if it can be; None: it keeps its shape.
         most: maximum number of values of a tensor.
-
-    Raises:
-        ValueError: a tensor has more values.
     """
+    try:
+        content = _compute(value, nodes, feeds, most)
+        return content if shape is None else np.broadcast_to(content, shape)
+    except Exception as error:  # the reference evaluator raises whatever its operators raise
+        _logger.debug("%s cannot be evaluated: %s", value.name, error)
+        return None
+
+
+def _compute(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], most: float) -> np.ndarray:
+    """See `evaluate`. Tensors are dropped after their last use: at thousands of positions they would fill gigabytes."""
     last_readers = {source: node for node in nodes for source in node.inputs}
     contents = dict(feeds)
     for node in nodes:
@@ -155,7 +157,7 @@ def evaluate(
             if source is not None:
                 stored = source.const_value
                 inputs[source.name or ""] = contents[source] if source in contents or stored is None else stored.numpy()
-        contents.update(zip(node.outputs, run_node(ir.serde.serialize_node(node), inputs, opset), strict=True))
+        contents.update(zip(node.outputs, run_node(ir.serde.serialize_node(node), inputs, opset(node)), strict=True))
         if any(np.size(contents[output]) > most for output in node.outputs):
             raise ValueError(f"{node.op_type} computes more than {most} values")
         for source in node.inputs:

@@ -29,7 +29,7 @@ from graph_passes.attention.operands import (
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import RefusalCode
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, producer_of, source_before
 
 # Operators that expand blocks into a mask of scores, and reduce it to a mask of the queries that have a key.
 _MASK_OPS = frozenset(
@@ -168,9 +168,7 @@ def _follow(blocks: ir.Value, probe: Probe) -> _MaskUses:
 
 def _is_lowest(value: ir.Value | None, probe: Probe) -> bool:
     """Whether a tensor holds a single number that hides pairs, such as a type's lowest one."""
-    while value is not None and (node := value.producer()) is not None and node.op_type == "Expand":
-        value = node.inputs[0]
-    content = probe.constant(value)
+    content = probe.constant(source_before(value, ("Expand",)))
     return content is not None and content.size == 1 and float(content.reshape(())) < _LOWEST
 
 
@@ -197,7 +195,7 @@ def _native_parts(addend: ir.Value, derived: set[ir.Value], probe: Probe) -> Ite
     if content is None or content.any():
         yield native
         return
-    while allowed is not None and (node := allowed.producer()) is not None and node.op_type == "And":
+    while (node := producer_of(allowed)) is not None and node.op_type == "And":
         underived = [value for value in node.inputs if value is not None and value not in derived]
         if len(underived) > 1:
             raise NoMatchError(RefusalCode.UNSUPPORTED_MASK, "joins masks that are not computed from the blocks", node)

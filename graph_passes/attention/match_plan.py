@@ -12,7 +12,7 @@ from graph_passes.attention.products import GraphProduct, find_products
 from graph_passes.errors import GraphErrorCode, PlanError, listed
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.plan import NeuronPlan, Plan, SitePlan
-from graph_passes.weights.match_weights import MatchedWeight
+from graph_passes.weights import MatchedWeight
 
 Pair = tuple[SitePlan, GraphSite]
 

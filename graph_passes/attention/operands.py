@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import Refusal, RefusalCode
+from graph_passes.tape import input_of, producer_of, source_before
 
 SWAP = (0, 2, 1, 3)
 """The permutation between `[batch, head, position, width]` and `[batch, position, head, width]`."""
@@ -107,18 +108,12 @@ def operands_of_softmax(softmax: ir.Node, probe: Probe) -> Operands:
     Raises:
         NoMatchError: an operator between queries, scores, softmax and values does not match.
     """
-    scores = softmax.inputs[0]
-    while scores is not None and (node := scores.producer()) is not None and node.op_type in ("Cast", "Identity"):
-        scores = node.inputs[0]
+    scores = source_before(softmax.inputs[0], ("Cast", "Identity"))
     return _operands(*_score_product(scores, probe), softmax, probe)
 
 
 def _operands(product: ir.Node, scale: float, addends: list[ir.Value], softmax: ir.Node, probe: Probe) -> Operands:
-    """Operands of an attention between the product of queries and keys, and the softmax of the scores.
-
-    Raises:
-        NoMatchError: queries, keys or values do not match.
-    """
+    """Operands of an attention between the product of queries and keys, and the softmax of the scores."""
     rank = len(probe.shape(softmax.inputs[0]) or ())
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
         raise unmatched(softmax, "normalizes along an axis other than the keys")
@@ -153,7 +148,7 @@ def has_score_bias(node: ir.Node) -> bool:
     """Whether a node is ONNX Runtime's fused attention and adds something to its scores."""
     # ONNX has an operator of the same name, with other inputs.
     is_fused = node.op_type == "Attention" and node.domain == "com.microsoft"
-    return is_fused and len(node.inputs) > SCORE_BIAS and node.inputs[SCORE_BIAS] is not None
+    return is_fused and input_of(node, SCORE_BIAS) is not None
 
 
 def swaps(node: ir.Node) -> bool:
@@ -173,11 +168,7 @@ def unmatched(node: ir.Node, why: str) -> NoMatchError:
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
-    """The only node that reads a value.
-
-    Raises:
-        NoMatchError: several nodes read it, or the graph returns it.
-    """
+    """The only node that reads a value; an error where there are several, or the graph returns it."""
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         raise NoMatchError(
@@ -188,7 +179,7 @@ def _only_reader(value: ir.Value) -> ir.Node:
 
 def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float, list[ir.Value]]:
     """The product of queries and keys that scores are computed from, its scale, and its addends."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is None:
         raise NoMatchError(
             RefusalCode.UNMATCHED_ATTENTION, "holds the scores, which no matmul computes", op="graph input"
@@ -249,8 +240,8 @@ def _untransposed(value: ir.Value, probe: Probe) -> ir.Value | None:
     if node.op_type != "Reshape" or len(probe.shape(value) or ()) != 4:
         return None
     # PyTorch's decomposition merges batch and heads, transposes, and separates them again.
-    transpose = node.inputs[0].producer()
-    merge = transpose.inputs[0].producer() if transpose is not None and transpose.inputs[0] is not None else None
+    transpose = producer_of(node.inputs[0])
+    merge = producer_of(transpose.inputs[0]) if transpose is not None else None
     if transpose is None or merge is None or transpose.op_type != "Transpose" or merge.op_type != "Reshape":
         return None
     if transpose.attributes.get_ints("perm", ()) != (0, 2, 1):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.tape import producer_of, source_before
 
 LAYOUT = frozenset("Cast Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze".split())
 """Operators that move, repeat or convert elements."""
@@ -41,7 +42,7 @@ def is_computed(value: ir.Value | None) -> bool:
 
 def product_behind(value: ir.Value | None) -> ir.Node | None:
     """The product of two activations that scores are computed from, or None."""
-    while value is not None and (node := value.producer()) is not None:
+    while (node := producer_of(value)) is not None:
         if node.op_type in PRODUCTS:
             return node if all(is_computed(operand) for operand in node.inputs[:2]) else None
         if node.op_type not in _POINTWISE | LAYOUT:
@@ -83,10 +84,10 @@ def _ahead(value: ir.Value, is_end: Callable[[ir.Node, ir.Value], bool]) -> ir.N
 
 def source_activation(value: ir.Value | None) -> ir.Value | None:
     """The activation that a query or key is projected from, before its layout changes."""
-    while value is not None and (node := value.producer()) is not None:
+    while (node := producer_of(value)) is not None:
         operands = [operand for operand in node.inputs if is_computed(operand)]
         if node.op_type in PRODUCTS and len(operands) == 1:
-            return _before_layout(operands[0])
+            return source_before(operands[0], _RESHAPES)  # optimizers insert reshapes around a projection
         data = [operand for operand in operands if operand is not None and not _is_index(operand)]
         if node.op_type == "Concat":  # new keys follow those of a cache
             data = [operand for operand in data if not operand.is_graph_input()]
@@ -94,13 +95,6 @@ def source_activation(value: ir.Value | None) -> ir.Value | None:
         if not data or is_lookup or node.op_type == "LayerNormalization":
             return value
         value = data[0]
-    return value
-
-
-def _before_layout(value: ir.Value | None) -> ir.Value | None:
-    """The tensor before the reshapes that optimizers insert around a projection."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _RESHAPES:
-        value = node.inputs[0]
     return value
 
 
@@ -148,19 +142,12 @@ def separate_heads(value: ir.Value, heads: int, probe: Probe) -> ir.Value | None
 
 def count_repeats(value: ir.Value | None, probe: Probe) -> int:
     """Number of query heads that share one key/value head, read from what repeats its axis after the projection."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in LAYOUT:
+    while (node := producer_of(value)) is not None and node.op_type in LAYOUT:
         before, after = probe.shape(node.inputs[0]), probe.shape(node.outputs[0])
-        if (
-            node.op_type in ("Expand", "Tile")
-            and before is not None
-            and after is not None
-            and len(before) == len(after)
-        ):
-            pairs = enumerate(zip(before, after, strict=True))  # what is repeated for each row is not shared by heads
-            repeats = [
-                size for axis, (old, size) in pairs if old == 1 and size > 1 and probe.fixed(node.outputs[0], axis)
-            ]
-            if repeats:
-                return repeats[0]
+        if node.op_type in ("Expand", "Tile") and before and after and len(before) == len(after):
+            for axis, (old, size) in enumerate(zip(before, after, strict=True)):
+                # What is repeated for each row is not shared by heads.
+                if old == 1 and size > 1 and probe.fixed(node.outputs[0], axis):
+                    return size
         value = node.inputs[0]
     return 1

@@ -26,6 +26,7 @@ from graph_passes.flow.node_inference import (
     spatial_sizes,
 )
 from graph_passes.flow.sizes import (
+    SCALES,
     SizePair,
     Sizes,
     bind,
@@ -33,10 +34,10 @@ from graph_passes.flow.sizes import (
     example_sizes,
     is_selection,
     placeholder_sizes,
-    raised_sizes,
     sizes_of_example,
     with_selection,
 )
+from graph_passes.tape import source_before
 
 Shapes = tuple[Shape | None, Shape | None]
 """Shapes of a tensor under both assignments of sizes; None where it is unknown."""
@@ -97,9 +98,7 @@ class Probe:
 
     def is_zero(self, value: ir.Value | None) -> bool:
         """Whether a tensor holds zeros, whatever its size is."""
-        while value is not None and (node := value.producer()) is not None and node.op_type in ("Expand", "Identity"):
-            value = node.inputs[0]
-        content = self.constant(value)
+        content = self.constant(source_before(value, ("Expand", "Identity")))
         return content is not None and not content.any()
 
     @property
@@ -115,20 +114,15 @@ class Probe:
 
 
 class _UnsuitableError(Exception):
-    """Sizes with which a graph cannot run; `too_small`: a window is larger than its input."""
+    """Sizes with which a graph cannot run."""
 
-    def __init__(self, *, too_small: bool) -> None:
-        super().__init__(too_small)
-        self.too_small = too_small
+
+class _TooSmallError(_UnsuitableError):
+    """Sizes with which a window is larger than its input."""
 
 
 class _ClashError(Exception):
-    """Two symbols of the file that must have one size for some operator."""
-
-    def __init__(self, symbol: str, equal_symbol: str) -> None:
-        super().__init__(symbol, equal_symbol)
-        self.symbol = symbol
-        self.equal_symbol = equal_symbol
+    """Two symbols of the file (`args`) that must have one size for some operator."""
 
 
 def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
@@ -142,7 +136,7 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
     fallback = placeholder_sizes()
     merged: tuple[Known, Known] | None = None
     fewest = 0
-    attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
+    attempts = itertools.chain([fallback], sizes_of_example(example) if example else map(placeholder_sizes, SCALES))
     for pair in attempts:
         if merged is not None and pair[0].example == pair[1].example and example:
             break  # with the same sizes in both walks, nothing is merged and everything passes for fixed
@@ -151,7 +145,7 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
         except _UnsuitableError as error:
             if example:
                 fallback = pair
-            elif not error.too_small:
+            elif not isinstance(error, _TooSmallError):
                 break  # larger sizes do not help
             continue
         merges = sum(_merges_sizes(node, *walks) for node in model.graph)
@@ -163,11 +157,7 @@ def _suitable_walks(model: ir.Model) -> tuple[Known, Known]:
 
 
 def _strict_walks(model: ir.Model, pair: SizePair) -> tuple[Known, Known]:
-    """Both walks; what a `NonZero` selects has a placeholder size where the graph can run with it, and else none.
-
-    Raises:
-        _UnsuitableError: the graph cannot run with these sizes.
-    """
+    """Both walks; what a `NonZero` selects has a placeholder size where the graph can run with it, and else none."""
     if any(node.op_type == "NonZero" for node in model.graph):
         with contextlib.suppress(_UnsuitableError):
             walks = _walks(model, with_selection(pair), strict=True)
@@ -229,27 +219,23 @@ def _window_merges_sizes(node: ir.Node, first: Known, second: Known) -> bool:
 
 
 def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[Known, Known]:
-    """Both walks, with one size for symbols that an operator needs to be equal.
-
-    Raises:
-        _UnsuitableError: `strict`, and the graph cannot run with these sizes.
-    """
+    """Both walks, with one size for symbols that an operator needs to be equal."""
     aliases: dict[str, str] = {}
     coincidences: set[tuple[str, str]] = set()
     while True:
         walks: list[Known] = []
-        clashes: list[tuple[str, str]] = []
+        clashes: list[tuple[str, ...]] = []
         for sizes in pair:
             try:
                 walks.append(_walk(model, sizes, aliases, coincidences, strict=strict))
             except _ClashError as clash:
-                clashes.append((clash.symbol, clash.equal_symbol))
+                clashes.append(clash.args)
         if not clashes:
             return walks[0], walks[1]
         if len(clashes) == 2 and clashes[0] == clashes[1]:
             aliases[clashes[0][0]] = clashes[0][1]
         else:  # a fixed size is that of a symbol under one assignment
-            coincidences.update(clashes)
+            coincidences.update((symbol, equal) for symbol, equal in clashes)
 
 
 def _walk(
@@ -259,10 +245,6 @@ def _walk(
 
     `strict` stops where the graph cannot run with these sizes. `aliases` have the size of another symbol, and
     `coincidences` are pairs of symbols that need not have one size, although an operator cannot broadcast theirs.
-
-    Raises:
-        _ClashError: an operator needs two symbols to have one size.
-        _UnsuitableError: `strict`, and the graph cannot run with these sizes.
     """
     bindings, known = bind(model.graph, sizes, aliases), Known()
 
@@ -283,14 +265,14 @@ def _walk(
             known.constants[value] = tensor.numpy()
     for node in model.graph:
         if strict and leaves_nothing(node, known.shapes):
-            raise _UnsuitableError(too_small=True)
+            raise _TooSmallError
         for value, shape, dtype in infer(node, model, known):
             if node.op_type == "NonZero" and sizes.selected is not None:
                 shape = _selected_shape(node.inputs[0], sizes.selected, known)
             fits = shape is not None or _can_broadcast(node, known, bindings, aliases, coincidences)
             shape = shape if shape is not None else concrete(value.shape, bindings)
             if strict and not (fits and _keeps_elements(node, shape, known.shapes)):
-                raise _UnsuitableError(too_small=False)
+                raise _UnsuitableError
             record(value, shape, dtype or value.dtype)
         evaluate(node, model, known)
     return known
@@ -328,10 +310,8 @@ def _can_broadcast(
 ) -> bool:
     """Whether a node can broadcast its inputs; true if it is no operator that broadcasts.
 
-    Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal.
-
-    Raises:
-        _ClashError: it cannot because two symbols have two sizes; the error names both.
+    Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal: a
+    `_ClashError` names both.
     """
     if node.op_type not in _BROADCASTS:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -31,8 +31,7 @@ class Cuts(RuleContext):
 
     def rule(self, node: ir.Node) -> Rule | None:
         """The rule of a node's operator, or None."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return self._rules.get((domain, node.op_type))
+        return self._rules.get((node.domain, node.op_type))
 
     def full_need(self, value: ir.Value) -> Need:
         """The need of all of a tensor."""
@@ -66,7 +65,8 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
             if value.is_initializer():
                 cut = _cut_initializer(value, need, copies)
             else:
-                need = _excess(need, held[position], selected if position == 0 else ())
+                kept = selected if position == 0 else ()  # axes that the node cuts itself
+                need = tuple(held[position][axis] if axis in kept else index for axis, index in enumerate(need))
                 cut = _cut_input(value, held[position], need, node, cuts)
             held[position] = need
             node.replace_input_with(position, cut)
@@ -80,11 +80,6 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
     common.RemoveUnusedNodesPass()(model)
     copies.take_over_names()
     return count
-
-
-def _excess(need: Need, held: Need, axes: Collection[int]) -> Need:
-    """The need of a tensor of which some axes are not cut before the node."""
-    return tuple(held[axis] if axis in axes else index for axis, index in enumerate(need))
 
 
 def _cut_initializer(value: ir.Value, need: Need, copies: InitializerCopies) -> ir.Value:

@@ -9,13 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.indices import Index, Need
-from graph_passes.tape import Tape, add_initializer
+from graph_passes.tape import Tape, add_initializer, graph_of
 
 
 def opset(node: ir.Node) -> int:
     """Version of the ONNX operator set that a node of a graph follows."""
-    assert node.graph is not None
-    return node.version or node.graph.opset_imports.get("", 1)
+    return node.version or graph_of(node).opset_imports.get("", 1)
 
 
 def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> ir.Value:

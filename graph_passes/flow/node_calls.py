@@ -17,6 +17,8 @@ import onnx.checker
 import onnx.reference
 import onnx_ir as ir
 
+from graph_passes.tape import graph_of
+
 Shape = tuple[int, ...]
 Result = TypeVar("Result")
 _REMEMBERED = 1 << 12
@@ -224,8 +226,7 @@ def run_node(proto: onnx.NodeProto, feeds: Mapping[str, np.ndarray], opset: int)
 
 def run_constant(node: ir.Node, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     """The first output of a node of the ONNX standard in a graph, from the contents of its inputs by name."""
-    assert node.graph is not None
-    opset = node.version or node.graph.opset_imports.get(node.domain, 1)
+    opset = node.version or graph_of(node).opset_imports.get(node.domain, 1)
     return np.array(run_node(ir.serde.serialize_node(node), feeds, opset)[0], order="C")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.node_calls import Known, Shape, node_call, output_contents, output_types
+from graph_passes.tape import shape_axes
 
 # Operators with which exporters compute shapes; outputs of other operators are not evaluated.
 _SHAPE_ARITHMETIC = frozenset(
@@ -87,13 +88,12 @@ def _infer_foreign(node: ir.Node, shape: Shape, types: dict[ir.Value, ir.DataTyp
 def evaluate(node: ir.Node, model: ir.Model, known: Known) -> None:
     """Add the content of a node's small outputs to what is known if the content of its inputs is."""
     shapes, constants = known.shapes, known.constants
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return
     if node.op_type in ("Shape", "Size"):
         shape = shapes.get(node.inputs[0]) if node.inputs[0] is not None else None
         if shape is not None:
-            start, end = (node.attributes.get(name) for name in ("start", "end"))
-            selected = shape[slice(start.as_int() if start else None, end.as_int() if end else None)]
+            selected = [shape[axis] for axis in shape_axes(node, len(shape))]
             content = np.array(selected if node.op_type == "Shape" else np.prod(shape), dtype=np.int64)
             constants[node.outputs[0]] = content
             shapes.setdefault(node.outputs[0], content.shape)
@@ -133,7 +133,7 @@ def leaves_nothing(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> bool:
 
 def has_window(node: ir.Node) -> bool:
     """Whether a node is a convolution or a pooling."""
-    return node.domain in ("", "ai.onnx") and (node.op_type in _WEIGHTS or node.op_type in _POOLS)
+    return not node.domain and (node.op_type in _WEIGHTS or node.op_type in _POOLS)
 
 
 def spatial_sizes(value: ir.Value | None, shapes: Mapping[ir.Value, Shape]) -> Shape:
@@ -143,7 +143,7 @@ def spatial_sizes(value: ir.Value | None, shapes: Mapping[ir.Value, Shape]) -> S
 
 def _foreign_shape(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> Shape | None:
     """Shape of the first output of an operator that ONNX's shape inference does not support, else None."""
-    if node.op_type in _OLD_COMPARES and node.domain in ("", "ai.onnx"):
+    if node.op_type in _OLD_COMPARES and not node.domain:
         operands = [shapes[value] for value in node.inputs if value is not None and value in shapes]
         with contextlib.suppress(ValueError):
             return np.broadcast_shapes(*operands) if len(operands) == 2 else None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe, Shape
-from graph_passes.flow.indices import Need
+from graph_passes.flow.indices import Need, all_indices, same_index
 from graph_passes.flow.refusal import RefusalCode
 
 
@@ -136,14 +137,25 @@ class Rule:
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         """Gains of the outputs, from those of the inputs: the outputs are the ungated ones times these factors."""
 
-    @abc.abstractmethod
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterable[tuple[int, int]]:
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
         """Output axes that carry the indices of one axis of one input, as pairs of (output, axis).
 
         An output axis carries an input axis if needing fewer indices of the output axis means needing fewer indices of
         the input axis, while all other axes are needed entirely. Two outputs that share an input axis do not carry it,
-        because each of them needs all of it.
+        because each of them needs all of it. That is what `demand` answers where nothing is needed of an output axis;
+        rules override this where it is not the same for single indices.
         """
+        whole = [all_indices(len(context.probe.shape(value) or ())) for value in node.outputs]
+        unpruned = self.demand(node, whole, context).inputs[position]
+        for output, need in enumerate(whole if unpruned is not None else ()):
+            for output_axis in range(len(need)):
+                nothing = (*need[:output_axis], np.zeros(0, np.int64), *need[output_axis + 1 :])
+                with contextlib.suppress(NoRuleError):
+                    source = self.demand(node, [*whole[:output], nothing, *whole[output + 1 :]], context).inputs[
+                        position
+                    ]
+                    if source is not None and unpruned is not None and not same_index(source[axis], unpruned[axis]):
+                        yield output, output_axis
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         """Whether output indices depend on all indices of one axis of one input, and are not their sum."""

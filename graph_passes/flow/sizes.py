@@ -29,7 +29,7 @@ EXAMPLE_SIZES = "graph_passes.example_sizes"
 # differences of the pairs are twice different primes, so that a length with some special tokens is no other length, nor
 # a multiple of the batch: s + 2 is never t, and s + 13 never 6 * b.
 _PLACEHOLDERS = ((3, 5, 7, 11, 13, 17, 19, 23), (13, 19, 29, 37, 47, 79, 101, 61))
-_SCALES = tuple(2**power for power in range(2, 14))
+SCALES = tuple(2**power for power in range(2, 14))
 """Factors by which placeholder sizes are raised. Powers of two stay divisible by strides."""
 
 _SELECTED = (1009, 2003)
@@ -63,11 +63,6 @@ SizePair = tuple[Sizes, Sizes]
 def placeholder_sizes(scale: int = 1) -> SizePair:
     """Small sizes that differ from each other, raised by a factor."""
     return Sizes(_PLACEHOLDERS[0], scale), Sizes(_PLACEHOLDERS[1], scale)
-
-
-def raised_sizes() -> Iterator[SizePair]:
-    """Placeholder sizes, larger and larger."""
-    return (placeholder_sizes(scale) for scale in _SCALES)
 
 
 def sizes_of_example(example: Mapping[str, int]) -> Iterator[SizePair]:

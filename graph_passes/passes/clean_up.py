@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.shape_inputs import set_shape_input
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.flow.rule import RuleContext
+from graph_passes.flow.shape_inputs import ShapeInput
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
-@dataclasses.dataclass(frozen=True)
-class CleanedUp:
-    """What `CleanUp` changed.
-
-    Attributes:
-        unit_gates: names of the gates of ones that were removed.
-        shapes: names of the `Reshape` and `Expand` nodes whose shape input became a constant.
-    """
-
-    unit_gates: tuple[str, ...]
-    shapes: tuple[str, ...]
-
-
-class CleanUp(GraphPass[CleanedUp]):
+class CleanUp(GraphPass[Names]):
     """Leave a graph that reads as if it had been exported at its new size.
 
     Cases:
@@ -36,17 +22,17 @@ class CleanUp(GraphPass[CleanedUp]):
         3. Identities are removed, except between two outputs and where a body returns an outer tensor, and so are
            nodes, initializers, functions and opset imports that nothing uses.
         4. A value in the body of a loop gets another name if a new constant of the graph has its name.
+
+    The report has the names of the gates that were removed, and of the nodes whose shape input became a constant.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[CleanedUp]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         unit_gates = _remove_unit_gates(model.graph)
-        probe = Probe(model)
+        context = RuleContext(Probe(model))
         shapes = [
-            node.name or ""
+            node.name
             for node in list(model.graph)
-            if node.op_type in ("Reshape", "Expand")
-            and node.domain == ""
-            and set_shape_input(node, node.inputs[0], (), probe)
+            if node.op_type in ("Reshape", "Expand") and node.domain == "" and ShapeInput(node, (), (), context).write()
         ]
         unused = ir.passes.Sequential(
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -56,8 +42,7 @@ class CleanUp(GraphPass[CleanedUp]):
             common.RemoveUnusedOpsetsPass(),
             _SeparateNames(),
         )(model)
-        report = CleanedUp(tuple(unit_gates), tuple(shapes))
-        return ReportedResult(model, bool(unit_gates or shapes) or unused.modified, report)
+        return changed(model, [*unit_gates, *shapes], is_other=unused.modified)
 
 
 class _EliminateIdentities(common.IdentityEliminationPass):
@@ -82,7 +67,7 @@ class _SeparateNames(common.NameFixPass):
         return super().call(model) if has_bodies else ir.passes.PassResult(model, modified=False)
 
 
-def _remove_unit_gates(graph: ir.Graph) -> list[str]:
+def _remove_unit_gates(graph: ir.Graph) -> list[str | None]:
     """Case 1; returns the names of the gates."""
     removed = []
     for node in list(graph):
@@ -91,7 +76,7 @@ def _remove_unit_gates(graph: ir.Graph) -> list[str]:
         for gate, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):
             if gate is not None and factor is not None and _is_unit_gate(gate):
                 _bypass(graph, node, factor)
-                removed.append(gate.name or "")
+                removed.append(gate.name)
                 break
     return removed
 

@@ -8,7 +8,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from graph_passes.flow.caches import read_caches
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, shape_axes
 
 _TEXTS, _POSITIONS = 0, 2
 """The free axes of a cache `[text, head, position, width]`."""
@@ -70,22 +70,12 @@ def _shapes(value: ir.Value) -> list[ir.Node]:
 
 def reads_free_size(shape: ir.Node) -> bool:
     """Whether a `Shape` of a cache has a free size of it."""
-    return any(axis in _axes(shape) for axis in (_TEXTS, _POSITIONS))
-
-
-def _axes(shape: ir.Node) -> range:
-    return range(4)[slice(shape.attributes.get_int("start", 0), shape.attributes.get_int("end", 4))]
+    return any(axis in shape_axes(shape, 4) for axis in (_TEXTS, _POSITIONS))
 
 
 def _replace(op: Tape, node: ir.Node, free: tuple[ir.Value, ir.Value]) -> bool:
-    """Replace the sizes of a cache; returns whether its number of heads and its width are fixed.
-
-    Args:
-        op: records the nodes.
-        node: reads the sizes.
-        free: number of texts and of positions.
-    """
-    axes, cache = _axes(node), node.inputs[0]
+    """Replace texts and positions (`free`) among the sizes of a cache; returns whether the other sizes are fixed."""
+    axes, cache = shape_axes(node, 4), node.inputs[0]
     assert cache is not None
     shape = list(cache.shape or (None,) * 4)
     fixed = {axis: shape[axis] for axis in axes if axis not in (_TEXTS, _POSITIONS)}

@@ -10,6 +10,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from graph_passes.flow.axis_flow import captured_by_bodies
 from graph_passes.flow.caches import cache_names, cache_writers, read_caches, record_caches
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import shape_axes
 
 
 class DropIdleCaches(GraphPass[Names]):
@@ -29,7 +30,7 @@ class DropIdleCaches(GraphPass[Names]):
         graph, caches = model.graph, read_caches(model)
         outputs = frozenset(output for output in caches.values() if output is not None)
         writers = cache_writers(list(graph), outputs, captured_by_bodies(graph))
-        left = [value for value in caches if not all(node in writers or _sizes(node) for node, _ in value.uses())]
+        left = [value for value in caches if not all(node in writers or _is_shape(node) for node, _ in value.uses())]
         for value in caches:
             if value not in left and not _read_elsewhere(value, left):
                 left.append(value)
@@ -45,34 +46,24 @@ class DropIdleCaches(GraphPass[Names]):
         return changed(model, names)
 
 
-def _sizes(node: ir.Node) -> tuple[int, int] | None:
-    """The axes whose sizes a `Shape` returns, as the first one and the end; None for other nodes."""
-    if node.op_type != "Shape" or node.domain:
-        return None
-    value = node.inputs[0]
-    rank = len(value.shape) if value is not None and value.shape is not None else 0
-    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", rank)
-    return start, end
+def _is_shape(node: ir.Node) -> bool:
+    return node.op_type == "Shape" and not node.domain
 
 
 def _read_elsewhere(value: ir.Value, caches: Sequence[ir.Value]) -> bool:
     """Let nodes that read sizes of a cache read them from other caches; returns whether there is one for each node."""
-    readers = {node: sizes for node, _ in value.uses() if (sizes := _sizes(node)) is not None}
-    sources = {node: _of_equal_sizes(value, caches, *sizes) for node, sizes in readers.items()}
-    if any(source is None for source in sources.values()):
+    sources = {node: _of_equal_sizes(value, caches, node) for node, _ in value.uses() if _is_shape(node)}
+    if None in sources.values():
         return False
     for node, source in sources.items():
         node.replace_input_with(0, source)
     return True
 
 
-def _of_equal_sizes(value: ir.Value, caches: Sequence[ir.Value], start: int, end: int) -> ir.Value | None:
-    """The first of some caches whose axes have the same symbols as those of a tensor; None: there is none."""
-    axes = _axes(value)[start:end]
-    if not axes or any(isinstance(axis, int) or axis.value is None for axis in axes):
+def _of_equal_sizes(value: ir.Value, caches: Sequence[ir.Value], shape: ir.Node) -> ir.Value | None:
+    """The first of some caches whose sizes have the symbols of those that a `Shape` reads; None: there is none."""
+    axes = shape_axes(shape, len(value.shape or ()))
+    sizes = list(value.shape or ())[axes.start : axes.stop]
+    if not sizes or any(isinstance(size, int) or size.value is None for size in sizes):
         return None
-    return next((cache for cache in caches if _axes(cache)[start:end] == axes), None)
-
-
-def _axes(value: ir.Value) -> list[int | ir.SymbolicDim]:
-    return [] if value.shape is None else list(value.shape)
+    return next((cache for cache in caches if list(cache.shape or ())[axes.start : axes.stop] == sizes), None)

@@ -55,11 +55,7 @@ class DropUnreadPositions(GraphPass[Names]):
 
 
 class _PositionFlow(Cuts):
-    """Needs of one graph that result from the indices that it selects.
-
-    Attributes:
-        selections: node that selects indices -> the axis and the indices, `[n]` or a scalar.
-    """
+    """Needs of one graph that result from the indices that nodes select on an axis (`selections`)."""
 
     counts_positions = True
 
@@ -145,7 +141,7 @@ class _PositionFlow(Cuts):
         """
         source = node.inputs[0] if node.inputs else None
         shape, dtype = self.probe.shape(source), self.probe.dtype(source)
-        if source is None or source.is_initializer() or not shape or node.domain not in ("", "ai.onnx"):
+        if source is None or source.is_initializer() or not shape or node.domain:
             return None
         if dtype is None or not dtype.is_floating_point():  # sizes, not activations
             return None

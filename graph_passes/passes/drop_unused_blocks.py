@@ -12,7 +12,7 @@ from graph_passes.block_sparse.function import is_block_sparse, rebuild_function
 from graph_passes.block_sparse.masks import MASK, BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, ReportedResult
-from graph_passes.tape import Tape, add_initializer
+from graph_passes.tape import Tape, add_initializer, producer_of
 
 _LEAST_UNUSED = 0.25
 """Minimum share of unused key blocks for which gathering the used ones is faster."""
@@ -78,11 +78,7 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
 
 
 def _gather_sources(graph: ir.Graph, products: Sequence[ir.Node], used: np.ndarray, block: int) -> ir.Value:
-    """Let projections of keys and values, which may share a source, read the positions of used blocks alone.
-
-    Returns:
-        The used positions, `[position]`.
-    """
+    """Let projections, which may share a source, read the positions of used blocks alone; returns these positions."""
     gathered: dict[ir.Value, ir.Value] = {}
     positions: ir.Value | None = None
     for product in sorted(products, key=list(graph).index):
@@ -119,7 +115,7 @@ def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
 
     None where the projection has another operator or another reader.
     """
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is None or node.op_type != "Reshape" or len(node.outputs[0].uses()) != 1:
         return None
     shape = probe.constant(node.inputs[1])

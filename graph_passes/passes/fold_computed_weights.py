@@ -15,7 +15,7 @@ from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.fold_weights import fold
 from graph_passes.passes.normalize import is_float
-from graph_passes.tape import ancestors
+from graph_passes.tape import ancestors, producer_of
 
 _KEEP = frozenset("Bernoulli DequantizeLinear Multinomial QuantizeLinear RandomNormalLike RandomUniformLike".split())
 """Operators that stay: those of quantized weights, and those whose results are random."""
@@ -79,11 +79,9 @@ def _is_foldable(node: ir.Node, constant: Collection[ir.Node]) -> bool:
         return False
     if not all(value is None or value.is_initializer() or value.producer() in constant for value in node.inputs):
         return False
-    return node.op_type != "Cast" or _holds_floats(node.inputs[0])
-
-
-def _holds_floats(value: ir.Value | None) -> bool:
-    """Whether the initializer that a tensor is computed from, by the first input of each node, holds floats."""
-    while value is not None and (node := value.producer()) is not None:
-        value = node.inputs[0]
-    return value is not None and is_float(value)
+    if node.op_type != "Cast":
+        return True
+    value = node.inputs[0]
+    while (before := producer_of(value)) is not None:
+        value = before.inputs[0]
+    return value is not None and is_float(value)  # the initializer behind the Cast, by the first input of each node

@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.attention.gate_initializers import gate_contents
 from graph_passes.attention.tracing import KEEPS_ELEMENTS
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import InitializerCopies, scale_tensor
 from graph_passes.flow.rules import RULES
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 
 
-@dataclasses.dataclass(frozen=True)
-class FoldedGates:
-    """What `FoldGates` changed, by name of the site.
-
-    Attributes:
-        folded: sites whose gates are now zeros and ones.
-        unfolded: sites whose gates stay as they were.
-    """
-
-    folded: tuple[str, ...]
-    unfolded: tuple[str, ...]
-
-
-class FoldGates(GraphPass[FoldedGates]):
+class FoldGates(GraphPass[Names]):
     """Multiply gates into the weights that the gated tensor is multiplied by, and set the gates to zeros and ones.
 
     Cases:
         1. Every path from the gate ends in a sum over the heads' axis against an initializer: the initializer is
            scaled along that axis, and the gates of kept heads become one.
         2. Anything else is on a path: the gate stays as it is.
+
+    The report has the names of the sites whose gates are now zeros and ones.
     """
 
     inlined = True
 
-    def call(self, model: ir.Model) -> ReportedResult[FoldedGates]:
-        gates = {
-            value: (site, value.const_value.numpy())
-            for site, value in find_gates(model.graph).items()
-            if value.const_value is not None and not np.isin(value.const_value.numpy(), (0, 1)).all()
-        }
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
+        contents = gate_contents(model.graph).items()
+        gates = {value: (site, content) for value, (site, content) in contents if not np.isin(content, (0, 1)).all()}
         if not gates:
-            return ReportedResult(model, False, FoldedGates((), ()))
+            return changed(model, ())
         weights_of = _gated_weights(Flow(model, gates, RULES, Probe(model)))
         copies = InitializerCopies(model.graph, "scaled")
         for gate, (site, content) in gates.items():
@@ -57,11 +42,7 @@ class FoldGates(GraphPass[FoldedGates]):
                     _scale(weight, copies)
                 gate.const_value = ir.Tensor((content != 0).astype(content.dtype), name=gate.name)
         copies.take_over_names()
-        sites = [site for site, _ in gates.values()]
-        report = FoldedGates(
-            tuple(site for site in sites if site in weights_of), tuple(site for site in sites if site not in weights_of)
-        )
-        return ReportedResult(model, bool(report.folded), report)
+        return changed(model, [site for site, _ in gates.values() if site in weights_of])
 
 
 class _GatedWeight(NamedTuple):

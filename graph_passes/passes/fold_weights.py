@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, content_of, graph_of, remove_unread
 
 _LAYOUT = frozenset(("Cast", "Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that only move, join or convert the elements of their inputs."""
@@ -47,18 +47,15 @@ def _constant(value: ir.Value) -> ir.TensorProtocol | None:
 
 def fold(node: ir.Node) -> None:
     """Replace a node on constants by an initializer, and remove its inputs if nothing else reads them."""
-    graph, output = node.graph, node.outputs[0]
-    assert graph is not None
+    graph, output = graph_of(node), node.outputs[0]
     inputs = [value for value in node.inputs if value is not None]
-    feeds = {str(value.name): tensor.numpy() for value in inputs if (tensor := _constant(value)) is not None}
-    array = run_constant(node, feeds)
+    array = run_constant(node, {str(value.name): content_of(value) for value in inputs})
     name, output.name = str(output.name), None
     value = add_initializer(graph, name, array)
     ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-    for unread in {value for value in inputs if not value.uses() and not value.is_graph_output()}:
-        producer = unread.producer()
-        if producer is not None:
+    for value in set(inputs):
+        if (producer := value.producer()) is None:
+            remove_unread(graph, [value.name])
+        elif not value.uses() and not value.is_graph_output():
             graph.remove(producer, safe=True)
-        else:
-            graph.initializers.pop(str(unread.name), None)

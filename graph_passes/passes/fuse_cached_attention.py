@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,9 +29,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.count_positions import CountPositions, reads_free_size
 from graph_passes.passes.name_decoding_axes import IDS, MASK
-from graph_passes.tape import Tape, ancestors, take_over
-
-_logger = logging.getLogger(__name__)
+from graph_passes.tape import Tape, ancestors, producer_of, take_over
 
 DOMAIN = "com.microsoft"
 _GROUPED = "GroupQueryAttention"
@@ -95,12 +92,8 @@ class FuseCachedAttention(GraphPass[FusedCachedAttention]):
         counted = self._in_place and CountPositions()(model).modified
         rewriter = _Rewriter(model)
         while caches := read_caches(model):
-            matcher = _Matcher(
-                model,
-                {present or past: past for past, present in caches.items()},
-                folds_queries=self._folds_queries,
-                in_place=self._in_place,
-            )
+            pasts = {present or past: past for past, present in caches.items()}
+            matcher = _Matcher(model, pasts, folds_queries=self._folds_queries, in_place=self._in_place)
             fused, refused = _fuse(model, matcher, rewriter)
             matches += fused
             if not fused or all(refusal.code is not RefusalCode.UNKNOWN_SHAPE for refusal in refused):
@@ -230,7 +223,7 @@ class _Matcher:
         self, model: ir.Model, pasts: dict[ir.Value, ir.Value], *, folds_queries: bool, in_place: bool
     ) -> None:
         self.pasts, self._folds_queries = pasts, folds_queries
-        self._model, self._probe = model, Probe(model)
+        self._probe = Probe(model)
         self._inputs = {value.name: value for value in model.graph.inputs}
         self._in_place = in_place and {MASK, IDS} <= self._inputs.keys()
         self._hiding: dict[ir.Value, bool] = {}
@@ -322,10 +315,8 @@ class _Matcher:
         if key is None or value is None:
             return None
         heads, kv_heads = (self._heads(tensor, softmax)[1] for tensor in (operands.query, key))
-        shared = self._repeats(operands.key, key, heads, kv_heads) and self._repeats(
-            operands.value, value, heads, kv_heads
-        )
-        return ((key, value), kv_heads) if shared else None
+        pairs = ((operands.key, key), (operands.value, value))
+        return ((key, value), kv_heads) if all(self._repeats(*pair, heads, kv_heads) for pair in pairs) else None
 
     def _heads(self, value: ir.Value, softmax: ir.Node) -> tuple[int, ...]:
         """Shape of queries, keys or values, whose heads and width are fixed."""
@@ -365,14 +356,10 @@ class _Matcher:
                 return None
             feeds = {cache: rng.standard_normal(shape, np.float32)}
             for source in (source for node in nodes for source in node.inputs if source is not None):
-                content = probe.contents(source)[0]
-                if content is not None:
-                    feeds[source] = content
-            try:
-                content = evaluate(value, nodes, dict(feeds), self._model.graph.opset_imports.get("", 1))
-                content = np.broadcast_to(content, (shape[0], heads, *shape[2:]))
-            except Exception as error:  # the reference evaluator raises whatever its operators raise
-                _logger.debug("%s cannot be evaluated: %s", value.name, error)
+                if (known := probe.contents(source)[0]) is not None:
+                    feeds[source] = known
+            content = evaluate(value, nodes, feeds, shape=(shape[0], heads, *shape[2:]))
+            if content is None:
                 return None
             equal = (content[:, :, None] == feeds[cache][:, None]).all((0, 3, 4))
             if not equal.any(1).all():
@@ -450,17 +437,8 @@ class _Rewriter:
         bias = self._padding() if match.hides_padding else self._bias(match, query, 1)
         if match.spans_heads and not is_ordered:
             bias = self._op("Gather", bias, self._op.ints(order), axis=1)
-        inputs = [
-            query,
-            *self._new(match),
-            match.past[0][0],
-            match.past[1][0],
-            *self._lengths(),
-            None,
-            None,
-            None,
-            bias,
-        ]
+        earlier = (pair[0] for pair in match.past)
+        inputs = [query, *self._new(match), *earlier, *self._lengths(), None, None, None, bias]
         heads = {"num_heads": len(order), "kv_num_heads": match.kv_heads}
         output, *caches = self._attention(_GROUPED, match, inputs, heads)
         view = self._reshape(output, 0, 0, len(order), width)
@@ -571,7 +549,7 @@ def _spans_of(value: ir.Value | None, probe: Probe) -> tuple[bool, ...] | None:
     shape = probe.shape(value)
     if shape is not None:
         return tuple(size != 1 for size in shape)
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is None or node.op_type not in _ELEMENTWISE:
         return None
     total: tuple[bool, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -10,7 +9,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from graph_passes.flow.caches import read_caches
 from graph_passes.passes.base import GraphPass, ReportedResult
-from graph_passes.passes.fuse_cached_attention import FuseCachedAttention, FusedCachedAttention
+from graph_passes.passes.fuse_cached_attention import FuseCachedAttention
 from graph_passes.passes.fuse_rotary_embedding import FuseRotaryEmbedding
 from graph_passes.passes.merge_reshapes import MergeReshapes
 from graph_passes.passes.pack_attention import PackAttention
@@ -19,20 +18,7 @@ from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.rotate_in_attention import RotateInAttention
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedForOrt:
-    """What `FuseForOrt` changed.
-
-    Attributes:
-        fusions: how often each fusion rule of onnxscript applied, by the rule's name.
-        cached: attentions over a cache that became one operator, and those that did not.
-    """
-
-    fusions: Mapping[str, int]
-    cached: FusedCachedAttention
-
-
-class FuseForOrt(GraphPass[FusedForOrt]):
+class FuseForOrt(GraphPass[Mapping[str, int]]):
     """Replace attention, normalization and activation by ONNX Runtime's fused operators.
 
     Args:
@@ -46,6 +32,8 @@ class FuseForOrt(GraphPass[FusedForOrt]):
         3. Bodies of local functions are set aside while those rules run: the optimizer would inline them, and would
            match the attention inside the body of block-sparse attention.
 
+    The report says how often each fusion rule of onnxscript applied, by the rule's name; other passes log theirs.
+
     The caller has to compare the outputs: onnxscript does not prove its rewrites, and raises any exception on graphs
     that its rules do not expect.
     """
@@ -54,13 +42,13 @@ class FuseForOrt(GraphPass[FusedForOrt]):
         super().__init__()
         self._in_place = in_place
 
-    def call(self, model: ir.Model) -> ReportedResult[FusedForOrt]:
+    def call(self, model: ir.Model) -> ReportedResult[Mapping[str, int]]:
         from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
         if has_caches := bool(read_caches(model)):
             CommonSubexpressionEliminationPass()(model)  # layers compute the tables of positions anew
             FuseRotaryEmbedding()(model)
-        cached = FuseCachedAttention(in_place=self._in_place)(model).report
+        FuseCachedAttention(in_place=self._in_place)(model)
         if has_caches:
             MergeReshapes()(model)
             RotateInAttention()(model)
@@ -73,4 +61,4 @@ class FuseForOrt(GraphPass[FusedForOrt]):
         fused.functions.update(functions)
         fused.opset_imports.update({domain: imports[domain] for domain, _, _ in functions})
         applied = {name: count for name, count in counts.items() if count}
-        return ReportedResult(fused, True, FusedForOrt(applied, cached))
+        return ReportedResult(fused, True, applied)

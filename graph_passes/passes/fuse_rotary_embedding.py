@@ -13,7 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from graph_passes.attention.operands import SWAP, before_swap
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import Tape, take_over
+from graph_passes.tape import Tape, producer_of, take_over
 
 DOMAIN = "com.microsoft"
 _KEEPS_HALVES = frozenset(("Cast", "Cos", "Identity", "Sin", "Unsqueeze"))
@@ -127,7 +127,7 @@ class _Rewriter:
         """Whether the last axis of a tensor has the same content twice."""
         value: ir.Value | None = table
         whole = self._probe.shape(table)
-        while value is not None and (node := value.producer()) is not None:
+        while (node := producer_of(value)) is not None:
             shape = self._probe.shape(value)
             if shape is None or whole is None or shape[-1] != whole[-1]:
                 return False
@@ -187,7 +187,7 @@ class _Rewriter:
 
 def _operands(value: ir.Value | None, op_type: str) -> tuple[ir.Value, ...]:
     """The inputs of the node of an operator that computes a tensor; empty if another one does."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is None or node.op_type != op_type or node.domain:
         return ()
     return tuple(source for source in node.inputs if source is not None)

@@ -24,7 +24,7 @@ from graph_passes.errors import GraphError, GraphErrorCode, PlanError, listed
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.insert_product_gates import gate_input
 from graph_passes.plan import NeuronPlan, Plan, SitePlan
-from graph_passes.weights.match_weights import MatchedWeight
+from graph_passes.weights import MatchedWeight
 
 FINGERPRINT = "compressor.fingerprint"
 """Key of a graph's metadata: the fingerprint of the model that it was exported from."""
@@ -93,12 +93,7 @@ class InsertGates(GraphPass[Names]):
         return {g.name: g for g in groups if g.type == "neurons" and units.get(g.name) == g.units}
 
     def _pairs(self, model: ir.Model) -> tuple[list[Pair], list[tuple[NeuronPlan, GraphProduct]]]:
-        """Case 2: the sites and the feed-forwards that get gates, each with what it is in the graph.
-
-        Raises:
-            PlanError: the plan's groups are not those of the graph.
-            GraphError: likewise, and the graph has weights of integers.
-        """
+        """Case 2: the sites and the feed-forwards that get gates, each with what it is in the graph."""
         groups = search_groups(model).groups
         try:
             sites = _sites_of_groups(self.plan, groups)
@@ -115,9 +110,8 @@ class InsertGates(GraphPass[Names]):
 def _sites_of_groups(plan: Plan, groups: Sequence[GraphGroup]) -> list[Pair] | None:
     """Each site of a plan with the attentions of the group that it is named after, or after the product of.
 
-    Returns:
-        The pairs; attentions that the plan does not name keep their heads. None, unless each site has the name and the
-        sizes of a group of heads of its own.
+    Attentions that the plan does not name keep their heads. None, unless each site has the name and the sizes of a
+    group of heads of its own.
     """
     heads = [group for group in groups if group.type == "heads"]
     by_name = {group.linear: group for group in heads} | {group.name: group for group in heads}
@@ -186,14 +180,11 @@ def _insert(graph: ir.Graph, site: SitePlan, attention: GraphSite) -> None:
     else:
         content = np.array(site.gate).reshape(-1, *(1,) * (attention.rank - 1 - attention.axis))
     gate = gate_initializer(graph, site, content, dtype)
-    readers = list(value.uses())
     product = ir.node("Mul", [value, gate], name=f"{value.name}.gate")
     gated = product.outputs[0]
     gated.dtype, gated.shape = dtype, value.shape
     graph.insert_after(producer, product)
-    for node, position in readers:
-        node.replace_input_with(position, gated)
-    for position, output in enumerate(graph.outputs):
-        if output is value:  # A graph that returns the heads returns them gated, under the same name.
-            graph.outputs[position] = gated
-            value.name, gated.name = f"{value.name}.ungated", value.name
+    if value.is_graph_output():  # A graph that returns the heads returns them gated, under the same name.
+        value.name, gated.name = f"{value.name}.ungated", value.name
+    ir.convenience.replace_all_uses_with(value, gated, replace_graph_outputs=True)
+    product.replace_input_with(0, value)

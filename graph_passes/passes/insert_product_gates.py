@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.gate_initializers import find_gates, gate_initializer, nearest_float_type
+from graph_passes.attention.gate_initializers import gate_contents, gate_initializer, nearest_float_type
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
@@ -24,9 +24,8 @@ def products_of_groups(model: ir.Model) -> dict[str, tuple[str, ...]]:
     """
     # Any factors that differ will do: a reshape passes on no gain where all factors are equal.
     gates = {
-        value: (group, np.arange(1.0, value.const_value.size + 1).reshape(value.const_value.shape.numpy()))
-        for group, value in find_gates(model.graph).items()
-        if value.const_value is not None
+        value: (group, np.arange(1.0, content.size + 1).reshape(content.shape))
+        for value, (group, content) in gate_contents(model.graph).items()
     }
     products: dict[str, list[str]] = {}
     for node, sums in Flow(model, gates, RULES, Probe(model)).sums.items():

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 from graph_passes.quantizers.faults import FP8, FP8_OPSET
 from graph_passes.quantizers.placement import QuantizedRole, channel_axis, quantized_inputs
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, content_of, remove_unread
 
 LARGEST: Mapping[ir.DataType, float] = {ir.DataType.INT8: 127.0, FP8: 448.0}
 """Largest number of each element type that a range is mapped to; for int8 the same on both sides of zero."""
@@ -80,9 +80,7 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
                 )
             entry.node.replace_input_with(entry.position, dequantized[key])
             roles[entry.role] += 1
-        for name, axis in dequantized:
-            if axis is not None and name in graph.initializers and not graph.initializers[name].uses():
-                graph.initializers.pop(name)
+        remove_unread(graph, [name for name, axis in dequantized if axis is not None])
         tensors, weights = (
             tuple(name for name, axis in dequantized if (axis is None) is activations) for activations in (True, False)
         )
@@ -107,8 +105,7 @@ class InsertQuantizers(GraphPass[InsertedQuantizers]):
 
     def _quantize_weight(self, graph: ir.Graph, product: ir.Node, weight: ir.Value, axis: int) -> ir.Value:
         """Cases 2 and 3: constants of the element type, dequantized before the product."""
-        assert weight.const_value is not None
-        name, content = f"{weight.name}.{axis}", weight.const_value.numpy()
+        name, content = f"{weight.name}.{axis}", content_of(weight)
         scales = self._scale(np.abs(content).max(axis=1 - axis, initial=0.0))
         scaled = content / np.expand_dims(scales, 1 - axis)
         quantized = add_initializer(graph, f"{name}.quantized", self._round(scaled))

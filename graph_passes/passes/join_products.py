@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.quantize_weights import OPERATOR
-from graph_passes.tape import Tape, add_initializer, take_over
+from graph_passes.tape import Tape, add_initializer, content_of, graph_of, remove_unread, take_over
 
 
 class JoinProducts(GraphPass[Names]):
@@ -42,13 +42,11 @@ class JoinProducts(GraphPass[Names]):
 
 def _join(nodes: Sequence[ir.Node]) -> None:
     """Replace products of the same tensor by one before the first of them."""
-    graph, op = nodes[0].graph, Tape()
-    assert graph is not None
+    graph, op = graph_of(nodes[0]), Tape()
     name = "+".join(str(node.name) for node in nodes)
     weights = []
     for position in range(1, len(nodes[0].inputs)):
-        tensors = [ir.convenience.get_const_tensor(node.inputs[position]) for node in nodes]  # type: ignore[arg-type]
-        content = np.concatenate([tensor.numpy() for tensor in tensors if tensor is not None])
+        content = np.concatenate([content_of(node.inputs[position]) for node in nodes])
         weights.append(add_initializer(graph, f"{name}.{position}", content))
     sizes = [node.attributes.get_int("N", 0) for node in nodes]
     attributes = dict(nodes[0].attributes) | {"N": ir.AttrInt64("N", sum(sizes))}
@@ -57,7 +55,6 @@ def _join(nodes: Sequence[ir.Node]) -> None:
     op.insert_before(nodes[0])
     for node, part in zip(nodes, parts, strict=True):
         take_over(node.outputs[0], part)
-    unread = [str(value.name) for node in nodes for value in node.inputs[1:] if value is not None]
+    unread = [value.name for node in nodes for value in node.inputs[1:] if value is not None]
     graph.remove(nodes, safe=True)
-    for weight in unread:
-        graph.initializers.pop(weight)
+    remove_unread(graph, unread)

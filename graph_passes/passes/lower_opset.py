@@ -11,6 +11,7 @@ import onnx_ir.passes.common as common
 
 from graph_passes.errors import GraphError, GraphErrorCode
 from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.tape import input_of
 
 OPSET = 17
 """The operator set that the pass writes."""
@@ -48,7 +49,7 @@ class LowerOpset(GraphPass[int]):
             )
         common.ShapeInferencePass()(model)
         for node in model.graph.all_nodes():
-            if node.domain in ("", "ai.onnx") and not (_lower(node) and _is_valid(node)):
+            if not node.domain and not (_lower(node) and _is_valid(node)):
                 raise GraphError(
                     f"{node.op_type} ({node.name}) has a form that only operator set {OPSET + 1} allows; export the "
                     f"graph without it, or build for a runtime that reads newer operator sets",
@@ -80,7 +81,7 @@ def _lower(node: ir.Node) -> bool:
 
 def _lower_reduction(node: ir.Node) -> bool:
     """Case 1."""
-    axes_input = node.inputs[1] if len(node.inputs) > 1 else None
+    axes_input = input_of(node, 1)
     constant = ir.convenience.get_const_tensor(axes_input) if axes_input is not None else None
     axes = [] if constant is None else np.atleast_1d(constant.numpy()).tolist()
     keeps_without_axes = node.attributes.pop("noop_with_empty_axes", None)

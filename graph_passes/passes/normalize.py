@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -12,7 +10,7 @@ from onnxscript.optimizer import _constant_folding as folding
 from graph_passes.block_sparse.function import DOMAIN, NAME
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, producer_of
 
 _SEPARATE_INITIALIZERS = 4
 """First version of the file format in which initializers need not be inputs of the graph too."""
@@ -21,15 +19,7 @@ _SEPARATE_INITIALIZERS = 4
 _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Normalized:
-    """What `Normalize` changed: the number of nodes before and after."""
-
-    nodes_before: int
-    nodes_after: int
-
-
-class Normalize(GraphPass[Normalized]):
+class Normalize(GraphPass[int]):
     """Inline local functions, fold shape arithmetic and sequence operators, and lift constants to initializers.
 
     Cases:
@@ -40,9 +30,11 @@ class Normalize(GraphPass[Normalized]):
            folded, so that weights keep their names and stay in their file.
         4. An `If` whose condition is the same for all sizes of the inputs becomes the branch that it takes.
         5. `Constant` nodes become initializers, and initializers are removed from the inputs of the graph.
+
+    The report is the number of nodes after the pass.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[Normalized]:
+    def call(self, model: ir.Model) -> ReportedResult[int]:
         before = model.graph.num_nodes()
         passes = ir.passes.Sequential(
             common.InlinePass(lambda function: (function.domain, function.name) != (DOMAIN, NAME)),
@@ -65,7 +57,7 @@ class Normalize(GraphPass[Normalized]):
             passes(model)
         model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS)
         after = model.graph.num_nodes()
-        return ReportedResult(model, result.modified or before != after, Normalized(before, after))
+        return ReportedResult(model, result.modified or before != after, after)
 
     def ensures(self, model: ir.Model) -> None:
         require_inlined(model)
@@ -108,7 +100,7 @@ def _is_settled(value: ir.Value | None, probe: Probe) -> bool:
     """Whether the content of a tensor, which is the same in both walks, is so at all sizes."""
     if probe.constant(value) is None:
         return False
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is None or probe.dtype(value) != ir.DataType.BOOL:
         return True
     if node.op_type == "Equal" and _are_equal(node, probe):

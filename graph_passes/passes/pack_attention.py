@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import graph_of, producer_of
 
 _NEW = 3
 """Number of the first inputs of `GroupQueryAttention`: new queries, keys and values."""
@@ -29,7 +30,7 @@ class PackAttention(GraphPass[Names]):
 def _pack(attention: ir.Node) -> bool:
     """Let an attention read the tensor that a `Split` before it reads; returns whether there is one."""
     parts = attention.inputs[:_NEW]
-    split = parts[0].producer() if parts[0] is not None else None
+    split = producer_of(parts[0])
     if split is None or split.op_type != "Split" or tuple(split.outputs) != tuple(parts):
         return False
     axis, shape = split.attributes.get_int("axis", 0), parts[0].shape if parts[0] is not None else None
@@ -38,6 +39,5 @@ def _pack(attention: ir.Node) -> bool:
         return False
     for position, value in enumerate((split.inputs[0], None, None)):
         attention.replace_input_with(position, value)
-    assert split.graph is not None
-    split.graph.remove(split, safe=True)
+    graph_of(split).remove(split, safe=True)
     return True

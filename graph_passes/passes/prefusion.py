@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import graph_of, input_of, producer_of, source_before
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedForFusion:
-    """What `PrepareForFusion` changed.
-
-    Attributes:
-        linear_layers: names of the `Gemm` nodes that became `MatMul` and `Add`.
-        scores: names of the `Softmax` nodes whose addends are summed first.
-    """
-
-    linear_layers: tuple[str, ...]
-    scores: tuple[str, ...]
-
-
-class PrepareForFusion(GraphPass[PreparedForFusion]):
+class PrepareForFusion(GraphPass[Names]):
     """Rewrite linear layers and attention scores so that onnxscript's fusion rules match them.
 
     Cases:
@@ -34,25 +20,25 @@ class PrepareForFusion(GraphPass[PreparedForFusion]):
         2. `Softmax(scores + bias + mask)`, as T5 computes it, becomes `Softmax(scores + (bias + mask))`: a fused
            attention has one additive input, and one sum serves all layers.
         3. Any other `Gemm` or `Softmax` stays as it is.
+
+    The report has the names of the `Gemm` nodes that became `MatMul`, and of the `Softmax` nodes whose addends are
+    summed first.
     """
 
-    def call(self, model: ir.Model) -> ReportedResult[PreparedForFusion]:
-        probe = Probe(model)
-        linear_layers, scores = [], []
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
+        probe, names = Probe(model), list[str | None]()
         for node in list(model.graph):
-            if node.op_type == "Gemm" and not node.domain and _unflatten(node, probe):
-                linear_layers.append(node.name or "")
-            elif node.op_type == "Softmax" and _sum_addends(node):
-                scores.append(node.name or "")
+            is_linear = node.op_type == "Gemm" and not node.domain and _unflatten(node, probe)
+            if is_linear or (node.op_type == "Softmax" and _sum_addends(node)):
+                names.append(node.name)
         merged = common.CommonSubexpressionEliminationPass()(model).modified
         removed = common.RemoveUnusedNodesPass()(model).modified
-        report = PreparedForFusion(tuple(linear_layers), tuple(scores))
-        return ReportedResult(model, bool(linear_layers or scores or merged or removed), report)
+        return changed(model, names, is_other=merged or removed)
 
 
 def _unflatten(gemm: ir.Node, probe: Probe) -> bool:
     """Case 1; returns whether it applies."""
-    flatten = gemm.inputs[0].producer() if gemm.inputs[0] is not None else None
+    flatten = producer_of(gemm.inputs[0])
     flat_output = gemm.outputs[0]
     uses = list(flat_output.uses())
     unscaled = all(gemm.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
@@ -70,12 +56,11 @@ def _unflatten(gemm: ir.Node, probe: Probe) -> bool:
         if (*before[:-1], flat[-1]) != (*after[:-1], before[-1]):
             return False
     nodes = [_node("MatMul", source, gemm.inputs[1], like=restored)]
-    if len(gemm.inputs) > 2 and gemm.inputs[2] is not None:
-        nodes.append(_node("Add", nodes[0].outputs[0], gemm.inputs[2], like=restored))
-    assert gemm.graph is not None
-    gemm.graph.insert_before(restore, nodes)
+    if (bias := input_of(gemm, 2)) is not None:
+        nodes.append(_node("Add", nodes[0].outputs[0], bias, like=restored))
+    graph_of(gemm).insert_before(restore, nodes)
     restored.replace_all_uses_with(nodes[-1].outputs[0])
-    gemm.graph.remove([restore, gemm], safe=True)
+    graph_of(gemm).remove([restore, gemm], safe=True)
     return True
 
 
@@ -92,10 +77,9 @@ def _sum_addends(softmax: ir.Node) -> bool:
         return False
     addend = ir.node("Add", [bias, outer.inputs[1]])
     total = _node("Add", scores, addend.outputs[0], like=outer.outputs[0])
-    assert outer.graph is not None
-    outer.graph.insert_before(outer, [addend, total])
+    graph_of(outer).insert_before(outer, [addend, total])
     outer.outputs[0].replace_all_uses_with(total.outputs[0])
-    outer.graph.remove([outer, inner], safe=True)
+    graph_of(outer).remove([outer, inner], safe=True)
     return True
 
 
@@ -108,13 +92,11 @@ def _node(op_type: str, *inputs: ir.Value | None, like: ir.Value) -> ir.Node:
 
 def _add(value: ir.Value | None) -> ir.Node | None:
     """The `Add` that computes a tensor, if one does."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     return node if node is not None and node.op_type == "Add" else None
 
 
 def _is_product(value: ir.Value | None) -> bool:
     """Whether a tensor is the output of a `MatMul`, scaled or not."""
-    node = value.producer() if value is not None else None
-    if node is not None and node.op_type in ("Mul", "Div"):
-        return _is_product(node.inputs[0])
+    node = producer_of(source_before(value, ("Mul", "Div")))
     return node is not None and node.op_type == "MatMul"

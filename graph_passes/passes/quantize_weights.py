@@ -12,6 +12,7 @@ from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.quantizers.weight_blocks import BITS, block_of, round_blocks
+from graph_passes.tape import Tape, add_initializer, content_of, remove_unread
 
 DOMAIN = "com.microsoft"
 OPERATOR = "MatMulNBits"
@@ -83,10 +84,7 @@ class QuantizeWeights(GraphPass[QuantizedWeights]):
             quantized[str(weights.name)] = bits
         if quantized:
             model.graph.opset_imports[DOMAIN] = 1
-            for name, _, _, _ in shared:
-                value = model.graph.initializers[name]
-                if not value.uses() and not value.is_graph_output():
-                    model.graph.initializers.pop(name)
+            remove_unread(model.graph, quantized)
         return ReportedResult(model, is_folded or bool(quantized), QuantizedWeights(quantized, tuple(refused)))
 
 
@@ -114,10 +112,7 @@ def _alpha(node: ir.Node) -> float:
 
 def matrix_of(node: ir.Node) -> np.ndarray:
     """The matrix `[input, output]` that a matmul with constant weights multiplies its first factor by."""
-    weights = weights_of(node)
-    assert weights is not None
-    assert weights.const_value is not None
-    content = weights.const_value.numpy()
+    content = content_of(weights_of(node))
     content = content.T if node.attributes.get_int("transB", 0) else content
     return content if _alpha(node) == 1 else np.float32(_alpha(node)) * content
 
@@ -128,38 +123,20 @@ def _constants(
     """Integers and scales as initializers, whose names contain what they are computed from."""
     name, is_transposed, alpha, bits = key
     name = f"{name}{'.transposed' if is_transposed else ''}{'' if alpha == 1 else f'.{alpha:g}'}.{bits}"
-    values = []
-    for part, content in (("integers", packed), ("scales", scales)):
-        tensor = ir.Tensor(content, name=f"{name}.{part}")
-        value = ir.Value(
-            name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape)
-        )
-        graph.register_initializer(value)
-        values.append(value)
-    return values
+    return [add_initializer(graph, f"{name}.integers", packed), add_initializer(graph, f"{name}.scales", scales)]
 
 
 def _replace(node: ir.Node, constants: list[ir.Value], bits: int) -> None:
     """Cases 1 and 2."""
-    graph, output = node.graph, node.outputs[0]
-    assert graph is not None
+    op, output = Tape(), node.outputs[0]
     inputs, outputs = matrix_of(node).shape
     attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block_of(inputs)}
     attributes["accuracy_level"] = _INT8_ACTIVATIONS
-    nodes = [ir.node(OPERATOR, [node.inputs[0], *constants], attributes, domain=DOMAIN, name=node.name)]
-    nodes[0].metadata_props.update(node.metadata_props)
+    operands, metadata = [node.inputs[0], *constants], dict(node.metadata_props)
+    result = op.op(OPERATOR, operands, attributes, domain=DOMAIN, name=node.name, metadata_props=metadata)
     if node.op_type == "Gemm" and len(node.inputs) > 2 and (addend := node.inputs[2]) is not None:
+        result.name, result.type, result.shape = f"{output.name}.product", output.type, output.shape
         if (beta := node.attributes.get_float("beta", 1.0)) != 1.0:
-            factor = ir.node("Constant", [], {"value": ir.tensor(np.float32(beta))})
-            scaled = ir.node("Mul", [addend, factor.outputs[0]])
-            nodes = [factor, scaled, *nodes]
-            addend = scaled.outputs[0]
-        nodes[-1].outputs[0].name = f"{output.name}.product"
-        nodes[-1].outputs[0].type, nodes[-1].outputs[0].shape = output.type, output.shape
-        nodes.append(ir.node("Add", [nodes[-1].outputs[0], addend]))
-    graph.insert_before(node, nodes)
-    result = nodes[-1].outputs[0]
-    name, output.name = output.name, None
-    result.name, result.type, result.shape = name, output.type, output.shape
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+            addend = op("Mul", addend, op.constant(np.array(beta, np.float32)))
+        result = op("Add", result, addend)
+    op.replace(node, result)

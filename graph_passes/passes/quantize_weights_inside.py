@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, content_of, remove_unread
 
 
 class QuantizeWeightsInside(GraphPass[Names]):
@@ -27,17 +27,14 @@ class QuantizeWeightsInside(GraphPass[Names]):
             if weight is not None and len(node.inputs) > 2 and all(map(_is_constant, node.inputs)):
                 _quantize_inside(model.graph, node, weight)
                 tensors.append(str(weight.name))
-        for name in set(tensors):
-            weight = model.graph.initializers[name]
-            if not weight.uses() and not weight.is_graph_output():
-                model.graph.initializers.pop(name)
+        remove_unread(model.graph, tensors)
         return changed(model, dict.fromkeys(tensors))
 
 
 def _quantize_inside(graph: ir.Graph, dequantize: ir.Node, weight: ir.Value) -> None:
     """Case 1."""
     axis = dequantize.attributes.get_int("axis", 1)
-    integers, scales, zeros = (_content(value) for value in dequantize.inputs)
+    integers, scales, zeros = map(content_of, dequantize.inputs)
     shape = [-1 if number == axis else 1 for number in range(integers.ndim)] if scales.ndim else []
     floats = (integers.astype(np.float32) - zeros.reshape(shape)) * scales.reshape(shape)
     name = f"{dequantize.outputs[0].name}.float"
@@ -51,10 +48,3 @@ def _quantize_inside(graph: ir.Graph, dequantize: ir.Node, weight: ir.Value) -> 
 
 def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer()
-
-
-def _content(value: ir.Value | None) -> np.ndarray:
-    """The content of an initializer."""
-    assert value is not None
-    assert value.const_value is not None
-    return value.const_value.numpy()

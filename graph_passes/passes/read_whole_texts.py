@@ -10,7 +10,7 @@ from graph_passes.flow.caches import CACHES, read_caches
 from graph_passes.flow.rules import RULES
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS, forget_shapes
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, shape_axes
 
 _POSITION_AXES = (2, -2)
 """The axis of positions of a cache `[text, head, position, width]`."""
@@ -55,13 +55,7 @@ class ReadWholeTexts(GraphPass[Names]):
 
 
 def _empty(cache: ir.Value, batch: ir.Value, op: Tape) -> None:
-    """Cases 1 to 4: the readers of a cache read one without positions.
-
-    Args:
-        cache: the input.
-        batch: number of texts, `[1]`.
-        op: records new nodes.
-    """
+    """Cases 1 to 4: the readers of a cache read one of `batch` texts without positions."""
     assert cache.shape is not None
     sizes = [batch, *(op.ints([size if isinstance(size, int) else 0]) for size in cache.shape[1:])]
     content: ir.Value | None = None
@@ -74,9 +68,8 @@ def _empty(cache: ir.Value, batch: ir.Value, op: Tape) -> None:
             assert node.inputs[1] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[1])
         elif node.op_type == "Shape" and not node.domain:
-            defaults = {"start": 0, "end": len(sizes)}
-            start, end = (node.attributes.get_int(name, default) for name, default in defaults.items())
-            node.outputs[0].replace_all_uses_with(op("Concat", *sizes[start:end], axis=0))
+            read = [sizes[axis] for axis in shape_axes(node, len(sizes))]
+            node.outputs[0].replace_all_uses_with(op("Concat", *read, axis=0))
         else:
             if content is None:
                 assert cache.dtype is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import warnings
 
@@ -14,7 +13,8 @@ import onnx_ir as ir
 from graph_passes.block_sparse.function import is_block_sparse, rebuild_function
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
+from graph_passes.tape import content_of
 
 _LARGEST_FP16 = 65504.0
 _TYPE_ATTRIBUTES = (("Cast", "to"), ("EyeLike", "dtype"), ("RandomNormalLike", "dtype"))
@@ -23,20 +23,7 @@ _BOUNDARY_CAST = re.compile(r"graph_(input|output)_cast\d+")
 """Pattern of the names of casts that ONNX Runtime's converter inserts at inputs and outputs."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReducedPrecision:
-    """What `ReducePrecision` changed.
-
-    Attributes:
-        dtype: the type of the weights and of the arithmetic now.
-        initializers: names of the initializers of that type.
-    """
-
-    dtype: ir.DataType
-    initializers: tuple[str, ...]
-
-
-class ReducePrecision(GraphPass[ReducedPrecision]):
+class ReducePrecision(GraphPass[Names]):
     """Convert a graph from fp32 to fp16 or bf16; inputs and outputs keep their types.
 
     Cases:
@@ -47,7 +34,7 @@ class ReducePrecision(GraphPass[ReducedPrecision]):
            their fp32 values, because bf16 has a wider range than fp16.
         4. A graph that this pass has converted already stays as it is.
 
-    The pass returns a new model, whose weights are in memory.
+    The pass returns a new model, whose weights are in memory. The report has the names of the initializers of the type.
 
     Args:
         dtype: `FLOAT16` or `BFLOAT16`.
@@ -69,17 +56,17 @@ class ReducePrecision(GraphPass[ReducedPrecision]):
         if self.dtype == ir.DataType.BFLOAT16 and model.functions:
             raise ir.passes.PreconditionError("bf16 needs a graph without local functions; inline them first")
 
-    def call(self, model: ir.Model) -> ReportedResult[ReducedPrecision]:
+    def call(self, model: ir.Model) -> ReportedResult[Names]:
         if any(_BOUNDARY_CAST.fullmatch(node.name or "") for node in model.graph):
-            return ReportedResult(model.clone(), False, ReducedPrecision(self.dtype, ()))
+            return changed(model.clone(), ())
         weights = {name: value.const_value for name, value in model.graph.initializers.items()}
         if model.functions:
             _rebuild_functions(model)
         reduced = _to_fp16(model)
         if self.dtype == ir.DataType.BFLOAT16:
             _to_bf16(reduced, weights)
-        names = tuple(name for name, value in reduced.graph.initializers.items() if value.dtype == self.dtype)
-        return ReportedResult(reduced, True, ReducedPrecision(self.dtype, names))
+        names = [name for name, value in reduced.graph.initializers.items() if value.dtype == self.dtype]
+        return changed(reduced, names, is_other=True)
 
 
 def _to_fp16(model: ir.Model) -> ir.Model:
@@ -119,16 +106,14 @@ def _rebuild_functions(model: ir.Model) -> None:
     for node in model.graph:
         if not is_block_sparse(node):
             continue
-        function, mask = model.functions[node.op_identifier()], node.inputs[3]
+        function = model.functions[node.op_identifier()]
         query, value = (probe.shape(node.inputs[position]) for position in (0, 2))
-        assert mask is not None
-        assert mask.const_value is not None
         assert query is not None
         assert value is not None
         names = [parameter.name for parameter in function.inputs]
         full = probe.shape(node.inputs[names.index("full")]) if "full" in names else None
         block_mask = BlockMask(
-            mask.const_value.numpy().astype(np.bool_),
+            content_of(node.inputs[3]).astype(np.bool_),
             node.attributes.get_int("block", 0),
             node.attributes.get_int("memory", 0),
         )

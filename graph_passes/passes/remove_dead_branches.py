@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.attention.gate_initializers import gate_contents
 from graph_passes.flow.concrete_shapes import Probe, Shapes
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.tape import Tape, ancestors
@@ -41,11 +41,8 @@ class RemoveDeadBranches(GraphPass[Names]):
     inlined = True
 
     def call(self, model: ir.Model) -> ReportedResult[Names]:
-        gates = {
-            site: value
-            for site, value in find_gates(model.graph).items()
-            if value.const_value is not None and not value.const_value.numpy().any()
-        }
+        contents = gate_contents(model.graph).items()
+        gates = {site: value for value, (site, content) in contents if not content.any()}
         if not gates:
             return changed(model, ())
         zeros = _ZeroFlow(model, list(gates.values()))
@@ -56,11 +53,7 @@ class RemoveDeadBranches(GraphPass[Names]):
 
 
 class _ZeroFlow:
-    """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far.
-
-    Attributes:
-        modified: whether the graph was changed.
-    """
+    """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far."""
 
     def __init__(self, model: ir.Model, gates: list[ir.Value]) -> None:
         self.modified = False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.attention.gate_initializers import gate_contents
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.cut import cut_nodes
@@ -59,11 +59,8 @@ class RemoveUnits(GraphPass[RemovedUnits]):
         refused: list[Refusal] = []
         refused_sites: set[str] = set()
         while True:
-            gates = {
-                value: (site, value.const_value.numpy())
-                for site, value in find_gates(model.graph).items()
-                if site not in refused_sites and value.const_value is not None
-            }
+            contents = gate_contents(model.graph).items()
+            gates = {value: (site, content) for value, (site, content) in contents if site not in refused_sites}
             returned = {name: need for name, need in self.returned.items() if name not in refused_sites}
             flow = Flow(model, gates, RULES, probe, returned=returned)
             if not flow.refusals:

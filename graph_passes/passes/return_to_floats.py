@@ -11,7 +11,7 @@ from graph_passes.flow.node_calls import run_constant
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.quantize_weights import OPERATOR
 from graph_passes.quantizers.weight_blocks import floats_of_blocks
-from graph_passes.tape import add_initializer
+from graph_passes.tape import Tape, add_initializer, content_of, graph_of, producer_of
 
 _LAYOUT = frozenset(("Reshape", "Transpose"))
 
@@ -53,7 +53,7 @@ class ReturnToFloats(GraphPass[Names]):
 
 def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
     """The tensor that a factor is dequantized from, in floats; None if it is not quantized."""
-    producer = value.producer() if value is not None else None
+    producer = producer_of(value)
     if value is None or producer is None:
         return None
     if producer.op_type in _LAYOUT:  # case 3
@@ -61,8 +61,7 @@ def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
         if source is None:
             return None
         copy = ir.Node("", producer.op_type, [source, *producer.inputs[1:]], producer.attributes.values())
-        assert reader.graph is not None
-        reader.graph.insert_before(reader, copy)
+        graph_of(reader).insert_before(reader, copy)
         copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
         return copy.outputs[0]
     if producer.op_type != "DequantizeLinear" or (quantized := producer.inputs[0]) is None:
@@ -75,32 +74,22 @@ def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
 
 def _multiply_by_floats(node: ir.Node) -> None:
     """Replace a `MatMulNBits` by a `MatMul` under its name."""
-    graph, output = node.graph, node.outputs[0]
-    assert graph is not None
+    graph, op = graph_of(node), Tape()
     activations, integers, scales = node.inputs[:3]
-    assert integers is not None
-    assert scales is not None
-    name = f"{integers.name}.float"
+    name = f"{'' if integers is None else integers.name}.float"
     if (weights := graph.initializers.get(name)) is None:
-        parts = [tensor.numpy() for value in (integers, scales) if (tensor := ir.convenience.get_const_tensor(value))]
         bits, inputs = (node.attributes.get_int(attribute) for attribute in ("bits", "K"))
-        weights = add_initializer(graph, name, floats_of_blocks(parts[0], parts[1], bits, inputs))
-    matmul = ir.node("MatMul", [activations, weights], name=node.name)
-    matmul.metadata_props.update(node.metadata_props)
-    graph.insert_before(node, matmul)
-    result, (name, output.name) = matmul.outputs[0], (str(output.name), None)
-    result.name, result.type, result.shape = name, output.type, output.shape
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+        floats = floats_of_blocks(content_of(integers), content_of(scales), bits, inputs)
+        weights = add_initializer(graph, name, floats)
+    metadata = dict(node.metadata_props)
+    op.replace(node, op.op("MatMul", [activations, weights], name=node.name, metadata_props=metadata))
 
 
 def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:
     """The output of a `DequantizeLinear` of constants, as an initializer."""
-    graph = reader.graph
-    assert graph is not None
+    graph = graph_of(reader)
     name = f"{node.outputs[0].name}.float"
     if name in graph.initializers:  # another product reads the same weights
         return graph.initializers[name]
-    contents = {value.name: ir.convenience.get_const_tensor(value) for value in node.inputs if value is not None}
-    floats = run_constant(node, {str(name): tensor.numpy() for name, tensor in contents.items() if tensor is not None})
-    return add_initializer(graph, name, floats)
+    contents = {str(value.name): content_of(value) for value in node.inputs if value is not None}
+    return add_initializer(graph, name, run_constant(node, contents))

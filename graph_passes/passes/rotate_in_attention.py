@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 
 import numpy as np
@@ -13,9 +12,7 @@ from graph_passes.attention.mask_meaning import evaluate
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
 from graph_passes.passes.name_decoding_axes import IDS, MASK, POSITIONS
-from graph_passes.tape import Tape, ancestors
-
-_logger = logging.getLogger(__name__)
+from graph_passes.tape import Tape, ancestors, producer_of, source_before
 
 _ATTENTION, _ROTATION = "GroupQueryAttention", "RotaryEmbedding"
 _MOVES = frozenset(("Gather", "Reshape", "Transpose"))
@@ -78,9 +75,7 @@ class RotateInAttention(GraphPass[Names]):
 
 def _rotation(value: ir.Value | None) -> ir.Node | None:
     """The rotation of the heads that a tensor has; None: they are not rotated."""
-    node = value.producer() if value is not None else None
-    while node is not None and node.op_type in _MOVES:
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    node = producer_of(source_before(value, _MOVES))
     return node if node is not None and node.op_type == _ROTATION and len(node.outputs[0].uses()) == 1 else None
 
 
@@ -88,8 +83,8 @@ def _tables(rotation: ir.Node) -> tuple[ir.Value, ...]:
     """Cosines and sines `[batch or 1, 1, position, half of a width]` of a rotation; empty where it has others."""
     tables = []
     for rows in rotation.inputs[2:4]:
-        reshape = rows.producer() if rows is not None else None
-        expand = reshape.inputs[0].producer() if reshape is not None and reshape.inputs[0] is not None else None
+        reshape = producer_of(rows)
+        expand = producer_of(reshape.inputs[0]) if reshape is not None else None
         if reshape is None or expand is None or (reshape.op_type, expand.op_type) != ("Reshape", "Expand"):
             return ()
         tables += [value for value in expand.inputs[:1] if value is not None]
@@ -104,26 +99,20 @@ def _turn_equally(model: ir.Model, tables: Collection[ir.Value], positions: ir.V
     if not tables or leaves != {positions} or not {node for node, _ in positions.uses()} <= set(nodes):
         return False
     dtype = (positions.dtype or ir.DataType.INT64).numpy()
-    opset, turns = model.graph.opset_imports.get("", 1), list[np.ndarray]()
+    turns = list[np.ndarray]()
     for first in _FIRST:
         feeds = {positions: np.arange(first, first + _SAMPLE, dtype=dtype)[None]}
-        try:
-            cos, sin = (evaluate(table, nodes, feeds, opset)[0, 0] for table in tables)
-        except Exception as error:  # the reference evaluator raises whatever its operators raise
-            _logger.debug("tables of rotations cannot be evaluated: %s", error)
+        contents = [evaluate(table, nodes, feeds) for table in tables]
+        if any(content is None or content.ndim != 4 for content in contents):
             return False
+        cos, sin = (content[0, 0] for content in contents if content is not None)
         turns.append((cos + 1j * sin)[1:] * (cos - 1j * sin)[:-1])
     every = np.concatenate(turns)
     return bool(np.abs(every - every[0]).max() <= _TOLERANCE * np.abs(every).max())
 
 
 class _Rewriter:
-    """Moves rotations into attentions, which share their tables.
-
-    Args:
-        start: number of earlier positions `[1]`.
-        probe: shapes of the graph.
-    """
+    """Moves rotations into attentions, which share their tables; `start` is the number of earlier positions."""
 
     def __init__(self, start: ir.Value, probe: Probe) -> None:
         self._start, self._probe = start, probe

@@ -55,7 +55,7 @@ def _move_scale(node: ir.Node) -> ir.Node | None:
 
 def _scale(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """The tensor that a `Mul` or `Div` scales, and the one constant number that scales it."""
-    if node.op_type not in _SCALES or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in _SCALES or node.domain:
         return None
     first, second = node.inputs
     for scaled, scale in ((first, second), (second, first))[: 1 if node.op_type == "Div" else 2]:

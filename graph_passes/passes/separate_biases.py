@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graph_passes.attention.linears import find_linears
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import add_initializer
+from graph_passes.tape import add_initializer, remove_unread
 
 
 class SeparateBiases(GraphPass[Names]):
@@ -34,6 +34,5 @@ class SeparateBiases(GraphPass[Names]):
                 copy = add_initializer(model.graph, f"{bias.name}.{number}", bias.const_value.numpy())
                 for node in nodes:
                     node.replace_input_with(list(node.inputs).index(bias), copy)
-            if not list(bias.uses()) and not bias.is_graph_output():
-                model.graph.initializers.pop(bias.name or "")
+        remove_unread(model.graph, separated)
         return changed(model, separated)

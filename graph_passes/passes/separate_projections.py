@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graph_passes.attention.operands import SCORE_BIAS, has_score_bias
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import Tape, take_over
+from graph_passes.tape import Tape, content_of
 
 _INPUTS = (0, 1, 2, SCORE_BIAS)
 """Inputs of `Attention` that are carried over: rows, weights, bias of the projections, and bias of the scores."""
@@ -49,19 +49,13 @@ def _can_be_separated(node: ir.Node) -> bool:
 
 def _separate(node: ir.Node) -> None:
     rows, weights, bias, score_bias = (node.inputs[position] for position in _INPUTS)
-    graph = node.graph
-    assert graph is not None
-    assert weights is not None
-    assert weights.const_value is not None
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    sizes = attributes.pop(_SIZES, None) or [weights.const_value.numpy().shape[1] // 3] * 3
+    sizes = attributes.pop(_SIZES, None) or [content_of(weights).shape[1] // 3] * 3
     op = Tape()
     lengths, product = op.ints(sizes), op.op("MatMul", [rows, weights], name=node.name)
     parts = op.op_multi_out("Split", [product, lengths], {"axis": -1}, num_outputs=3)
     operands, name = [*parts, bias, None, score_bias], f"{node.name}.attention"
     attention = op.op("MultiHeadAttention", operands, attributes, domain=node.domain, name=name)
-    op.insert_before(node)
     for number, value in enumerate((lengths, product, *parts)):
         value.name = f"{node.outputs[0].name}.projections{number}"
-    take_over(node.outputs[0], attention)
-    graph.remove(node, safe=True)
+    op.replace(node, attention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import add_initializer, take_over
+from graph_passes.tape import Tape, add_initializer
 
 
 class SimplifyLookups(GraphPass[Names]):
@@ -28,10 +28,8 @@ class SimplifyLookups(GraphPass[Names]):
                 continue
             name = f"{node.inputs[1].name}.positions" if node.inputs[1] is not None else "positions"
             indices = model.graph.initializers.get(name) or add_initializer(model.graph, name, positions)
-            gather = ir.node("Gather", [node.inputs[0], indices], {"axis": 0}, name=node.name)
-            model.graph.insert_before(node, gather)
-            take_over(node.outputs[0], gather.outputs[0])
-            model.graph.remove(node, safe=True)
+            op = Tape()
+            op.replace(node, op.op("Gather", [node.inputs[0], indices], {"axis": 0}, name=node.name))
             simplified.append(node.name)
         return changed(model, simplified)
 

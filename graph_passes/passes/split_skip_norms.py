@@ -39,14 +39,11 @@ def _reads_statistics(node: ir.Node) -> bool:
 
 def _split(node: ir.Node) -> None:
     """Case 1."""
-    op, graph = Tape(), node.graph
-    assert graph is not None
+    op = Tape()
     first, skip, scale, shift, bias = (*node.inputs, None, None)[:5]
     total = op("Sum", *(value for value in (first, bias, skip) if value is not None))
-    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-12
+    epsilon = node.attributes.get_float("epsilon", 1e-12)
     norm = op("LayerNormalization", total, scale, *([shift] if shift is not None else []), axis=-1, epsilon=epsilon)
-    op.insert_before(node)
-    for position, value in ((0, norm), (_SUM, total)):
-        if position < len(node.outputs) and node.outputs[position].name:
-            take_over(node.outputs[position], value)
-    graph.remove(node, safe=True)
+    if len(node.outputs) > _SUM and node.outputs[_SUM].name:
+        take_over(node.outputs[_SUM], total)
+    op.replace(node, norm)

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.weights.match_weights import MatchedWeight, StoredWeight
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import MatchedWeight, StoredWeight, WeightRecord, fingerprint
 
 
 class TransferWeights(GraphPass[Names]):

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from graph_passes.attention.find import find_attention
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.passes.base import GraphPass, Names, ReportedResult, changed
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, graph_of
 
 _SWAPPED = (0, 1, 3, 2)
 
@@ -45,19 +45,14 @@ def _has_one_query(product: ir.Node, probe: Probe) -> bool:
 
 
 def _transpose(product: ir.Node) -> None:
-    op, graph = Tape(), product.graph
-    assert graph is not None
-    output, readers = product.outputs[0], list(product.outputs[0].uses())
+    op, output = Tape(), product.outputs[0]
     columns = [op("Transpose", factor, perm=_SWAPPED) for factor in reversed(product.inputs)]
     op.insert_before(product)
     for position, column in enumerate(columns):
         product.replace_input_with(position, column)
     row = ir.node("Transpose", [output], {"perm": _SWAPPED})
     row.outputs[0].type, row.outputs[0].shape, output.shape = output.type, output.shape, None
-    graph.insert_after(product, row)
+    graph_of(product).insert_after(product, row)
     row.outputs[0].name, output.name = output.name, f"{output.name}.column"
-    for reader, position in readers:
-        reader.replace_input_with(position, row.outputs[0])
-    for position, value in enumerate(graph.outputs):
-        if value is output:
-            graph.outputs[position] = row.outputs[0]
+    ir.convenience.replace_all_uses_with(output, row.outputs[0], replace_graph_outputs=True)
+    row.replace_input_with(0, output)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.quantizers.placement import channel_axis, is_dequantized, quantized_inputs, without_quantizers
+from graph_passes.tape import input_of
 
 FP8 = ir.DataType.FLOAT8E4M3FN
 FP8_OPSET = 21
@@ -82,7 +83,7 @@ def _broken_rules(node: ir.Node) -> Iterator[QuantizerRule]:
     if _element_type(node) not in _TYPES:
         yield QuantizerRule.TYPE
     zero = _content(node, 2)
-    if len(node.inputs) > 2 and node.inputs[2] is not None and (zero is None or zero.astype(np.float32).any()):
+    if input_of(node, 2) is not None and (zero is None or zero.astype(np.float32).any()):
         yield QuantizerRule.SYMMETRIC
     scale = _content(node, 1)
     if scale is None or not (scale > 0).all() or scale.shape != _scale_shape(node):
@@ -95,7 +96,7 @@ def _element_type(node: ir.Node) -> ir.DataType | None:
         return None if node.inputs[0] is None else node.inputs[0].dtype
     if stated := node.attributes.get_int("output_dtype", 0):
         return ir.DataType(stated)
-    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = input_of(node, 2)
     return ir.DataType.UINT8 if zero is None else zero.dtype
 
 
@@ -117,7 +118,7 @@ def _reader(node: ir.Node) -> ir.Node | None:
 
 def _content(node: ir.Node, position: int) -> np.ndarray | None:
     """The content of a constant input."""
-    value = node.inputs[position] if len(node.inputs) > position else None
+    value = input_of(node, position)
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.tracing import LAYOUT, is_computed, product_ahead, product_behind
-from graph_passes.tape import add_initializer, ancestors
+from graph_passes.tape import add_initializer, ancestors, producer_of
 
 _WEIGHTED = frozenset(("Gemm", "MatMul"))
 _PRODUCTS = _WEIGHTED | frozenset(("Attention", "Conv", "GroupQueryAttention", "MultiHeadAttention"))
@@ -94,7 +94,7 @@ def _inputs_of(node: ir.Node) -> Iterator[QuantizedInput]:
 
 def is_weighted(node: ir.Node) -> bool:
     """Whether a node multiplies an activation by a constant matrix of floats."""
-    if node.op_type not in _WEIGHTED or node.domain not in ("", "ai.onnx") or not is_computed(node.inputs[0]):
+    if node.op_type not in _WEIGHTED or node.domain or not is_computed(node.inputs[0]):
         return False
     weight = node.inputs[1]
     if weight is None or not weight.is_initializer() or weight.is_graph_input():
@@ -148,7 +148,7 @@ def _is_activation(value: ir.Value | None) -> bool:
 
 def _branch_product(value: ir.Value | None) -> ir.Node | None:
     """The weighted product that computes a tensor, up to its bias and its layout."""
-    while value is not None and (node := value.producer()) is not None:
+    while (node := producer_of(value)) is not None:
         if is_weighted(node):
             return node
         if node.op_type in ("Add", "Mul"):

@@ -25,7 +25,7 @@ from compressor.units import PrunableGroup, find_groups, keep_all
 from graph_passes import Plan, load, save
 from graph_passes.flow.caches import IN_PLACE, cache_names
 from graph_passes.passes import FuseForOrt
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import WeightRecord, fingerprint
 from tests.generation.exported import QUICK
 from tests.generation.families import FAMILIES
 from tests.random_plans import random_groups

@@ -8,7 +8,7 @@ share key/value heads unevenly, key/value heads are repeated until each query he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,11 +17,10 @@ import onnx_ir as ir
 from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+from graph_passes.tape import input_of
 
 Per = Literal["query", "key"]
 """Whether a run has one entry for each query head or for each key/value head."""
-
-Attributes = dict[str, int | tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,8 @@ class HeadLayout:
         kv_heads: number of key/value heads.
         inputs: for each input; None: it has no heads, or is broadcast over them.
         outputs: for each output.
-        attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
+        attributes: the attributes that state the numbers of query or of key/value heads.
+        packed: width of one head of query, key and value, if `qkv_hidden_sizes` states those of all heads.
         query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
     """
 
@@ -54,7 +54,8 @@ class HeadLayout:
     kv_heads: int
     inputs: tuple[HeadAxis | None, ...]
     outputs: tuple[HeadAxis | None, ...]
-    attributes: Callable[[int, int], Attributes]
+    attributes: Mapping[str, Per]
+    packed: tuple[int, ...] = ()
     query_axis: int | None = None
 
 
@@ -64,10 +65,7 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     if len(context.shape(query)) == 4:
         heads, kv_heads = context.shape(query)[1], context.shape(key)[1]
         operands: list[HeadAxis | None] = [HeadAxis(1, ((per, 1),)) for per in ("query", "key", "key")]
-        output = operands[0]
-
-        def attributes(query_heads: int, key_heads: int) -> Attributes:
-            return {}
+        output, attributes = operands[0], dict[str, Per]()
     else:
         heads, kv_heads = (node.attributes[name].as_int() for name in ("q_num_heads", "kv_num_heads"))
         operands = [
@@ -76,37 +74,34 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
             _merged(context, value, 2, kv_heads, "key"),
         ]
         output = HeadAxis(2, (("query", context.shape(value)[2] // kv_heads),))
-
-        def attributes(query_heads: int, key_heads: int) -> Attributes:
-            return {"q_num_heads": query_heads, "kv_num_heads": key_heads}
-
-    mask = _input(node, 3)
+        attributes = {"q_num_heads": "query", "kv_num_heads": "key"}
+    mask = input_of(node, 3)
     head_axis = len(context.shape(mask)) - 3 if mask is not None else -1  # the last axes are those of the scores
     inputs = [*operands, _separate(context, mask, head_axis) if head_axis >= 0 else None]
-    inputs += [_separate(context, _input(node, position), 1, "key") for position in (4, 5)]
+    inputs += [_separate(context, input_of(node, position), 1, "key") for position in (4, 5)]
     cache = [HeadAxis(1, (("key", 1),)), HeadAxis(1, (("key", 1),)), HeadAxis(1, (("query", 1),))]
     outputs = _outputs(node, output, cache)
-    return HeadLayout(heads, kv_heads, tuple(inputs), outputs, attributes, len(context.shape(query)) - 2)
+    return HeadLayout(heads, kv_heads, tuple(inputs), outputs, attributes, query_axis=len(context.shape(query)) - 2)
 
 
 def multi_head_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     """`com.microsoft.MultiHeadAttention`: separate, packed or already split query, key and value."""
     heads = node.attributes["num_heads"].as_int()
     inputs: list[HeadAxis | None] = []
-    for value in (_input(node, position) for position in range(3)):
+    for value in (input_of(node, position) for position in range(3)):
         rank = len(context.shape(value)) if value is not None else 0
         inputs.append(_merged(context, value, 1 if rank == 4 else 2, heads, "query"))
-    if _input(node, 3) is not None:
-        shapes = [context.shape(_input(node, position)) for position in range(3)]
+    if input_of(node, 3) is not None:
+        shapes = [context.shape(input_of(node, position)) for position in range(3)]
         widths = [shape[1] * shape[3] if len(shape) == 4 else shape[2] for shape in shapes]
         inputs.append(HeadAxis(0, tuple(("query", width // heads) for width in widths)))
     else:
         inputs.append(None)
     inputs.append(None)
-    inputs += [_separate(context, _input(node, position), 1) for position in (5, 6, 7)]
+    inputs += [_separate(context, input_of(node, position), 1) for position in (5, 6, 7)]
     output = HeadAxis(2, (("query", context.shape(node.outputs[0])[2] // heads),))
     cache = [HeadAxis(1, (("query", 1),))] * 3
-    return HeadLayout(heads, heads, tuple(inputs), _outputs(node, output, cache), lambda query, _: {"num_heads": query})
+    return HeadLayout(heads, heads, tuple(inputs), _outputs(node, output, cache), {"num_heads": "query"})
 
 
 def packed_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
@@ -116,62 +111,45 @@ def packed_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     sizes = node.attributes.get_ints("qkv_hidden_sizes", (total // 3,) * 3)
     widths = tuple(int(size) // heads for size in sizes)
     runs: tuple[tuple[Per, int], ...] = tuple(("query", width) for width in widths)
-    past = HeadAxis(2, (("query", 1),)) if _input(node, 4) is not None else None
-    bias = HeadAxis(0, runs) if _input(node, 2) is not None else None
-    inputs = (None, HeadAxis(1, runs), bias, None, past, _separate(context, _input(node, 5), 1))
-
-    def attributes(query_heads: int, _: int) -> Attributes:
-        return {"num_heads": query_heads, "qkv_hidden_sizes": tuple(width * query_heads for width in widths)}
-
+    past = HeadAxis(2, (("query", 1),)) if input_of(node, 4) is not None else None
+    bias = HeadAxis(0, runs) if input_of(node, 2) is not None else None
+    inputs = (None, HeadAxis(1, runs), bias, None, past, _separate(context, input_of(node, 5), 1))
     outputs = _outputs(node, HeadAxis(2, (("query", widths[2]),)), [HeadAxis(2, (("query", 1),))])
-    return HeadLayout(heads, heads, inputs, outputs, attributes)
+    return HeadLayout(heads, heads, inputs, outputs, {"num_heads": "query"}, widths)
 
 
 def grouped_query_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     """`com.microsoft.GroupQueryAttention`: query heads share key/value heads; all may be packed in the first input."""
     heads, kv_heads = (node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
     size = context.shape(node.inputs[0])[2]
-    if _input(node, 1) is None:
+    if input_of(node, 1) is None:
         width = size // (heads + 2 * kv_heads)
         packed = HeadAxis(2, (("query", width), ("key", width), ("key", width)))
         operands: list[HeadAxis | None] = [packed, None, None]
     else:
         width = size // heads
         operands = [HeadAxis(2, ((per, width),)) for per in ("query", "key", "key")]
-    past = [_separate(context, _input(node, position), 1, "key") for position in (3, 4)]
-    bias, sink = _separate(context, _input(node, 10), 1), _separate(context, _input(node, 11), 0)
+    past = [_separate(context, input_of(node, position), 1, "key") for position in (3, 4)]
+    bias, sink = _separate(context, input_of(node, 10), 1), _separate(context, input_of(node, 11), 0)
     outputs = _outputs(node, HeadAxis(2, (("query", width),)), [HeadAxis(1, (("key", 1),))] * 2)
-    return HeadLayout(
-        heads,
-        kv_heads,
-        (*operands, *past, *(None,) * 5, bias, sink),
-        outputs,
-        lambda query_heads, key_heads: {"num_heads": query_heads, "kv_num_heads": key_heads},
-    )
+    inputs = (*operands, *past, *(None,) * 5, bias, sink)
+    return HeadLayout(heads, kv_heads, inputs, outputs, {"num_heads": "query", "kv_num_heads": "key"})
 
 
 def rotary_embedding(node: ir.Node, context: RuleContext) -> HeadLayout:
     """`RotaryEmbedding` of ONNX and ONNX Runtime, on an axis of heads or heads * width; each head is rotated alone."""
     shape = context.shape(node.inputs[0])
-    states_heads = "num_heads" in node.attributes
     if len(shape) == 4:
         heads, head_axis = shape[1], HeadAxis(1, (("query", 1),))
     else:
         heads = node.attributes.get_int("num_heads", 0)
         if heads == 0:
             # The tables hold half of one head's width, and the whole width is rotated.
-            tables = context.shape(_input(node, 1 if node.domain in ("", "ai.onnx") else 2))
+            tables = context.shape(input_of(node, 2 if node.domain else 1))
             heads = shape[2] // (2 * tables[-1])
         head_axis = HeadAxis(2, (("query", shape[2] // heads),))
-
-    def attributes(query_heads: int, _: int) -> Attributes:
-        return {"num_heads": query_heads} if states_heads else {}
-
+    attributes: dict[str, Per] = {"num_heads": "query"} if "num_heads" in node.attributes else {}
     return HeadLayout(heads, heads, (head_axis,), (head_axis,), attributes)
-
-
-def _input(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if position < len(node.inputs) else None
 
 
 def _outputs(node: ir.Node, output: HeadAxis | None, cache: Sequence[HeadAxis | None]) -> tuple[HeadAxis | None, ...]:
@@ -208,13 +186,10 @@ class AttentionRule(Rule):
         layout = self.layout(node, context)
         queries = _needed_queries(node, layout, outputs, context)
         heads = self._needed_heads(node, layout, outputs, context)
-        shared = layout.heads // layout.kv_heads
-        groups, counts = np.unique(heads // shared, return_counts=True)
-        even = len(counts) == 0 or (counts == counts[0]).all()
-        if not even and any(value.is_graph_output() for value in node.outputs[1:]):
+        keys, is_even = _keys_of(heads, layout)
+        if not is_even and any(value.is_graph_output() for value in node.outputs[1:]):
             why = "keeps different numbers of query heads of its key/value heads, which it also returns as a cache"
             raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
-        keys = groups if even else heads // shared
         inputs = tuple(
             None if value is None else _need_of_heads(layout, head_axis, heads, keys, value, context)
             for value, head_axis in zip(node.inputs, _input_axes(node, layout), strict=False)
@@ -258,15 +233,8 @@ class AttentionRule(Rule):
         head_axis = _input_axes(node, layout)[position]
         if head_axis is None or head_axis.axis != axis:
             return
-        if not any((layout.heads if per == "query" else layout.kv_heads) > 1 for per, _ in head_axis.runs):
-            return
-        carriers = [
-            (output, output_heads.axis)
-            for output, (value, output_heads) in enumerate(zip(node.outputs, layout.outputs, strict=False))
-            if output_heads is not None and _is_read(value, context)
-        ]
-        if len(carriers) == 1:  # each of several outputs needs all heads
-            yield carriers[0]
+        if any((layout.heads if per == "query" else layout.kv_heads) > 1 for per, _ in head_axis.runs):
+            yield from super().carries(node, position, axis, context)
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         head_axis = _input_axes(node, self.layout(node, context))[position]
@@ -280,11 +248,20 @@ class AttentionRule(Rule):
         if index is None:
             return
         heads = np.unique(index // output_heads.runs[0][1])
-        groups, counts = np.unique(heads // (layout.heads // layout.kv_heads), return_counts=True)
-        keys = len(groups) if (counts == counts[0]).all() else len(heads)
-        for name, number in layout.attributes(len(heads), keys).items():
-            attribute = ir.AttrInt64s if isinstance(number, tuple) else ir.AttrInt64
-            node.attributes[name] = attribute(name, number)  # type: ignore[arg-type]
+        keys, _ = _keys_of(heads, layout)
+        for name, per in layout.attributes.items():
+            node.attributes[name] = ir.AttrInt64(name, len(heads if per == "query" else keys))
+        if layout.packed:
+            sizes = [width * len(heads) for width in layout.packed]
+            node.attributes["qkv_hidden_sizes"] = ir.AttrInt64s("qkv_hidden_sizes", sizes)
+
+
+def _keys_of(heads: np.ndarray, layout: HeadLayout) -> tuple[np.ndarray, bool]:
+    """The key/value heads of query heads, one for each of them unless they share evenly, and whether they do."""
+    of_heads = heads // (layout.heads // layout.kv_heads)
+    groups, counts = np.unique(of_heads, return_counts=True)
+    is_even = bool((counts == counts[:1]).all())
+    return (groups if is_even else of_heads), is_even
 
 
 def _input_axes(node: ir.Node, layout: HeadLayout) -> tuple[HeadAxis | None, ...]:
@@ -297,11 +274,7 @@ def _is_read(value: ir.Value, context: RuleContext) -> bool:
 
 
 def _needed_queries(node: ir.Node, layout: HeadLayout, outputs: Sequence[Need], context: RuleContext) -> Index:
-    """Query positions that the first output needs; None: all.
-
-    Raises:
-        NoRuleError: the attention depends on the position of a query, or returns its scores.
-    """
+    """Query positions that the first output needs; None: all. Their numbers and scores must not matter."""
     if layout.query_axis is None or not outputs[0] or outputs[0][layout.query_axis] is None:
         return None
     scores = node.outputs[3:]
@@ -316,7 +289,7 @@ def _with_queries(
     """The needs of the inputs of `Attention` for some query positions: of the queries, and of the mask's rows."""
     cut = list(inputs)
     cut[0] = _with_index(inputs[0] or (), axis, queries)
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    mask = input_of(node, 3)
     if mask is not None and not context.is_broadcast(mask, -2, node.inputs[0], axis):
         cut[3] = _with_index(inputs[3] or (), len(context.shape(mask)) - 2, queries)
     return tuple(cut)

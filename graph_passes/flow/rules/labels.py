@@ -8,7 +8,7 @@ have are summed over (indices at which one factor is zero are not needed) or mix
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -98,20 +98,6 @@ class LabelRule(Rule):
         if labels.added and any(results):
             raise NoRuleError(RefusalCode.NOT_LINEAR, "adds a bias to the gated tensor")
         return results
-
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        labels = self.describe(node, context)
-        axes = labels.inputs[position]
-        if axes is None or axes[axis] is None or axes[axis] in labels.mixed:
-            return
-        carriers = [
-            (output, output_axis)
-            for output, output_axes in enumerate(labels.outputs)
-            for output_axis, label in enumerate(output_axes)
-            if label == axes[axis]
-        ]
-        if len(carriers) == 1:  # each of several outputs with the label needs all of the axis
-            yield carriers[0]
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         labels = self.describe(node, context)

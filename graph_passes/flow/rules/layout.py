@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -13,8 +12,8 @@ from graph_passes.flow.indices import Need, part_of_each_row
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
-from graph_passes.flow.shape_inputs import check_shape_input, same_size, set_shape_input
-from graph_passes.tape import Tape
+from graph_passes.flow.shape_inputs import ShapeInput, same_size
+from graph_passes.tape import Tape, input_of, shape_axes
 
 
 def _transpose(node: ir.Node, context: RuleContext) -> Labels:
@@ -27,9 +26,9 @@ def _listed_axes(node: ir.Node, context: RuleContext) -> list[int] | None:
     """The axis list of Squeeze and Unsqueeze: an attribute before opset 13, an input since; None: there is none."""
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
-    if len(node.inputs) < 2 or node.inputs[1] is None:
+    if (axes := input_of(node, 1)) is None:
         return None
-    constant = context.probe.constant(node.inputs[1])
+    constant = context.probe.constant(axes)
     if constant is None:
         raise NoRuleError(RefusalCode.COMPUTED_VALUE, "has axes that are computed at run time")
     return [int(axis) for axis in constant.reshape(-1)]
@@ -78,7 +77,7 @@ def _constant_of_shape(node: ir.Node, context: RuleContext) -> Labels:
 def _pad(node: ir.Node, context: RuleContext) -> Labels:
     """Pad: only the padded axes change. Zeros of the other axes stay zero if zeros are added."""
     rank = len(context.shape(node.inputs[0]))
-    value = node.inputs[2] if len(node.inputs) > 2 else None
+    value = input_of(node, 2)
     added = node.attributes.get_float("value", 0.0) if value is None else context.probe.constant(value)
     axes = tuple(range(rank))
     linear = frozenset((0,) if added == 0 else ())
@@ -88,13 +87,9 @@ def _pad(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
-    """Axes that are padded for inputs of some sizes. An axis of fixed size that is not padded in either walk never is.
-
-    Raises:
-        NoRuleError: the sizes are unknown, or the axes are listed.
-    """
+    """Axes that are padded for inputs of some sizes. One of fixed size that neither walk pads is never padded."""
     rank = len(context.shape(node.inputs[0]))
-    sizes = node.inputs[1] if len(node.inputs) > 1 else None
+    sizes = input_of(node, 1)
     is_computed = sizes is not None and sizes.const_value is None
     first, second = context.probe.contents(sizes)
     if "pads" in node.attributes:
@@ -149,17 +144,6 @@ class TileRule(LabelRule):
         pairs = zip(gain.axes, (after // max(before, 1) for before, after in sizes), strict=True)
         return [Gain(tuple(None if array is None else np.tile(array, count) for array, count in pairs), gain.sites)]
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        if position == 0 and axis in self._repeated(node, context):
-            yield 0, axis
-        else:
-            yield from super().carries(node, position, axis, context)
-
-    def _repeated(self, node: ir.Node, context: RuleContext) -> set[int]:
-        """The axes of several elements that are repeated."""
-        sizes = zip(context.shape(node.inputs[0]), context.shape(node.outputs[0]), strict=True)
-        return {axis for axis, (before, after) in enumerate(sizes) if 1 < before < after}
-
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
         """Axis -> new number of repeats, for each axis that is repeated less often than before."""
         single, need = _single_axes(node.inputs[0], context), demand.outputs[0]
@@ -181,32 +165,11 @@ class ShapedRule(LabelRule):
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         demand = super().demand(node, outputs, context)
-        check_shape_input(
-            node,
-            _source(node),
-            demand.outputs[0],
-            context.probe,
-            held=demand.inputs[0] or (),
-            count=context.counts_positions,
-        )
+        ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).check()
         return demand
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        rank = len(context.shape(node.outputs[0]))
-        for output, output_axis in super().carries(node, position, axis, context):
-            first = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in range(rank))
-            with contextlib.suppress(NoRuleError):  # an axis whose size cannot be written is never cut
-                self.demand(node, [first], context)
-                yield output, output_axis
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        source, count = demand.inputs[0] or (), context.counts_positions
-        set_shape_input(node, _source(node), demand.outputs[0], context.probe, held=source, count=count)
-
-
-def _source(node: ir.Node) -> ir.Value | None:
-    """The tensor whose sizes a shape input may refer to."""
-    return None if node.op_type == "ConstantOfShape" else node.inputs[0]
+        ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).write()
 
 
 class ShapeRule(Rule):
@@ -221,16 +184,12 @@ class ShapeRule(Rule):
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         return [None]
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        return iter(())
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         source, need = node.inputs[0], held[0]
         if need is None or source is None or node.graph is None:
             return
         op, shape, parts = Tape(), context.shape(source), list[ir.Value]()
-        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
-        for axis in range(*slice(start, end).indices(len(shape))):
+        for axis in shape_axes(node, len(shape)):
             index, fixed = need[axis], context.probe.fixed(source, axis)
             part = op.size(source, axis) if index is None or not fixed else op.ints([shape[axis]])
             if index is not None and not fixed:

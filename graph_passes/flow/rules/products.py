@@ -15,7 +15,7 @@ from graph_passes.flow.node_inference import BATCH_TRANSPOSITIONS
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, NoRuleError, RuleContext
 from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels, broadcast
-from graph_passes.tape import Tape
+from graph_passes.tape import Tape, input_of
 
 
 def _batch(operand: ir.Value | None, output: ir.Value, context: RuleContext) -> AxisLabels:
@@ -43,9 +43,9 @@ def _gemm(node: ir.Node, context: RuleContext) -> Labels:
     if any(len(context.shape(value)) != 2 for value in node.inputs[:2]):
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "multiplies tensors that have not two axes")
     labels = _matmul(node, context)
-    if len(node.inputs) < 3 or node.inputs[2] is None:
+    if (bias := input_of(node, 2)) is None:
         return labels
-    bias, output = node.inputs[2], node.outputs[0]
+    output = node.outputs[0]
     axes = range(-len(context.shape(bias)), 0)
     addend = tuple(None if context.is_broadcast(bias, axis, output, axis) else ("m", "n")[axis] for axis in axes)
     return dataclasses.replace(labels, inputs=(*labels.inputs, addend), added=frozenset((2,)))
@@ -116,8 +116,8 @@ def _reduced_axes(node: ir.Node, context: RuleContext) -> frozenset[int]:
     """The axes of the input that a reduction sums, averages, ... over."""
     rank = len(context.shape(node.inputs[0]))
     axes = node.attributes.get_ints("axes", None) if "axes" in node.attributes else None
-    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
-        constant = context.probe.constant(node.inputs[1])
+    if axes is None and (listed := input_of(node, 1)) is not None:
+        constant = context.probe.constant(listed)
         if constant is None:
             raise NoRuleError(RefusalCode.COMPUTED_VALUE, "reduces axes that are computed at run time")
         axes = constant.reshape(-1).tolist()
@@ -148,14 +148,13 @@ def _convolution(node: ir.Node, context: RuleContext) -> Labels:
     channel = "in" if groups == 1 else "out"
     axes, unmixed = range(2, len(image)), _unmixed_axes(node, weight)
     kernel = ("out", "in" if groups == 1 else None, *(None for _ in axes))
-    has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
     return Labels(
         inputs=(("row", channel, *(("pixels", axis) for axis in axes)), kernel, ("out",))[: len(node.inputs)],
         outputs=(("row", "out", *(("pixels", axis) if axis in unmixed else None for axis in axes)),),
         linear=frozenset((0, 1)),
         summed=frozenset(("in",)) if groups == 1 else frozenset(),
         mixed=frozenset(("pixels", axis) for axis in axes if axis not in unmixed),
-        added=frozenset((2,)) if has_bias else frozenset(),
+        added=frozenset((2,)) if input_of(node, 2) is not None else frozenset(),
     )
 
 

@@ -16,7 +16,8 @@ from graph_passes.flow.concrete_shapes import Shape
 from graph_passes.flow.indices import Index, Need, all_indices, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
-from graph_passes.flow.shape_inputs import check_shape_input, set_shape_input
+from graph_passes.flow.shape_inputs import ShapeInput
+from graph_passes.tape import producer_of
 
 
 def axis_groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
@@ -78,8 +79,7 @@ class ReshapeRule(Rule):
 
     def _check_shape_input(self, node: ir.Node, source: Need, output: Need, context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            count = context.counts_positions
-            check_shape_input(node, node.inputs[0], output, context.probe, held=source, count=count)
+            ShapeInput(node, output, source, context).check()
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         gain = gains[0]
@@ -122,8 +122,7 @@ class ReshapeRule(Rule):
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            source, count = demand.inputs[0] or (), context.counts_positions
-            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe, held=source, count=count)
+            ShapeInput(node, demand.outputs[0], demand.inputs[0] or (), context).write()
 
 
 def _around(axes: range, part: Sequence[Index], rank: int) -> Need:
@@ -146,7 +145,7 @@ def _sizes(shape: Shape, axes: range) -> Shape:
 
 def _repeated_axis(node: ir.Node, axes: range, context: RuleContext) -> int | None:
     """The position among input axes of the one along which an `Expand` repeats one element; None: there is none."""
-    producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+    producer = producer_of(node.inputs[0])
     if producer is None or producer.op_type != "Expand":
         return None
     source, expanded = producer.inputs[0], node.inputs[0]
@@ -163,9 +162,6 @@ def _regrouped(
     """What the input of one part of a reshape must hold, and what its output then holds.
 
     `repeated` is the input axis whose indices are all alike, if there is one.
-
-    Raises:
-        NoRuleError: the indices that the output would hold do not form a box.
     """
     if all(index is None for index in need):
         return all_indices(len(before)), need

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -72,12 +72,6 @@ class SplitRule(Rule):
             results.append(Gain((*gain.axes[:axis], part, *gain.axes[axis + 1 :]), gain.sites))
         return results
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        if position == 0 and axis == self._axis(node, context):
-            self._parts(node, context)
-        if position == 0 and (axis == self._axis(node, context) or len(node.outputs) == 1):
-            yield from ((output, axis) for output in range(len(node.outputs)))
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         axis, held_axes, source = self._axis(node, context), held[0], node.inputs[0]
         assert held_axes is not None
@@ -119,7 +113,8 @@ class ConcatRule(Rule):
             part = index
             if index is not None:
                 if value is None or not context.probe.fixed(value, axis):
-                    raise _free_parts()
+                    why = "joins parts whose sizes depend on the graph's inputs on the heads' axis"
+                    raise NoRuleError(RefusalCode.FREE_SIZE, why)
                 part = simplify(index[(index >= start) & (index < start + size)] - start, size)
             needs.append((*output[:axis], part, *output[axis + 1 :]))
             start += size
@@ -142,13 +137,6 @@ class ConcatRule(Rule):
                 raise NoRuleError(RefusalCode.NOT_LINEAR, "joins gated tensors with ungated ones")
         return [Gain(tuple(arrays), frozenset().union(*(gain.sites for gain in gains if gain is not None)))]
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        joined_axis, sizes = self._axis(node, context), self._sizes(node, context)
-        if axis == joined_axis and not all(context.probe.fixed(value, axis) for value in node.inputs):
-            raise _free_parts()
-        if axis != joined_axis or sizes[position] > 0:
-            yield 0, axis
-
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         """Join only the inputs of which something is needed; where nothing is needed of any, join all of them."""
         axis = self._axis(node, context)
@@ -167,10 +155,6 @@ def _is_empty(need: Need | None, axis: int) -> bool:
     """Whether a need has no index of an axis."""
     index = None if need is None else need[axis]
     return index is not None and len(index) == 0
-
-
-def _free_parts() -> NoRuleError:
-    return NoRuleError(RefusalCode.FREE_SIZE, "joins parts whose sizes depend on the graph's inputs on the heads' axis")
 
 
 class GatherRule(Rule):
@@ -214,15 +198,6 @@ class GatherRule(Rule):
                 raise _computed_indices()
             looked_up = (array[constant],)
         return [Gain((*gain.axes[:axis], *looked_up, *gain.axes[axis + 1 :]), gain.sites)]
-
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        table_axis, rank, constant = self._lookup(node, context)
-        if position != 0:
-            return
-        if axis != table_axis:
-            yield 0, axis if axis < table_axis else axis + rank - 1
-        elif constant is not None and rank == 1 and len(np.unique(constant)) > 1:
-            yield 0, axis
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         table_axis, _, constant = self._lookup(node, context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +11,7 @@ from graph_passes.flow.edit import cut_value, positions_among, set_ints
 from graph_passes.flow.indices import Need, positions_of, simplify
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+from graph_passes.tape import input_of
 
 
 class SliceRule(Rule):
@@ -61,10 +62,6 @@ class SliceRule(Rule):
                 arrays[axis] = array[positions]
         return [Gain(tuple(arrays), gain.sites)]
 
-    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        if position == 0 and not self.mixes(node, position, axis, context):
-            yield 0, axis
-
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         return self._positions(node, context).get(axis, np.arange(0)) is None
 
@@ -104,10 +101,8 @@ def _keep_entries(node: ir.Node, entries: Sequence[int], axes: Sequence[int]) ->
         for name, values in lists.items():
             node.attributes[name] = ir.AttrInt64s(name, [values[entry] for entry in entries])
         return
-    assert node.graph is not None
     for position in (1, 2, 4):
-        value = node.inputs[position] if position < len(node.inputs) else None
-        if value is not None:
+        if (value := input_of(node, position)) is not None:
             node.replace_input_with(position, cut_value(value, 0, np.array(entries), node))
     set_ints(node, 3, [axes[entry] for entry in entries])
 

@@ -10,8 +10,7 @@ import pytest
 
 from graph_passes import GraphErrorCode, NeuronPlan, Plan, PlanError, shrink
 from graph_passes.attention.match_plan import match_feed_forwards
-from graph_passes.weights.match_weights import match_weights
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import WeightRecord, fingerprint, match_weights
 from tests.graph_passes.graphs import SIZES, assert_same, gated, graph
 
 UNITS = 6

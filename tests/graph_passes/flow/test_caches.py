@@ -14,7 +14,7 @@ from graph_passes.flow.caches import cache_names, record_caches
 from graph_passes.passes import DropIdleCaches
 from graph_passes.passes.insert_gates import FINGERPRINT
 from graph_passes.shrink import find_groups, shrink_parts
-from graph_passes.weights.records import WeightRecord
+from graph_passes.weights import WeightRecord
 from tests.graph_passes.graphs import SIZES, Feeds, draw, error, gated, graph, plan, run, site
 
 PAIRS = (("past_k", "present_k"), ("past_v", "present_v"))

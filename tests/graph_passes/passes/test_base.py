@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 import onnx.parser
 import onnx_ir as ir
@@ -18,10 +19,12 @@ from tests.graph_passes.passes.test_normalize import CALL
 
 
 def test_every_pass_is_exported_and_returns_a_report_that_cannot_change() -> None:
-    for name in passes.__all__:
-        rewrite = getattr(passes, name)
+    files = {path.stem for path in Path(passes.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    exported = {name: rewrite for name, rewrite in vars(passes).items() if isinstance(rewrite, type)}
+    assert {rewrite.__module__.rpartition(".")[2] for rewrite in exported.values()} == files
+    for name, rewrite in exported.items():
         assert issubclass(rewrite, GraphPass)
-        (base,) = rewrite.__orig_bases__
+        (base,) = vars(rewrite)["__orig_bases__"]
         (report,) = base.__args__
         is_frozen = dataclasses.is_dataclass(report) and vars(report)["__dataclass_params__"].frozen
         assert is_frozen or report in (Names, Mapping[str, int], int), name
@@ -32,7 +35,7 @@ def test_a_change_is_logged_with_its_report(caplog: pytest.LogCaptureFixture) ->
     model = graph('g = Mul(x, "a.head_gate")  y = Relu(g)', 'float[8] "a.head_gate"')
     CleanUp()(model)
     (record,) = [record for record in caplog.records if record.name == "graph_passes.passes.clean_up"]
-    assert record.getMessage() == "CleanedUp(unit_gates=('a.head_gate',), shapes=())"
+    assert record.getMessage() == "('a.head_gate',)"
     caplog.clear()
     CleanUp()(model)
     assert not [record for record in caplog.records if record.name == "graph_passes.passes.clean_up"]

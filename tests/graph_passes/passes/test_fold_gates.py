@@ -21,8 +21,7 @@ GATE = 'float[8] "a.head_gate"'
 def test_a_gate_becomes_zeros_and_ones(name: str) -> None:
     model = gated_layer(name, GATES)
     result = rewritten(FoldGates(), model)
-    assert result.report.folded == ("a",)
-    assert result.report.unfolded == ()
+    assert result.report == ("a",)
     assert gate(result.model) == [float(element != 0) for element in gate(model)]
 
 
@@ -56,7 +55,7 @@ def test_a_gate_whose_product_a_body_reads_stays() -> None:
     """
     model = graph(GATED + body, GATE, "float[8, 8] W", "bool c = {1}")
     set_gate(model, range(1, 9))
-    assert assert_untouched(FoldGates(), model).unfolded == ("a",)
+    assert assert_untouched(FoldGates(), model) == ()
 
 
 def test_every_product_of_a_gated_tensor_is_scaled_and_shares_its_weight() -> None:
@@ -100,11 +99,9 @@ def test_other_gates_stay(body: str, weights: list[str]) -> None:
     outputs = "float[B, S, S] y" if "t = " in body else "float[B, S, 8] y"
     model = graph(GATED + body, GATE, *weights, outputs=outputs)
     set_gate(model, range(1, 9))
-    report = assert_untouched(FoldGates(), model)
-    assert (report.folded, report.unfolded) == ((), ("a",))
+    assert assert_untouched(FoldGates(), model) == ()
 
 
 @pytest.mark.parametrize("gates", [[1, 1, 1, 1], [1, 0, 1, 0]])
 def test_a_gate_of_zeros_and_ones_needs_no_folding(gates: list[float]) -> None:
-    report = assert_untouched(FoldGates(), gated_layer("separate", gates))
-    assert (report.folded, report.unfolded) == ((), ())
+    assert assert_untouched(FoldGates(), gated_layer("separate", gates)) == ()

@@ -26,7 +26,7 @@ def test_patterns_become_fused_operators() -> None:
     result = FuseForOrt()(model.clone())
     assert result.modified
     assert operators(result.model) == ["MatMul", "Gelu", "MatMul", "SkipLayerNormalization"]
-    assert result.report.fusions == {"gelu": 1, "skip_layer_normalization": 1}
+    assert result.report == {"gelu": 1, "skip_layer_normalization": 1}
     assert_same(result.model, model)
     again = FuseForOrt()(result.model.clone())
     assert operators(again.model) == operators(result.model)
@@ -36,7 +36,7 @@ def test_patterns_become_fused_operators() -> None:
 def test_a_graph_without_patterns_computes_the_same() -> None:
     model = graph("y = Relu(x)")
     result = FuseForOrt()(model.clone())
-    assert not result.report.fusions
+    assert not result.report
     assert operators(result.model) == ["Relu"]
     assert_same(result.model, model, tolerance=0)
 

@@ -11,8 +11,7 @@ import pytest
 
 from graph_passes import GraphErrorCode, PlanError
 from graph_passes.passes import TransferWeights
-from graph_passes.weights.match_weights import match_weights
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import WeightRecord, fingerprint, match_weights
 from tests.graph_passes.graphs import graph, run
 from tests.graph_passes.passes.checks import assert_untouched
 

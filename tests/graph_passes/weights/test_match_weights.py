@@ -7,8 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes import GraphErrorCode, PlanError
-from graph_passes.weights.match_weights import match_weights
-from graph_passes.weights.records import WeightRecord, fingerprint
+from graph_passes.weights import WeightRecord, fingerprint, match_weights
 
 RNG = np.random.default_rng(0)
 A, B, C = (RNG.normal(size=(4, 4)).astype(np.float32) for _ in range(3))

@@ -6,7 +6,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from graph_passes.weights.records import WeightRecord, fingerprint, shape_of
+from graph_passes.weights import WeightRecord, fingerprint, shape_of
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.normal(0, 0.02, (6, 10)).astype(np.float32)

@@ -1,14 +1,112 @@
-"""Find the initializers of a graph that hold the parameters of a model, by their values."""
+"""The weights that a plan belongs to: their fingerprints, their file, and the initializers that hold them.
+
+Fingerprints identify the weights in a graph of any exporter.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
 import onnx_ir as ir
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field
+from safetensors import SafetensorError, safe_open
 
 from graph_passes.errors import GraphErrorCode, PlanError
-from graph_passes.weights.records import WeightRecord, fingerprint, shape_of
+
+WEIGHTS = "model.safetensors"
+"""Name of the file of weights in the output folder of a run."""
+_LARGEST, _SMALLEST = 1e4, 2.0**-20
+"""Magnitudes between which ONNX Runtime's converter to float16 only rounds; it may clip others to a bound."""
+_DIGITS = 32
+
+_Fingerprint = Annotated[str, Field(pattern=r"^(\d+(x\d+)*)?:[0-9a-f]{32}$")]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class WeightRecord:
+    """The fingerprints of one parameter of a model.
+
+    Attributes:
+        original: of its values in the model folder of the run that wrote the plan.
+        fitted: of the values that the plan belongs to; equal to `original` where the run did not change them.
+    """
+
+    original: _Fingerprint
+    fitted: _Fingerprint
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the run changed the parameter."""
+        return self.original != self.fitted
+
+
+def fingerprint(tensor: np.ndarray) -> str:
+    """The shape of a floating-point tensor and a hash of its values, e.g. `384x1536:` and 32 hexadecimal digits.
+
+    Values are rounded to float16 first, so that float32 and float16 copies of a weight have one fingerprint. A matrix
+    and its transpose have different ones.
+    """
+    rounded = np.clip(tensor.astype(np.float32, copy=False), -_LARGEST, _LARGEST).astype(np.float16)
+    rounded = np.where(np.abs(rounded) < _SMALLEST, np.float16(0), rounded)
+    digest = hashlib.sha256(np.ascontiguousarray(rounded).data).hexdigest()
+    return f"{'x'.join(map(str, tensor.shape))}:{digest[:_DIGITS]}"
+
+
+def shape_of(values: str) -> tuple[int, ...]:
+    """The shape of the tensor that has this fingerprint."""
+    sizes = values.partition(":")[0]
+    return tuple(int(size) for size in sizes.split("x")) if sizes else ()
+
+
+class WeightFile(Mapping[str, np.ndarray]):
+    """The parameters in a safetensors file, by name. The file is opened when a name or a parameter is read.
+
+    Args:
+        path: the file, e.g. `out/model.safetensors`.
+
+    Raises (from any access):
+        PlanError: the file is missing, damaged or truncated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self._open().keys())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        array: np.ndarray = self._open().get_tensor(name)
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _open(self) -> Any:
+        try:
+            return safe_open(self.path, framework="numpy")
+        except FileNotFoundError as error:
+            what = "it has the weights of the plan; put it into the plan's folder"
+            message = f"{self.path}: there is no such file; {what}"
+            raise PlanError(message, code=GraphErrorCode.FILE_MISSING, path=self.path) from error
+        except (OSError, SafetensorError) as error:
+            message = f"{self.path}: is damaged or truncated ({error}); copy it again"
+            raise PlanError(message, code=GraphErrorCode.FILE_UNREADABLE, path=self.path) from error
 
 
 @dataclasses.dataclass(frozen=True)

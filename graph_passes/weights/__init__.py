@@ -1,1 +1,0 @@
-"""The weights that a plan belongs to: their fingerprints, their file, and the initializers that hold them."""
