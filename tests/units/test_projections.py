@@ -318,5 +318,5 @@ def test_a_group_ends_in_the_projection_whose_inputs_are_collected() -> None:
     heads, neurons = find_groups(model, inputs)[:2]
     assert (heads.name, heads.linear, neurons.type) == (PROJECTION, PROJECTION, "neurons")
     read: list[torch.Size] = []
-    collect_inputs(model, inputs, [PROJECTION], lambda name, rows, weights: read.append(rows.shape))
+    collect_inputs(model, inputs, [PROJECTION], lambda call: read.append(call.inputs.shape))
     assert read == [(int(inputs["attention_mask"].sum()), 32)]

@@ -27,8 +27,8 @@ from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
 from compressor.selection.pruners.layerwise.forwards import entries_per_row
-from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
-from compressor.selection.pruners.layerwise.refit import RefitSums
+from compressor.selection.pruners.layerwise.layer_run import DenseSums, calls_in_order
+from compressor.selection.pruners.layerwise.refit import CallTokens, RefitSums
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scaled_units, units_without
 from compressor.store import File, versioned
 from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
@@ -136,7 +136,7 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
 
 
 def tuned_scales(
-    linear: Linear, group: PrunableGroup, kept: tuple[int, ...], calls: Iterable[TargetedCall]
+    linear: Linear, group: PrunableGroup, kept: tuple[int, ...], calls: Iterable[CallTokens]
 ) -> np.ndarray:
     """Mask tuning: the scales of the kept units of a group, by which the linear reproduces its targets best.
 
@@ -158,6 +158,7 @@ def tuned_scales(
     columns = torch.from_numpy(unit_columns(kept, group.width))
     sums = RefitSums(len(columns), linear_sizes(linear)[1], has_ones=False, name=group.name)
     for call in calls:
+        assert call.targets is not None
         targets = call.targets if linear.bias is None else call.targets - linear.bias.detach()
         sums.add(call.inputs[:, columns.to(call.inputs.device)], targets)
     weight = linear_weight(linear).detach().double().cpu().numpy()[:, columns]

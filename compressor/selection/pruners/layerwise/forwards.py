@@ -16,13 +16,9 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.models.forwards import decoder_mask, forward_arguments, scored_logits_only
+from compressor.selection.pruners.layerwise.refit import CallTokens
 from compressor.units.find import evaluation_mode
 from compressor.units.layers import AroundLayer, outermost_layers, removed_afterwards, routed_forwards
-
-TokenWeights = Mapping[str, Sequence[Tensor]]
-"""The weights of the tokens of one batch: for each linear, one tensor `[batch, position]` for each of its calls."""
-InputObserver = Callable[[str, Tensor, Tensor], None]
-"""Called with the path of a linear, its inputs `[tokens, in]` without padding, and their weights `[tokens]`."""
 
 
 class EndForwardError(Exception):
@@ -77,10 +73,10 @@ def collect_inputs(
     model: PreTrainedModel,
     batch: Mapping[str, Tensor],
     linears: Sequence[str],
-    observer: InputObserver,
-    weights: TokenWeights | None = None,
+    observer: Callable[[CallTokens], None],
+    number: int = 0,
 ) -> None:
-    """Run the whole model on one batch and pass on the inputs of all linears; nothing is stored.
+    """Run the whole model on one batch, by its number, and pass on the inputs of all linears; nothing is stored.
 
     A linear that a forward calls several times is observed as often.
 
@@ -93,9 +89,8 @@ def collect_inputs(
     def on_input(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         x = args[0]
         mask = token_mask(model, name, batch, x.shape[:-1])
-        values = torch.ones(mask.shape, device=x.device) if weights is None else weights[name][counts[name]]
+        observer(CallTokens(name, number, counts[name], mask.cpu(), x[mask]))
         counts[name] += 1
-        observer(name, x[mask], values.to(x.device)[mask])
 
     hooks = (model.get_submodule(name).register_forward_hook(partial(on_input, name)) for name in linears)
     with removed_afterwards(hooks), scored_logits_only(model, batch):
@@ -112,8 +107,8 @@ def count_tokens(
     """
     tokens = dict.fromkeys(linears, 0)
 
-    def count(name: str, inputs: Tensor, weights: Tensor) -> None:
-        tokens[name] += len(inputs)
+    def count(call: CallTokens) -> None:
+        tokens[call.linear] += len(call.inputs)
 
     collect_inputs(model, batches[0], linears, count)
     elements = [next(iter(batch.values())).numel() for batch in batches]

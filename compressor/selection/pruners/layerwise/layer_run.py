@@ -31,6 +31,7 @@ from compressor.selection.pruners.layerwise.forwards import (
     run_layers,
     token_mask,
 )
+from compressor.selection.pruners.layerwise.refit import CallTokens
 from compressor.units.layers import linear_at, linear_sizes, outermost_layers, removed_afterwards
 
 _CANDIDATES = 32
@@ -395,32 +396,13 @@ class DenseSums:
             yield sums
 
 
-@dataclass(frozen=True)
-class TargetedCall:
-    """One call of a linear on one batch, in the model as it is pruned so far.
-
-    Attributes:
-        linear, number: see `LinearCall`.
-        mask: the tokens of its input that are not padding, usually `[batch, position]`.
-        inputs: its inputs without padding, `[tokens, in]`.
-        targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
-    """
-
-    linear: str
-    batch: int
-    number: int
-    mask: Tensor
-    inputs: Tensor
-    targets: Tensor
-
-
 def calls_in_order(
     model: PreTrainedModel,
     linear_sets: Sequence[Sequence[str]],
     batches: Sequence[Batch],
     sums: DenseSums,
     on_progress: ProgressCallback,
-) -> Iterator[Iterator[TargetedCall]]:
+) -> Iterator[Iterator[CallTokens]]:
     """For each set of linears, their calls on all batches; sets and calls run when they are requested.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
@@ -441,7 +423,7 @@ def calls_in_order(
     run = LayerwiseRun(model, batches)
     sums.start()
 
-    def targeted(linears: Sequence[str]) -> Iterator[TargetedCall]:
+    def targeted(linears: Sequence[str]) -> Iterator[CallTokens]:
         observed = run.observe({linear: sums.readers[linear] for linear in linears}, with_outputs=False)
         for number, (batch, calls, dense) in enumerate(zip(batches, observed, sums.of(linears), strict=True)):
             for call in calls:
@@ -449,7 +431,7 @@ def calls_in_order(
                 target = dense[call.linear][call.number]
                 if call.output is not None and call.sum is not None:
                     target = target - (call.sum - call.output)[mask]
-                yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
+                yield CallTokens(call.linear, number, call.number, mask.cpu(), call.input[mask], target)
 
     for linears in tracked(linear_sets, on_progress):
         run.advance(run.layers_of(linears[0]).start)

@@ -34,6 +34,28 @@ Array = Any
 """An array of NumPy, or a tensor of PyTorch on any device."""
 
 
+@dataclass(frozen=True)
+class CallTokens:
+    """The tokens of one call of a linear on one batch, without padding.
+
+    Attributes:
+        linear: path of the linear.
+        batch: number of the batch.
+        number: number of the call among those of the linear in a forward.
+        mask: the tokens of its input that are not padding, usually `[batch, position]`, on the CPU.
+        inputs: its inputs, `[tokens, in]`.
+        targets: the outputs, bias included, for which the residual stream is that of the dense network,
+            `[tokens, out]`; None: they are not computed.
+    """
+
+    linear: str
+    batch: int
+    number: int
+    mask: Array
+    inputs: Array
+    targets: Array | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Gram:
     """Weighted sum of outer products of the inputs of a linear.

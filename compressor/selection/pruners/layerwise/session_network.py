@@ -21,8 +21,8 @@ from compressor.graph.layers import Arrays, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
-from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
+from compressor.selection.pruners.layerwise.refit import CallTokens
+from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet
 from compressor.units.prunable import LinearWeights
 from graph_passes.attention.linears import GraphLinear
 from graph_passes.passes import DropUnreadPositions
@@ -38,9 +38,9 @@ _RECORDED_BYTES = 2**30
 _PASSING = ("Identity", "Dropout")
 """Operators that pass on the output of a linear to the residual sum."""
 
-TokensAndMetrics = tuple[Sequence[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+TokensAndMetrics = tuple[Sequence[Mapping[str, Sequence[np.ndarray]]], Mapping[str, np.ndarray]]
 Weigh = Callable[[Sequence[str], ProgressCallback], TokensAndMetrics]
-"""Computes, for paths of linears, the weights of the tokens of each batch and the metrics of outputs."""
+"""Computes, for paths of linears, the weights of the tokens of each call and the metrics of outputs."""
 Compare = Callable[[int, Arrays, Arrays], np.ndarray]
 """The divergence of each row of a held-out batch, by its number, of outputs from those of the whole graph."""
 
@@ -59,7 +59,7 @@ class _Call(NamedTuple):
         return [self.linear.activation] if self.residual is None else [self.linear.activation, self.residual]
 
 
-class SessionNetwork:
+class SessionNetwork(Network):
     """A graph with its batches; see `Network`.
 
     Without gradients, all tokens and all errors of outputs have equal weights, unless `weigh` computes them. The
@@ -92,28 +92,17 @@ class SessionNetwork:
         weigh: Weigh | None = None,
         write: Callable[[str, np.ndarray], None] = lambda name, values: None,
     ) -> None:
-        self._graph, self._scored, self._statistics, self._held_out = graph, scored, statistics, held_out
+        super().__init__(statistics)
+        self._graph, self._scored, self._held_out = graph, scored, held_out
         self._comparing, self._weigh, self._write = comparing, weigh, write
+        self.has_gradients = weigh is not None
         self._changed: dict[str, np.ndarray] = {}
-        self._weights: Sequence[Mapping[str, np.ndarray]] = ()
         paths = {name: path for path, name in ends.items()}
         self._calls, self._scored_calls = _calls_of(graph, paths), _calls_of(scored, paths)
         self._last_layer = max(call.layer for path, call in self._calls.items() if path in ends)
         inputs = self._inputs(statistics[:1], self._calls)
         self._shapes = {path: tokens.shape[:-1] for _, path, tokens in inputs}  # of the first batch
         self._feeders = self._find_feeders(ends.keys())
-
-    @property
-    def has_gradients(self) -> bool:
-        return self._weigh is not None
-
-    @property
-    def rows(self) -> int:
-        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
-
-    @property
-    def calls_once(self) -> bool:
-        return True
 
     def linear(self, path: str) -> LinearWeights:
         linear = self._calls[path].linear
@@ -132,7 +121,7 @@ class SessionNetwork:
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         if self._weigh is not None:
             try:
-                self._weights, metrics = self._weigh(linears, on_progress)
+                self.token_weights, metrics = self._weigh(linears, on_progress)
                 return metrics
             except InputError as error:
                 if "op_type" not in error.details:
@@ -140,12 +129,11 @@ class SessionNetwork:
                 self.obstacle = str(error)
         return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
 
-    def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
-        sums = {path: self._sums(path) for path in linears}
+    def observe_inputs(
+        self, linears: Sequence[str], observer: Callable[[CallTokens], None], on_progress: ProgressCallback
+    ) -> None:
         for number, path, tokens in self._inputs(self._statistics, linears, on_progress):
-            mask = _mask(self._statistics[number], tokens.shape[:-1])
-            sums[path].add(tokens[mask], weights=self._scales(path, number, mask))
-        return {path: sums.pop(path).gram for path in linears}
+            observer(self._tokens(number, path, tokens))
 
     def divergence(self) -> Divergence:
         graph, recorded = self._scored, _Recorded(self._scored, self._held_out)
@@ -174,7 +162,7 @@ class SessionNetwork:
     def feeders(self, linear: str) -> tuple[str, ...]:
         return self._feeders[linear]
 
-    def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
+    def targeted_calls(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[Iterator[CallTokens]]:
         self._changed.clear()
         dense = LayerPass(self._graph, self._statistics, {})
         pruned = LayerPass(self._graph, self._statistics, self._changed)
@@ -182,13 +170,12 @@ class SessionNetwork:
             layer = self._calls[part.linears[0]].layer
             dense.advance(layer)
             pruned.advance(layer)
-            yield partial(self._sums_of, part, dense, pruned)
+            yield self._targeted(part, dense, pruned)
 
-    def _sums_of(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Mapping[str, RefitSums]:
+    def _targeted(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Iterator[CallTokens]:
         calls = {path: self._calls[path] for path in part.linears}
         if part.columns is None:  # feeders, whose outputs are the targets
             calls = {path: call._replace(residual=None, total=call.linear.output) for path, call in calls.items()}
-        sums = {path: self._sums(path, part.columns, has_targets=True) for path in calls}
         passes = zip(
             dense.observe([call.total for call in calls.values()]),
             pruned.observe(list(dict.fromkeys(value for call in calls.values() for value in call.reads))),
@@ -199,17 +186,11 @@ class SessionNetwork:
                 tokens, target = actual[_name(call.linear.activation)], expected[_name(call.total)]
                 if call.residual is not None:
                     target = target - actual[_name(call.residual)]
-                mask = _mask(self._statistics[number], tokens.shape[:-1])
-                tokens = tokens[mask] if part.columns is None else tokens[mask][:, part.columns]
-                sums[path].add(tokens, target[mask], self._scales(part.weighted_by, number, mask))
-        return sums
+                yield self._tokens(number, path, tokens, target)
 
-    def _sums(self, path: str, columns: np.ndarray | None = None, *, has_targets: bool = False) -> RefitSums:
-        """Sums without tokens for all inputs of a linear, or for some columns."""
-        linear = self._calls[path].linear
-        outputs, inputs = self._values(linear.weight).shape[:: -1 if linear.is_transposed else 1]
-        count = inputs if columns is None else len(columns)
-        return RefitSums(count, outputs if has_targets else None, has_ones=linear.bias is not None, name=path)
+    def _tokens(self, batch: int, path: str, inputs: np.ndarray, targets: np.ndarray | None = None) -> CallTokens:
+        mask = _mask(self._statistics[batch], inputs.shape[:-1])
+        return CallTokens(path, batch, 0, mask, inputs[mask], None if targets is None else targets[mask])
 
     def _inputs(
         self, batches: Sequence[Arrays], paths: Iterable[str], on_progress: ProgressCallback = ignore_progress
@@ -238,10 +219,6 @@ class SessionNetwork:
         if linear.bias is not None and weights.bias is not None:
             stored[_name(linear.bias)] = weights.bias.astype(self._values(linear.bias).dtype)
         return stored
-
-    def _scales(self, path: str | None, batch: int, mask: np.ndarray) -> np.ndarray | None:
-        """The weights of the tokens of a batch that are not padding; None: all are equal."""
-        return None if path is None or not self._weights else self._weights[batch][path][mask]
 
     def _count(self, shape: tuple[int, ...]) -> int:
         """Number of tokens of all batches, by the axes of those of the first."""
@@ -347,7 +324,10 @@ def sessions_of(inputs: PruningInputs, weights: str | None = None) -> SessionNet
     def weigh(linears: Sequence[str], on_progress: ProgressCallback) -> TokensAndMetrics:
         modules = import_module(_MODULES).TorchNetwork(inputs)
         metrics = modules.weigh(linears, on_progress)
-        return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
+        weights = [
+            {path: [call.numpy() for call in of] for path, of in batch.items()} for batch in modules.token_weights
+        ]
+        return weights, metrics
 
     return SessionNetwork(
         graph,
