@@ -194,18 +194,15 @@ class LayeredGraph:
         model: a normalized graph, whose local functions are inlined and whose constants are initializers.
 
     Attributes:
-        division: its layers.
+        division: its layers, with the linears.
+        layers: the layers, of which the last one ends with the outputs of the graph.
     """
 
     def __init__(self, model: ir.Model) -> None:
         self._model, self.division = model, Division(model.graph)
+        self.layers: Sequence[Layer] = self.division.layers
         types = (linear.weight.dtype for linear in self.division.linears)
         self._floats = next(filter(None, types), ir.DataType.FLOAT)
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        """The layers, of which the last one ends with the outputs of the graph."""
-        return self.division.layers
 
     def run_of(
         self, layer: int, outputs: Sequence[ir.Value], weights: Arrays, known: Sequence[ir.Value] = ()

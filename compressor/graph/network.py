@@ -50,11 +50,6 @@ class Weight:
     is_transposed: bool = False
 
     @property
-    def is_parameter(self) -> bool:
-        """Whether the weight is a parameter, which is trained."""
-        return isinstance(getattr(self.owner, self.name), nn.Parameter)
-
-    @property
     def value(self) -> Tensor:
         """The values, in the layout of the initializer."""
         stored: Tensor = getattr(self.owner, self.name)
@@ -180,7 +175,8 @@ class GraphNetwork(PreTrainedModel):
         self.constants, self.sums = nn.Module(), nn.ModuleDict()  # what belongs to no linear
         builder = _Builder(self, program)
         self.weights = builder.weights
-        self.embedding_tables = [getattr(table.owner, table.name) for table in builder.tables if table.is_parameter]
+        tables = (getattr(table.owner, table.name) for table in builder.tables)
+        self.embedding_tables = [table for table in tables if isinstance(table, nn.Parameter)]
         self._shared = builder.shared
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
@@ -318,15 +314,12 @@ class _Builder:
         if linear is not None:
             run: Execute = partial(_run_linear, self._module_of(linear))
         else:
-            run = executor(node, self._opset(node))
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            run = executor(node, node.version or self._model.opset_imports.get(domain, 1))
         operands = tuple(self._operand(value) for value in operator.reads)
         if node.op_type == "Gather" and isinstance(operands[0], Weight):
             self.tables.append(operands[0])
         return Operation(run, operands, self._numbers_of(node.outputs), f"{node.op_type} {node.name}")
-
-    def _opset(self, node: ir.Node) -> int:
-        """Version of the operator set of a node."""
-        return node.version or self._model.opset_imports.get("" if node.domain == "ai.onnx" else node.domain, 1)
 
     def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""

@@ -320,14 +320,9 @@ class _GraphCounts:
     counters: Mapping[tuple[CostUnit, int, int | None], Callable[[ir.Model], int]]
 
     @functools.cached_property
-    def whole(self) -> ir.Model:
-        """The graph of the whole model."""
-        return self.graph_of(self.plan)
-
-    @functools.cached_property
     def totals(self) -> np.ndarray:
         """What the whole model costs."""
-        return self._count(self.whole)
+        return self._count(self.graph_of(self.plan))
 
     def saved(self, counts: Counts) -> np.ndarray:
         """What a plan saves of each total."""

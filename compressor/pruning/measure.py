@@ -297,11 +297,11 @@ class CostSource:
                 [row.whole / (rows[0].whole if alone else row.dense) for row in rows] for rows in (tables, now)
             )
             drift = max(abs(second / first - 1) for first, second in zip(before, after, strict=True))
-            code, text = (
-                NoteCode.COSTS_REUSED,
-                "is that of an earlier run; times of the whole model were measured again",
-            )
             if drift <= _DRIFT:
+                code, text = (
+                    NoteCode.COSTS_REUSED,
+                    "is that of an earlier run; times of the whole model were measured again",
+                )
                 rescaled.extend(now)
             else:
                 code = NoteCode.COSTS_REMEASURED

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.selection.measure_subsets import ActivationCache, NotRowsError, PartialForward
-from compressor.selection.pruners.layerwise.forwards import collect_inputs
+from compressor.selection.pruners.layerwise.layer_run import collect_inputs
 from compressor.selection.subset_evaluator import sensitivity
 from compressor.units import Site, find_groups, find_sites, gated, hooked, keep_all, keep_only, masked
 from compressor.units.gating import spread_over_rows

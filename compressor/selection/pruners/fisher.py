@@ -26,8 +26,7 @@ from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
-from compressor.selection.pruners.layerwise.forwards import entries_per_row
-from compressor.selection.pruners.layerwise.layer_run import DenseSums, calls_in_order
+from compressor.selection.pruners.layerwise.layer_run import DenseSums, calls_in_order, entries_per_row
 from compressor.selection.pruners.layerwise.refit import CallTokens, RefitSums
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scaled_units, units_without
 from compressor.store import File, versioned

@@ -20,7 +20,7 @@ from compressor.answers import SPAN_ENDS, AnswerKind, several_answers
 from compressor.errors import ErrorCode, InputError
 from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.progress import ProgressCallback, ignore_progress, tracked
-from compressor.selection.pruners.layerwise.forwards import entries_per_row, token_mask
+from compressor.selection.pruners.layerwise.layer_run import entries_per_row, token_mask
 from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.units.find import evaluation_mode
 from compressor.units.layers import gradients_of, removed_afterwards

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
-from transformers.exporters.utils import get_leaf_tensors
+from transformers.exporters.utils import get_leaf_tensors, patch_attributes
 from transformers.pytorch_utils import Conv1D
 
 from compressor.answers import AnswerKind, several_answers
@@ -20,14 +20,15 @@ from compressor.model_folder.access import access_of
 from compressor.models.forwards import scored_logits_only
 from compressor.progress import ProgressCallback, tracked
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.forwards import (
+from compressor.selection.pruners.layerwise.layer_run import (
     CallOrder,
+    DenseSums,
+    calls_in_order,
     collect_inputs,
     count_tokens,
     first_tensor,
     run_layers,
 )
-from compressor.selection.pruners.layerwise.layer_run import DenseSums, calls_in_order
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.layerwise.refit import CallTokens
 from compressor.selection.pruners.layerwise.session_network import TEMPERATURE
@@ -216,14 +217,12 @@ def with_weight(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -
     changes = {module.weight: weight.T if isinstance(module, Conv1D) else weight}
     if bias is not None:
         changes[module.bias] = bias
-    former = {parameter: parameter.data for parameter in changes}
-    try:
-        for parameter, tensor in changes.items():
-            parameter.data = tensor.detach().to(parameter.device, parameter.dtype).contiguous()
+
+    def changed(former: Tensor, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(former.device, former.dtype).contiguous()
+
+    with patch_attributes([(weight, "data", partial(changed, tensor=tensor)) for weight, tensor in changes.items()]):
         yield
-    finally:
-        for parameter, data in former.items():
-            parameter.data = data
 
 
 def feeders_of(

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.models.forwards import forward_arguments, scored_mask
-from compressor.selection.pruners.layerwise.forwards import collect_inputs, count_tokens, token_mask
+from compressor.selection.pruners.layerwise.layer_run import collect_inputs, count_tokens, token_mask
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
 from compressor.selection.pruners.layerwise.refit import CallTokens
 from tests.selection.pruners.reconstruct.shared import CASES, bert, linears_in_layers, with_more_padding

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.answers import IGNORED
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.layerwise.forwards import token_mask
+from compressor.selection.pruners.layerwise.layer_run import token_mask
 from compressor.selection.pruners.layerwise.torch_network import TEMPERATURE, PartialKL, feeders_of, with_weight
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.training.divergence import divergence
