@@ -27,7 +27,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.models.forwards import decoder_mask, forward_arguments, scored_logits_only
 from compressor.progress import ProgressCallback, tracked
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.refit import CallTokens
+from compressor.selection.pruners.layerwise.refit import CallTokens, count_in_proportion, is_token_mask
 from compressor.units.find import evaluation_mode
 from compressor.units.layers import (
     AroundLayer,
@@ -147,16 +147,11 @@ def count_tokens(
         tokens[call.linear] += len(call.inputs)
 
     collect_inputs(model, batches[0], linears, count)
-    elements = [next(iter(batch.values())).numel() for batch in batches]
-    for name, number in tokens.items():
-        masks = [padding_mask(model, name, batch) for batch in batches]
-        sizes = [
-            every if mask is None else int(mask.count_nonzero()) for mask, every in zip(masks, elements, strict=True)
-        ]
-        if number % max(sizes[0], 1):  # the mask is not that of the linear's inputs
-            sizes = elements
-        tokens[name] = number * sum(sizes) // max(sizes[0], 1)
-    return tokens
+    sizes = [next(iter(batch.values())).numel() for batch in batches]
+    return {
+        name: count_in_proportion(number, [padding_mask(model, name, batch) for batch in batches], sizes)
+        for name, number in tokens.items()
+    }
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -175,7 +170,7 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
         shape: shape of the linear's input without its last axis, usually `[batch, position]`.
     """
     mask = padding_mask(model, linear, batch)
-    if mask is not None and (mask.shape == shape or shape == (mask.numel(),)):
+    if is_token_mask(mask, shape):
         return mask.reshape(shape).to(model.device) != 0
     return torch.ones(shape, dtype=torch.bool, device=model.device)
 

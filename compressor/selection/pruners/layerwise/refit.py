@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import safetensors
@@ -246,6 +246,19 @@ class RefitSums:
             " check the weights of the model and the rows, or compute in float32"
         )
         raise InputError(text, code=ErrorCode.NOT_FINITE, linear=self.name, subject=subject, count=count)
+
+
+def is_token_mask(mask: Array | None, shape: Sequence[int]) -> TypeGuard[Array]:
+    """Whether there is a mask of padding that has the axes of tokens, or those are flattened row by row."""
+    return mask is not None and tuple(shape) in (tuple(mask.shape), (math.prod(mask.shape),))
+
+
+def count_in_proportion(first: int, masks: Sequence[Array | None], sizes: Sequence[int]) -> int:
+    """The number of tokens in all batches, from that in the first, by masks of padding or else by sizes of inputs."""
+    counts = [size if mask is None else np.count_nonzero(mask) for mask, size in zip(masks, sizes, strict=True)]
+    if first % max(counts[0], 1):  # the mask is not that of these tokens
+        counts = list(sizes)
+    return int(first * sum(counts) // max(counts[0], 1))
 
 
 def _library(values: Array) -> Any:

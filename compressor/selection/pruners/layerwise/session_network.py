@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -21,10 +20,10 @@ from compressor.graph.layers import Arrays, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.refit import CallTokens
+from compressor.selection.pruners.layerwise.refit import CallTokens, count_in_proportion, is_token_mask
 from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet
 from compressor.units.prunable import LinearWeights
-from graph_passes.attention.linears import GraphLinear
+from graph_passes.attention.linears import GraphLinear, find_linears
 from graph_passes.passes import DropUnreadPositions
 
 _MODULES = "compressor.selection.pruners.layerwise.torch_network"
@@ -37,12 +36,6 @@ _RECORDED_BYTES = 2**30
 """Memory for values between layers of the held-out examples, which the last batch that is recorded may exceed."""
 _PASSING = ("Identity", "Dropout")
 """Operators that pass on the output of a linear to the residual sum."""
-
-TokensAndMetrics = tuple[Sequence[Mapping[str, Sequence[np.ndarray]]], Mapping[str, np.ndarray]]
-Weigh = Callable[[Sequence[str], ProgressCallback], TokensAndMetrics]
-"""Computes, for paths of linears, the weights of the tokens of each call and the metrics of outputs."""
-Compare = Callable[[int, Arrays, Arrays], np.ndarray]
-"""The divergence of each row of a held-out batch, by its number, of outputs from those of the whole graph."""
 
 
 class _Call(NamedTuple):
@@ -62,16 +55,14 @@ class _Call(NamedTuple):
 class SessionNetwork(Network):
     """A graph with its batches; see `Network`.
 
-    Without gradients, all tokens and all errors of outputs have equal weights, unless `weigh` computes them. The
-    weights that the graph holds are those of the whole network; a request for sums starts from them again.
+    Without gradients, all tokens and all errors of outputs have equal weights. The weights that the graph holds are
+    those of the whole network; a request for sums starts from them again. The file gets those of each refit.
 
     Args:
-        graph: a graph in float32, each of whose linears is called once.
-        scored: the same without positions that no output depends on, which losses are measured with.
+        inputs: the model of the file, and its rows.
+        graph: its graph in float32, each of whose linears is called once.
         ends: path of the linear of each group -> name of the initializer of its weight.
-        statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
-        comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
-        write: called with the name of an initializer and its values after each refit.
+        has_gradients: whether PyTorch weighs tokens and errors of outputs by gradients.
 
     Attributes:
         obstacle: the operator of the graph for which the requested gradients of `weigh` cannot be computed; None: they
@@ -81,27 +72,20 @@ class SessionNetwork(Network):
     obstacle: str | None = None
 
     def __init__(
-        self,
-        graph: LayeredGraph,
-        scored: LayeredGraph,
-        ends: Mapping[str, str],
-        statistics: Sequence[Arrays],
-        held_out: Sequence[Arrays],
-        comparing: Callable[[Sequence[Arrays]], Compare],
-        *,
-        weigh: Weigh | None = None,
-        write: Callable[[str, np.ndarray], None] = lambda name, values: None,
+        self, inputs: PruningInputs, graph: ir.Model, ends: Mapping[str, str], *, has_gradients: bool = False
     ) -> None:
-        super().__init__(statistics)
-        self._graph, self._scored, self._held_out = graph, scored, held_out
-        self._comparing, self._weigh, self._write = comparing, weigh, write
-        self.has_gradients = weigh is not None
+        file: GraphFile = inputs.model
+        super().__init__([file.wide_feeds(batch) for batch in inputs.statistics])
+        self._inputs, self._write, self.has_gradients = inputs, file.write, has_gradients
+        self._held_out = [file.wide_feeds(batch) for batch in inputs.held_out]
+        # Losses are measured without positions that no output depends on.
+        self._graph, self._scored = LayeredGraph(graph), LayeredGraph(DropUnreadPositions()(graph.clone()).model)
         self._changed: dict[str, np.ndarray] = {}
         paths = {name: path for path, name in ends.items()}
-        self._calls, self._scored_calls = _calls_of(graph, paths), _calls_of(scored, paths)
+        self._calls, self._scored_calls = _calls_of(self._graph, paths), _calls_of(self._scored, paths)
         self._last_layer = max(call.layer for path, call in self._calls.items() if path in ends)
-        inputs = self._inputs(statistics[:1], self._calls)
-        self._shapes = {path: tokens.shape[:-1] for _, path, tokens in inputs}  # of the first batch
+        read = self._read(self._statistics[:1], self._calls)
+        self._shapes = {path: tokens.shape[:-1] for _, path, tokens in read}  # of the first batch
         self._feeders = self._find_feeders(ends.keys())
 
     def linear(self, path: str) -> LinearWeights:
@@ -116,12 +100,20 @@ class SessionNetwork(Network):
             self._write(value, array)
 
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
-        return {path: self._count(self._shapes[path]) for path in linears}
+        batches = self._statistics
+        masks, sizes = [batch.get(_MASK) for batch in batches], [next(iter(batch.values())).size for batch in batches]
+        firsts = {path: int(_mask(batches[0], self._shapes[path]).sum()) for path in linears}
+        return {path: count_in_proportion(first, masks, sizes) for path, first in firsts.items()}
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
-        if self._weigh is not None:
+        if self.has_gradients:
             try:
-                self.token_weights, metrics = self._weigh(linears, on_progress)
+                modules = import_module(_MODULES).TorchNetwork(self._inputs)
+                metrics: Mapping[str, np.ndarray] = modules.weigh(linears, on_progress)
+                self.token_weights = [
+                    {path: [call.numpy() for call in calls] for path, calls in batch.items()}
+                    for batch in modules.token_weights
+                ]
                 return metrics
             except InputError as error:
                 if "op_type" not in error.details:
@@ -132,12 +124,13 @@ class SessionNetwork(Network):
     def observe_inputs(
         self, linears: Sequence[str], observer: Callable[[CallTokens], None], on_progress: ProgressCallback
     ) -> None:
-        for number, path, tokens in self._inputs(self._statistics, linears, on_progress):
+        for number, path, tokens in self._read(self._statistics, linears, on_progress):
             observer(self._tokens(number, path, tokens))
 
     def divergence(self) -> Divergence:
         graph, recorded = self._scored, _Recorded(self._scored, self._held_out)
-        compare = self._comparing([outputs for outputs in recorded.outputs if outputs is not None])
+        names, kind = self._inputs.outputs, several_answers(self._inputs.model.config)
+        variance = variance_of([outputs for outputs in recorded.outputs if outputs is not None], names, kind)
 
         @functools.lru_cache(maxsize=1)
         def read(path: str) -> list[dict[str, np.ndarray]]:
@@ -153,8 +146,9 @@ class SessionNetwork(Network):
             run = graph.run_of(call.layer, graph.layers[call.layer].results, self._stored(path, weights), call.reads)
             parts = []
             for number, inputs in enumerate(read(path)):
-                changed = recorded.outputs_after(number, call.layer, run(inputs))
-                parts.append(compare(number, recorded.outputs_of(number), changed))
+                before, after = recorded.outputs_of(number), recorded.outputs_after(number, call.layer, run(inputs))
+                batch = {name: np.asarray(values) for name, values in self._inputs.held_out[number].items()}
+                parts.append(divergence(before, after, names, batch, variance, kind=kind, temperature=TEMPERATURE))
             return float(np.concatenate(parts).mean())
 
         return mean
@@ -192,7 +186,7 @@ class SessionNetwork(Network):
         mask = _mask(self._statistics[batch], inputs.shape[:-1])
         return CallTokens(path, batch, 0, mask, inputs[mask], None if targets is None else targets[mask])
 
-    def _inputs(
+    def _read(
         self, batches: Sequence[Arrays], paths: Iterable[str], on_progress: ProgressCallback = ignore_progress
     ) -> Iterator[tuple[int, str, np.ndarray]]:
         """Number of the batch, path and inputs of linears of the whole graph, up to the layer of the last end."""
@@ -220,16 +214,6 @@ class SessionNetwork(Network):
             stored[_name(linear.bias)] = weights.bias.astype(self._values(linear.bias).dtype)
         return stored
 
-    def _count(self, shape: tuple[int, ...]) -> int:
-        """Number of tokens of all batches, by the axes of those of the first."""
-        is_masked = _is_mask(self._statistics[0].get(_MASK), shape)
-        sizes = [
-            np.count_nonzero(batch[_MASK]) if is_masked else next(iter(batch.values())).size
-            for batch in self._statistics
-        ]
-        tokens = sizes[0] if is_masked else int(np.prod(shape))
-        return int(tokens * sum(sizes) // max(sizes[0], 1))
-
     def _find_feeders(self, ends: Collection[str]) -> dict[str, tuple[str, ...]]:
         """The feeders of each end: of the linears before it in its layer, those that read what the last one reads."""
         feeders: dict[str, tuple[str, ...]] = {}
@@ -241,7 +225,7 @@ class SessionNetwork(Network):
                 continue
             shape = self._shapes[path]
             alike = [earlier for earlier in before if self._shapes[earlier] == shape]
-            is_whole = len(shape) > 1 or _is_mask(self._statistics[0].get(_MASK), shape)
+            is_whole = len(shape) > 1 or is_token_mask(self._statistics[0].get(_MASK), shape)
             is_last = call.layer == len(self._graph.layers) - 1
             read = [self._calls[earlier].linear.activation for earlier in alike]
             same = zip(alike, read, strict=True) if is_whole and not is_last else ()
@@ -310,47 +294,14 @@ def sessions_of(inputs: PruningInputs, weights: str | None = None) -> SessionNet
     ):
         return None
     model = file.wide()
-    scored = DropUnreadPositions()(model.clone()).model
     stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
     ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
-    graph = LayeredGraph(model)
-    linears = graph.division.linears
-    uses = Counter(value.name for linear in linears for value in (linear.weight, linear.bias) if value is not None)
-    if max(uses.values(), default=0) > 1 or any(
-        len(weights) != 1 or weights[0] not in uses for weights in ends.values()
-    ):
+    linears = find_linears(list(model.graph))
+    uses = Counter(value.name for linear, _ in linears for value in (linear.weight, linear.bias) if value is not None)
+    if max(uses.values(), default=0) > 1 or any(len(names) != 1 or names[0] not in uses for names in ends.values()):
         return None
-
-    def weigh(linears: Sequence[str], on_progress: ProgressCallback) -> TokensAndMetrics:
-        modules = import_module(_MODULES).TorchNetwork(inputs)
-        metrics = modules.weigh(linears, on_progress)
-        weights = [
-            {path: [call.numpy() for call in of] for path, of in batch.items()} for batch in modules.token_weights
-        ]
-        return weights, metrics
-
-    return SessionNetwork(
-        graph,
-        LayeredGraph(scored),
-        {path: weights[0] for path, weights in ends.items()},
-        [file.wide_feeds(batch) for batch in inputs.statistics],
-        [file.wide_feeds(batch) for batch in inputs.held_out],
-        partial(_comparing, inputs),
-        weigh=weigh if weights == "gradients" else None,
-        write=file.write,
-    )
-
-
-def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
-    """How outputs on held-out batches are compared; see `SessionNetwork`."""
-    names, kind = inputs.outputs, several_answers(inputs.model.config)
-    variance = variance_of(dense, names, kind)
-
-    def compare(number: int, before: Arrays, after: Arrays) -> np.ndarray:
-        batch = {name: np.asarray(values) for name, values in inputs.held_out[number].items()}
-        return divergence(before, after, names, batch, variance, kind=kind, temperature=TEMPERATURE)
-
-    return compare
+    by_path = {path: names[0] for path, names in ends.items()}
+    return SessionNetwork(inputs, model, by_path, has_gradients=weights == "gradients")
 
 
 def _name(value: ir.Value) -> str:
@@ -381,12 +332,7 @@ def _call_of(layer: int, linear: GraphLinear) -> _Call:
         output = readers[0].outputs[0]
 
 
-def _is_mask(mask: np.ndarray | None, shape: tuple[int, ...]) -> TypeGuard[np.ndarray]:
-    """Whether there is a mask that has the axes of tokens, or those are flattened row by row."""
-    return mask is not None and (mask.shape == shape or shape == (mask.size,))
-
-
 def _mask(batch: Arrays, shape: tuple[int, ...]) -> np.ndarray:
     """The tokens that are not padding, of the axes of a linear's input without the last."""
     mask = batch.get(_MASK)
-    return mask.reshape(shape) != 0 if _is_mask(mask, shape) else np.ones(shape, bool)
+    return mask.reshape(shape) != 0 if is_token_mask(mask, shape) else np.ones(shape, bool)

@@ -86,7 +86,7 @@ class TorchNetwork(Network):
         def mean(linear: str, weights: LinearWeights) -> float:
             bias = None if weights.bias is None else torch.from_numpy(weights.bias)
             with autocast(device, precision):
-                return losses.mean(linear, torch.from_numpy(weights.weight), bias)
+                return float(losses.rows(linear, torch.from_numpy(weights.weight), bias).mean())
 
         with autocast(device, precision):
             losses = PartialKL(self._model, batches, self._inputs.outputs)
@@ -157,10 +157,6 @@ class PartialKL:
             )
             parts.append(losses.cpu())
         return torch.cat(parts)
-
-    def mean(self, linear: str, weight: Tensor, bias: Tensor | None = None) -> float:
-        """The mean of `rows`."""
-        return float(self.rows(linear, weight, bias).mean())
 
     def _forward(self, batch: int, start: int) -> dict[str, Tensor]:
         """The scored outputs of a forward that starts at a layer call, where the layers of the batch are recorded."""

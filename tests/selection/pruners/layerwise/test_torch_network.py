@@ -55,7 +55,6 @@ def check(case: Case, names: tuple[str, ...] = ("logits",)) -> None:
             rows = partial.rows(linear, *halved(model.get_submodule(linear)))
             torch.testing.assert_close(rows, torch.cat([expected, expected]), rtol=1e-3, atol=1e-6)
             assert float(expected.mean()) > 1e-6
-            assert partial.mean(linear, *halved(model.get_submodule(linear))) == pytest.approx(float(rows.mean()))
 
 
 @pytest.mark.parametrize(
