@@ -95,7 +95,6 @@ class Division:
 
 
 def _layers(operators: Sequence[Operator], depends: set[ir.Value], graph: ir.Graph) -> Iterator[Layer]:
-    """Operators in layers."""
     last_use = {
         value: position
         for position, operator in enumerate(operators)
@@ -187,21 +186,13 @@ Arrays = Mapping[str, np.ndarray]
 """Name of a tensor -> its values."""
 
 
-class LayeredGraph:
-    """A graph whose layers run one by one.
-
-    Args:
-        model: a normalized graph, whose local functions are inlined and whose constants are initializers.
-
-    Attributes:
-        division: its layers, with the linears.
-        layers: the layers, of which the last one ends with the outputs of the graph.
-    """
+class LayeredGraph(Division):
+    """A graph whose layers run one by one; see `Division` for the graph."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._model, self.division = model, Division(model.graph)
-        self.layers: Sequence[Layer] = self.division.layers
-        types = (linear.weight.dtype for linear in self.division.linears)
+        super().__init__(model.graph)
+        self._model = model
+        types = (linear.weight.dtype for linear in self.linears)
         self._floats = next(filter(None, types), ir.DataType.FLOAT)
 
     def run_of(
@@ -220,7 +211,7 @@ class LayeredGraph:
         operands = {value.name or "": value for value in (*self.layers[layer].operands, *known)}
         wanted = {value.name or "": value for value in outputs}
         computed = [value for name, value in wanted.items() if name not in operands]
-        session = _session(_part(self._model, computed, operands.values(), weights, self._floats)) if computed else None
+        session = _session(self._part(computed, operands.values(), weights)) if computed else None
         for value, output in zip(computed, [] if session is None else session.get_outputs(), strict=True):
             kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
             value.type = value.type or ir.TensorType(ir.DataType[kind])  # which the next layer needs
@@ -238,30 +229,21 @@ class LayeredGraph:
 
         return run
 
-
-def _part(
-    model: ir.Model,
-    outputs: Sequence[ir.Value],
-    known: Iterable[ir.Value],
-    weights: Arrays,
-    floats: ir.DataType,
-) -> ir.Model:
-    """A graph that computes some values from the inputs of a graph and from values that are known.
-
-    Known values without a type are of the type `floats`.
-    """
-    given = (value for value in model.graph.inputs if not value.is_initializer())
-    part = ir.convenience.extract(model.graph, list(dict.fromkeys([*known, *given])), outputs)
-    part.inputs[:] = [value for value in part.inputs if value.uses()]
-    for value in part.inputs:
-        value.type = value.type or ir.TensorType(floats)  # of a layer before which none was compiled
-    for name, value in part.initializers.items():
-        if name in weights:
-            value.const_value = ir.Tensor(weights[name], name=name)
-        elif isinstance(tensor := value.const_value, ir.ExternalTensor):
-            # ONNX Runtime reads no file beside a graph that is no file.
-            value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
-    return ir.Model(part, ir_version=model.ir_version)
+    def _part(self, outputs: Sequence[ir.Value], known: Iterable[ir.Value], weights: Arrays) -> ir.Model:
+        """A graph that computes some values from the inputs of the graph and from values that are known."""
+        graph = self._model.graph
+        inputs = (value for value in graph.inputs if not value.is_initializer())
+        part = ir.convenience.extract(graph, list(dict.fromkeys([*known, *inputs])), outputs)
+        part.inputs[:] = [value for value in part.inputs if value.uses()]
+        for value in part.inputs:
+            value.type = value.type or ir.TensorType(self._floats)  # of a layer before which none was compiled
+        for name, value in part.initializers.items():
+            if name in weights:
+                value.const_value = ir.Tensor(weights[name], name=name)
+            elif isinstance(tensor := value.const_value, ir.ExternalTensor):
+                # ONNX Runtime reads no file beside a graph that is no file.
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
+        return ir.Model(part, ir_version=self._model.ir_version)
 
 
 def _session(part: ir.Model) -> ort.InferenceSession:

@@ -143,7 +143,6 @@ def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared
 
 
 def _read(operand: Operand, computed: Mapping[int, Tensor], shared: Mapping[int, Tensor]) -> Tensor | None:
-    """The value of an operand."""
     if isinstance(operand, int):
         return computed[operand] if operand in computed else shared[operand]
     return None if operand is None else operand.value
@@ -285,7 +284,6 @@ class _Builder:
         return self._weight(value) if value.is_initializer() else self._number(value)
 
     def _weight(self, value: ir.Value) -> Weight:
-        """The parameter or buffer of an initializer."""
         name = value.name or ""
         if name not in self.weights:
             constants, stored = self._network.constants, _content(value)
@@ -383,7 +381,6 @@ def network_of(
 
 
 def _content(value: ir.Value) -> Tensor:
-    """The values of an initializer."""
     assert value.const_value is not None
     return tensor_of(value.const_value).clone()  # the graph keeps its own
 

@@ -202,7 +202,7 @@ def entries_per_row(linear: str, entries: int, rows: int) -> int:
     return entries // rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearCall:
     """One call of a linear `y = W x + b`. Its tensors are those of the forward and must not be changed.
 
@@ -320,15 +320,6 @@ class LayerwiseRun:
 
 
 @dataclass
-class _PendingCall:
-    """A call of a linear whose sum is read by the module at `path`, in the call that `remaining` counts down to."""
-
-    call: LinearCall
-    path: str
-    remaining: int
-
-
-@dataclass
 class _Observation:
     """Collects the calls of some linears in one forward, and ends it after `expected` of them.
 
@@ -340,8 +331,10 @@ class _Observation:
     with_outputs: bool
     recorded: bool
     calls: list[LinearCall] = field(default_factory=list)
-    pending: list[_PendingCall] = field(default_factory=list)
+    # Calls whose sum is read by a module, in a call of that number; and numbers of calls, of linears and of readers.
+    pending: dict[LinearCall, tuple[str, int]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    reads: Counter[str] = field(default_factory=Counter)
 
     def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
         # The hook of a linear precedes those of others, which may change its output.
@@ -365,14 +358,13 @@ class _Observation:
         if reader is None:
             self._complete(call)
         else:
-            self.pending.append(_PendingCall(call, *reader[number]))
+            path, later = reader[number]
+            self.pending[call] = path, self.reads[path] + later
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for pending in self.pending:
-            pending.remaining -= pending.path == name
-        complete = [pending.call for pending in self.pending if not pending.remaining]
-        self.pending = [pending for pending in self.pending if pending.remaining]
-        for call in complete:
+        self.reads[name] += 1
+        for call in [call for call, due in self.pending.items() if due == (name, self.reads[name])]:
+            del self.pending[call]
             self._complete(replace(call, sum=first_tensor(args, kwargs)))
 
     def _complete(self, call: LinearCall) -> None:
