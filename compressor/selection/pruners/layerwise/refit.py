@@ -85,11 +85,6 @@ class Gram:
         """Indices of input columns, followed by that of the ones if there are any."""
         return np.append(columns, [self.inputs] * self.has_ones).astype(np.intp)
 
-    def select(self, columns: np.ndarray) -> Gram:
-        """The Gram matrix of some input columns, and of the ones if there are any."""
-        kept = self.with_ones(columns)
-        return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
-
 
 def damped(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.ndarray, float]:
     """`matrix + damp * diag(damping)`, and the damping used, which is raised tenfold until it is positive definite.
@@ -214,26 +209,22 @@ class RefitSums:
             for total, part in zip(self._sums, (gram, cross), strict=True):
                 total += xp.asarray(part, device=total.device)
 
-    def solve(self, start: LinearWeights, columns: np.ndarray, *, ridge: float) -> LinearWeights:
-        """The weights of some columns that fit the targets, near those of `start`.
+    def solve(self, start: LinearWeights, *, ridge: float) -> LinearWeights:
+        """The weights that fit the targets, near those of `start`.
 
         Args:
             start: the weights W_0 before the refit. Their bias only says that there is one: the refitted bias is not
                 held near it.
-            ridge: lambda as a share of the mean diagonal of A'A over the kept columns; it is raised tenfold until the
-                matrix has a Cholesky factor.
+            ridge: lambda as a share of the mean diagonal of A'A; it is raised tenfold until the matrix has a Cholesky
+                factor.
 
         Raises:
             InputError: the sums are not finite.
         """
-        extended, sums = start.extended, self.gram
-        gram, kept = sums.select(columns), sums.with_ones(columns)
+        gram = self.gram
         matrix, ridge = damped(gram.matrix, gram.damping, ridge)
-        # lambda for each column; the bias has none.
-        penalty = ridge * gram.damping
-        fitted = np.zeros_like(extended)
-        right = self.cross[kept] + penalty[:, None] * extended[:, kept].T
-        fitted[:, kept] = np.linalg.solve(matrix, right).T
+        penalty = ridge * gram.damping[:, None]  # lambda for each column; the bias has none
+        fitted = np.linalg.solve(matrix, self.cross + penalty * start.extended.T).T
         return LinearWeights.of(fitted, ridge, has_ones=self.has_ones)
 
     def _check_finite(self, values: Array, subject: str) -> None:

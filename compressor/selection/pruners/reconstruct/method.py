@@ -337,7 +337,7 @@ def _refit(
     gathered = sums()[linear]
     start = choice.reconstruction(count)
     kept = LinearWeights(start.weight[:, columns], start.bias)
-    refit = gathered.solve(kept, np.arange(len(columns)), ridge=ridge)
+    refit = gathered.solve(kept, ridge=ridge)
     weight = np.zeros_like(start.weight)
     weight[:, columns] = refit.weight
     network.set_linear(linear, LinearWeights(weight, refit.bias))
@@ -348,8 +348,7 @@ def _refit_feeders(network: Network, gathered: Mapping[str, RefitSums], ridge: f
     """Refit the feeders of one group; the largest ridge that was used."""
     used = [ridge]
     for name, sums in gathered.items():
-        dense = network.linear(name)
-        refit = sums.solve(dense, np.arange(dense.weight.shape[1]), ridge=ridge)
+        refit = sums.solve(network.linear(name), ridge=ridge)
         network.set_linear(name, refit)
         used.append(refit.damp)
     return max(used)
