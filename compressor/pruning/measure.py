@@ -197,10 +197,8 @@ class CostSource:
             )
             drift = max(abs(second / first - 1) for first, second in zip(before, after, strict=True))
             if drift <= _DRIFT:
-                code, text = (
-                    NoteCode.COSTS_REUSED,
-                    "is that of an earlier run; times of the whole model were measured again",
-                )
+                code = NoteCode.COSTS_REUSED
+                text = "is that of an earlier run; times of the whole model were measured again"
                 rescaled.extend(now)
             else:
                 code = NoteCode.COSTS_REMEASURED
