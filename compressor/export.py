@@ -28,7 +28,7 @@ from compressor.units.dependencies import kept_outputs
 from compressor.units.find import evaluation_mode, find_units
 from compressor.units.gating import gated
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
-from compressor.units.plans import check_plan
+from compressor.units.prunable import check_plan
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.errors import listed

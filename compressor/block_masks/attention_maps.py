@@ -43,8 +43,6 @@ from compressor.units.projections import require_interface
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 from graph_passes.files import atomic_replace
 
-"""File of attention maps in the output folder of a run, and in its store."""
-
 
 @dataclass(frozen=True)
 class AttentionMaps:

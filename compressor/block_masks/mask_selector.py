@@ -310,6 +310,9 @@ class MaskSelector:
         longest: number of positions of the longest row; None: the largest of `lengths`.
         timer: times the forms; None: an `AttentionTimer` of the recipe.
         blocks: the step that drops blocks; None: the masks are those of a plan.
+
+    Attributes:
+        timed: all times so far, by site.
     """
 
     def __init__(
@@ -326,31 +329,26 @@ class MaskSelector:
         self.recipe, self.longest = recipe, longest or max(lengths, default=1)
         self.lengths = tuple(sorted({*lengths, *(max(1, round(share * self.longest)) for share in _LENGTH_SHARES)}))
         self._timer = timer or AttentionTimer(recipe, extras)
-        self._times: dict[str, tuple[SiteTimes, ...]] = {}
+        self.timed: dict[str, tuple[SiteTimes, ...]] = {}
 
     def times(self, site: SitePlan, mask: BlockMask) -> tuple[SiteTimes, ...]:
         """Times of a site with the heads that it keeps, at every length and batch size, by the mask of all its heads.
 
         Each site is timed once.
         """
-        if site.name not in self._times:
+        if site.name not in self.timed:
             kept = BlockMask(mask.kept[list(site.kept)], mask.block, mask.memory)
             batches = self.recipe.measure.batch
-            self._times[site.name] = tuple(
+            self.timed[site.name] = tuple(
                 self._timer.times(site, kept, length, batch, masked=batch == batches[0])
                 for length, batch in itertools.product(self.lengths, batches)
             )
-        return self._times[site.name]
-
-    @property
-    def timed(self) -> dict[str, tuple[SiteTimes, ...]]:
-        """All times so far, by site."""
-        return dict(self._times)
+        return self.timed[site.name]
 
     def recall(self, store: Store) -> None:
         """Take the times by which an interrupted run selected the masks in the store of a step, if it has some."""
         if (selected := store.load(MASKS, MASKS_FILE)) is not None:
-            self._times = {**selected.times, **self._times}
+            self.timed = {**selected.times, **self.timed}
 
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
         """The masks with which to train the model, and notes on the selection.
@@ -401,7 +399,7 @@ class MaskSelector:
             mask = plan.masks.get(site.name)
             if (site.name not in requested and mask is None) or not site.kept:
                 continue
-            times = self._times.get(site.name, ())
+            times = self.timed.get(site.name, ())
             form: Form = "whole" if mask is None else "block-sparse" if site.name in lowered else "masked"
             if mask is None:
                 rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"

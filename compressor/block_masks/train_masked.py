@@ -79,7 +79,19 @@ def learn_blocks(
         InputError: the maps are of another model, or shorter than the rows.
     """
     shares = shares_by_kind(step, sites)
-    maps = _maps(model, sites, data, step, plan, store, length, on_progress)
+    source = None if step.maps is None else load_maps(step.maps, model, sites, length)
+
+    @versioned(1, "compressor.block_masks.attention_maps", "compressor.units.entmax", "compressor.training.fit")
+    def collect(folder: Path) -> AttentionMaps:
+        if source is not None:
+            return source
+        if torch.cuda.is_available():
+            torch.nn.Module.to(model, training_device())
+        options = dict[str, Any](batch_size=step.batch_size, rows=step.map_rows, seed=step.seed)
+        with _entmax_weights(model, data, step, plan, folder, on_progress) if step.entmax else nullcontext():
+            return collect_attention_maps(model, sites, data, plan, length=length, on_progress=on_progress, **options)
+
+    maps = store.memo(MAPS, {}, collect, File(MAPS_FILE, AttentionMaps.save, AttentionMaps.load))
     notes = list(notes_on_maps(maps, model, data, length, step.maps))
     maps = maps.cropped(length)
     masks = build_masks(
@@ -97,7 +109,7 @@ def learn_blocks(
     def select(_: Path) -> SelectedMasks:
         selected, reasons = selector.select(plan, masks)
         logger.debug("%d of %d sites are masked", len(selected), len(masks))
-        return SelectedMasks(tuple(selected), (*notes, *reasons), selector.timed)
+        return SelectedMasks(tuple(selected), (*notes, *reasons), dict(selector.timed))
 
     # Times vary, so all processes, and a resumed run, train with the masks that the main process selected once.
     selected = store.memo(MASKS, {}, select, MASKS_FILE, by_main=True)
@@ -108,32 +120,6 @@ def learn_blocks(
         model.load_state_dict(start)
     curves = train_with_masks(model, data, step, masked, work / _CHECKPOINTS, on_progress)
     return SelectedPlan(masked, curves, trained=True, notes=selected.notes)
-
-
-def _maps(
-    model: PreTrainedModel,
-    sites: Sequence[Site],
-    data: Data,
-    step: Blocks,
-    plan: Plan,
-    store: Store,
-    length: int,
-    on_progress: ProgressCallback,
-) -> AttentionMaps:
-    """The maps that the step names, or those of an interrupted run, else new ones; all are stored."""
-    source = None if step.maps is None else load_maps(step.maps, model, sites, length)
-
-    @versioned(1, "compressor.block_masks.attention_maps", "compressor.units.entmax", "compressor.training.fit")
-    def collect(work: Path) -> AttentionMaps:
-        if source is not None:
-            return source
-        if torch.cuda.is_available():
-            torch.nn.Module.to(model, training_device())
-        options = dict[str, Any](batch_size=step.batch_size, rows=step.map_rows, seed=step.seed)
-        with _entmax_weights(model, data, step, plan, work, on_progress) if step.entmax else nullcontext():
-            return collect_attention_maps(model, sites, data, plan, length=length, on_progress=on_progress, **options)
-
-    return store.memo(MAPS, {}, collect, File(MAPS_FILE, AttentionMaps.save, AttentionMaps.load))
 
 
 @contextmanager

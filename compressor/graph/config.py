@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 _LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -32,7 +31,8 @@ class GraphConfig:
             known["max_position_embeddings"] = limit
         classes, count = known.pop("id2label", None), known.pop("num_labels", 2)
         known.pop("label2id", None)
-        self.id2label: dict[int, str] = _names(classes, count)
+        named = classes or {number: f"LABEL_{number}" for number in range(count)}  # as transformers names classes
+        self.id2label: dict[int, str] = {int(number): str(name) for number, name in named.items()}
         self.label2id = {name: number for number, name in self.id2label.items()}
         self.__dict__.update(known)
 
@@ -48,10 +48,3 @@ class GraphConfig:
     def to_dict(self) -> dict[str, Any]:
         """The entries by name."""
         return dict(vars(self))
-
-
-def _names(classes: Mapping[Any, str] | None, count: int) -> dict[int, str]:
-    """The name of each class by its number; those that transformers generates, where none are known."""
-    if classes:
-        return {int(number): str(name) for number, name in classes.items()}
-    return {number: f"LABEL_{number}" for number in range(count)}

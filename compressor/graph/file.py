@@ -144,13 +144,18 @@ class GraphFile(ModelAccess):
             InputError: the graph does not run on these inputs.
         """
         if self._network is not None:
-            return _forward_of(self._network, feeds)
+            return forward_of(self._network, feeds)
         self._forward = self._forward or self.forward()
         return self._forward(feeds)
 
+    @property
+    def _runs_network(self) -> bool:
+        """Whether PyTorch runs the model, and not ONNX Runtime on the CPU."""
+        return self._network is not None and self._network.device.type != "cpu"
+
     def forward(self) -> Callable[[Feeds], Outputs]:
-        if self._network is not None and self._network.device.type != "cpu":
-            return partial(_forward_of, self._network)
+        if self._runs_network:
+            return partial(forward_of, self._network)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             graph_passes.save(self.wide(), path)
@@ -172,9 +177,7 @@ class GraphFile(ModelAccess):
         return run
 
     def snapshot(self) -> Callable[[Feeds], Outputs]:
-        if self._network is not None and self._network.device.type != "cpu":
-            return partial(_forward_of, copy.deepcopy(self._network))
-        return self.forward()
+        return partial(forward_of, copy.deepcopy(self.network).eval()) if self._runs_network else self.forward()
 
     def state(self) -> dict[str, np.ndarray]:
         return {name: self._values(name) for name in self._names}
@@ -374,10 +377,11 @@ def _run_empty(model: ir.Model, run: Callable[[Feeds], Outputs], feeds: Feeds) -
     return {name: output for name, output in run(completed).items() if name not in returned}
 
 
-def _forward_of(network: GraphNetwork, feeds: Feeds) -> Outputs:
+def forward_of(network: Any, feeds: Feeds) -> Outputs:
     """Run the network of a graph where it is."""
     import torch
 
     with torch.no_grad():
-        inputs = {name: torch.from_numpy(np.asarray(feeds[name])).to(network.device) for name in network.input_specs}
-        return {name: value.cpu().numpy() for name, value in network.compute(inputs).items()}
+        tensors = {name: torch.from_numpy(np.asarray(feeds[name])) for name in network.input_specs if name in feeds}
+        outputs = network(**{name: tensor.to(network.device) for name, tensor in tensors.items()})
+    return {name: value.cpu().numpy() for name, value in outputs.items()}

@@ -6,9 +6,8 @@ They run over many batches, with weights that change on the way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -96,7 +95,6 @@ class Division:
 
 
 def _layers(operators: Sequence[Operator], depends: set[ir.Value], graph: ir.Graph) -> Iterator[Layer]:
-    """Operators in layers."""
     last_use = {
         value: position
         for position, operator in enumerate(operators)
@@ -188,25 +186,14 @@ Arrays = Mapping[str, np.ndarray]
 """Name of a tensor -> its values."""
 
 
-class LayeredGraph:
-    """A graph whose layers run one by one.
-
-    Args:
-        model: a normalized graph, whose local functions are inlined and whose constants are initializers.
-
-    Attributes:
-        division: its layers.
-    """
+class LayeredGraph(Division):
+    """A graph whose layers run one by one; see `Division` for the graph."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._model, self.division = model, Division(model.graph)
-        types = (linear.weight.dtype for linear in self.division.linears)
+        super().__init__(model.graph)
+        self._model = model
+        types = (linear.weight.dtype for linear in self.linears)
         self._floats = next(filter(None, types), ir.DataType.FLOAT)
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        """The layers, of which the last one ends with the outputs of the graph."""
-        return self.division.layers
 
     def run_of(
         self, layer: int, outputs: Sequence[ir.Value], weights: Arrays, known: Sequence[ir.Value] = ()
@@ -224,7 +211,7 @@ class LayeredGraph:
         operands = {value.name or "": value for value in (*self.layers[layer].operands, *known)}
         wanted = {value.name or "": value for value in outputs}
         computed = [value for name, value in wanted.items() if name not in operands]
-        session = _session(_part(self._model, computed, operands, weights, self._floats)) if computed else None
+        session = _session(self._part(computed, operands.values(), weights)) if computed else None
         for value, output in zip(computed, [] if session is None else session.get_outputs(), strict=True):
             kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
             value.type = value.type or ir.TensorType(ir.DataType[kind])  # which the next layer needs
@@ -242,63 +229,21 @@ class LayeredGraph:
 
         return run
 
-
-def _part(
-    model: ir.Model,
-    outputs: Sequence[ir.Value],
-    stops: Mapping[str, ir.Value],
-    weights: Arrays,
-    floats: ir.DataType,
-) -> ir.Model:
-    """A graph that computes some values from the inputs of a graph and from values that are known.
-
-    Known values without a type are of the type `floats`.
-    """
-    needed: set[ir.Node] = set()
-    inputs: dict[str, ir.Value] = {}
-    initializers: dict[str, ir.Value] = {}
-    pending = list(outputs)
-    while pending:
-        value = pending.pop()
-        node, name = value.producer(), value.name or ""
-        if name in stops or (node is None and not value.is_initializer()):
-            inputs[name] = value
-        elif node is None:
-            initializers[name] = value
-        elif node not in needed:
-            needed.add(node)
-            pending += [operand for operand in node.inputs if operand is not None]
-    known = {value: _named(value) for value in inputs.values()}
-    for value in known.values():
-        value.type = value.type or ir.TensorType(floats)  # of a layer before which none was compiled
-    for name, value in initializers.items():
-        known[value] = copied = _named(value)
-        copied.const_value = ir.Tensor(weights[name], name=name) if name in weights else _in_memory(value.const_value)
-    nodes = []
-    for node in model.graph:
-        if node not in needed:
-            continue
-        results = [_named(value) for value in node.outputs]
-        known.update(zip(node.outputs, results, strict=True))
-        operands = [None if value is None else known[value] for value in node.inputs]
-        options: dict[str, Any] = {"outputs": results, "version": node.version, "name": node.name}
-        nodes.append(ir.Node(node.domain, node.op_type, operands, node.attributes.values(), **options))
-    graph = ir.Graph(
-        [known[value] for value in inputs.values()],
-        [known[value] for value in outputs],
-        nodes=nodes,
-        initializers=[known[value] for value in initializers.values()],
-        opset_imports=model.opset_imports,
-        name="part",
-    )
-    return ir.Model(graph, ir_version=model.ir_version)
-
-
-def _in_memory(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
-    """A tensor without its file, which ONNX Runtime does not read beside a graph that is no file."""
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor
-    return ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+    def _part(self, outputs: Sequence[ir.Value], known: Iterable[ir.Value], weights: Arrays) -> ir.Model:
+        """A graph that computes some values from the inputs of the graph and from values that are known."""
+        graph = self._model.graph
+        inputs = (value for value in graph.inputs if not value.is_initializer())
+        part = ir.convenience.extract(graph, list(dict.fromkeys([*known, *inputs])), outputs)
+        part.inputs[:] = [value for value in part.inputs if value.uses()]
+        for value in part.inputs:
+            value.type = value.type or ir.TensorType(self._floats)  # of a layer before which none was compiled
+        for name, value in part.initializers.items():
+            if name in weights:
+                value.const_value = ir.Tensor(weights[name], name=name)
+            elif isinstance(tensor := value.const_value, ir.ExternalTensor):
+                # ONNX Runtime reads no file beside a graph that is no file.
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
+        return ir.Model(part, ir_version=self._model.ir_version)
 
 
 def _session(part: ir.Model) -> ort.InferenceSession:
@@ -312,11 +257,6 @@ def _session(part: ir.Model) -> ort.InferenceSession:
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
         text = f"ONNX Runtime cannot load a part of the graph ({error_line(error)}); export the graph again"
         raise InputError(text, code=ErrorCode.RUNTIME_FAILED) from error
-
-
-def _named(value: ir.Value) -> ir.Value:
-    """A value of the same name, type and shape."""
-    return ir.Value(name=value.name, type=value.type, shape=value.shape)
 
 
 class LayerPass:

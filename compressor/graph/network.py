@@ -50,11 +50,6 @@ class Weight:
     is_transposed: bool = False
 
     @property
-    def is_parameter(self) -> bool:
-        """Whether the weight is a parameter, which is trained."""
-        return isinstance(getattr(self.owner, self.name), nn.Parameter)
-
-    @property
     def value(self) -> Tensor:
         """The values, in the layout of the initializer."""
         stored: Tensor = getattr(self.owner, self.name)
@@ -148,7 +143,6 @@ def execute(operations: Sequence[Operation], computed: dict[int, Tensor], shared
 
 
 def _read(operand: Operand, computed: Mapping[int, Tensor], shared: Mapping[int, Tensor]) -> Tensor | None:
-    """The value of an operand."""
     if isinstance(operand, int):
         return computed[operand] if operand in computed else shared[operand]
     return None if operand is None else operand.value
@@ -180,7 +174,8 @@ class GraphNetwork(PreTrainedModel):
         self.constants, self.sums = nn.Module(), nn.ModuleDict()  # what belongs to no linear
         builder = _Builder(self, program)
         self.weights = builder.weights
-        self.embedding_tables = [getattr(table.owner, table.name) for table in builder.tables if table.is_parameter]
+        tables = (getattr(table.owner, table.name) for table in builder.tables)
+        self.embedding_tables = [table for table in tables if isinstance(table, nn.Parameter)]
         self._shared = builder.shared
         self._inputs, self._results = builder.inputs, builder.outputs
         self._before, self._after = builder.before, builder.after
@@ -289,7 +284,6 @@ class _Builder:
         return self._weight(value) if value.is_initializer() else self._number(value)
 
     def _weight(self, value: ir.Value) -> Weight:
-        """The parameter or buffer of an initializer."""
         name = value.name or ""
         if name not in self.weights:
             constants, stored = self._network.constants, _content(value)
@@ -318,15 +312,12 @@ class _Builder:
         if linear is not None:
             run: Execute = partial(_run_linear, self._module_of(linear))
         else:
-            run = executor(node, self._opset(node))
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            run = executor(node, node.version or self._model.opset_imports.get(domain, 1))
         operands = tuple(self._operand(value) for value in operator.reads)
         if node.op_type == "Gather" and isinstance(operands[0], Weight):
             self.tables.append(operands[0])
         return Operation(run, operands, self._numbers_of(node.outputs), f"{node.op_type} {node.name}")
-
-    def _opset(self, node: ir.Node) -> int:
-        """Version of the operator set of a node."""
-        return node.version or self._model.opset_imports.get("" if node.domain == "ai.onnx" else node.domain, 1)
 
     def _module_of(self, linear: GraphLinear) -> nn.Linear:
         """The module of a matmul; matmuls with the same weight and bias share it, and the calls of one module."""
@@ -390,7 +381,6 @@ def network_of(
 
 
 def _content(value: ir.Value) -> Tensor:
-    """The values of an initializer."""
     assert value.const_value is not None
     return tensor_of(value.const_value).clone()  # the graph keeps its own
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +18,8 @@ from compressor.graph.config import GraphConfig
 from compressor.graph.file import GraphFile
 from compressor.graph.network import GraphNetwork, network_of
 from compressor.graph.program import Program
-from compressor.model_folder.access import Forward
 from compressor.model_folder.sentence_modules import SentenceModules, save_module_layers
 from compressor.models.pooled_encoder import POOLINGS, PooledOutput, SentenceEncoder
-from compressor.targets.base import Feeds
 
 _LAYERS = "dense."
 """Prefix of the names of weights outside the graph."""
@@ -71,11 +67,9 @@ class SentenceFile(GraphFile):
         encoder = network_of(self._program, self.config, SentenceGraph, modules=self._modules)
         return self._modules.complete(self._folder, encoder, self._processor)
 
-    def forward(self) -> Forward:
-        return partial(_forward_of, self.encoder)
-
-    def snapshot(self) -> Forward:
-        return partial(_forward_of, copy.deepcopy(self.encoder).eval())
+    @property
+    def _runs_network(self) -> bool:
+        return True
 
     def state(self) -> dict[str, np.ndarray]:
         network: Any = self.network
@@ -97,19 +91,8 @@ class SentenceFile(GraphFile):
                 digest.update(np.ascontiguousarray(values).data)
         return f"sha256:{digest.hexdigest()}"
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        return _forward_of(self.encoder, feeds)
-
     def save_layers(self, folder: Any, out: Path) -> None:
         save_module_layers(self.network, self._modules, out)
-
-
-def _forward_of(encoder: Any, feeds: Feeds) -> dict[str, np.ndarray]:
-    """The outputs of a graph and of the modules around it."""
-    with torch.no_grad():
-        tensors = {name: torch.from_numpy(np.asarray(feeds[name])) for name in encoder.input_specs if name in feeds}
-        outputs = encoder(**{name: tensor.to(encoder.device) for name, tensor in tensors.items()})
-    return {name: value.cpu().numpy() for name, value in outputs.items()}
 
 
 class SentenceGraph(GraphNetwork, SentenceEncoder):

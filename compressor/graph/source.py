@@ -180,7 +180,6 @@ def _require_processor(graph: Path, folder: Path, program: Program, processor: A
 def _configuration(
     folder: Path, program: Program, task: str | None, rows: Mapping[str, np.ndarray], processor: Any
 ) -> tuple[GraphConfig, str]:
-    """The configuration of a graph, and its task."""
     if rows:
         tokens = [array.shape[1] for name, array in rows.items() if name.endswith(_TOKENS) and array.ndim == 2]
         known: dict[str, Any] = {"max_position_embeddings": tokens[0]} if tokens else {}

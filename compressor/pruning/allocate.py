@@ -178,10 +178,8 @@ def require_reachable(groups: Sequence[PrunableGroup], constraints: Sequence[Con
 
 def unreachable(constraints: Sequence[Constraint], least: Sequence[float], removable: Collection[str]) -> BudgetError:
     """The error for budgets of which some are below the least cost, that of a plan without the removable groups."""
-    budgets, tables = (
-        [part.budget for part in constraints],
-        [part.table.scaled(part.correction) for part in constraints],
-    )
+    budgets = [part.budget for part in constraints]
+    tables = [part.table.scaled(part.correction) for part in constraints]
     exceeded = [number for number, cost in enumerate(least) if budgets[number] < cost]
     parts = [_parts(table, cost, removable) for table, cost in zip(tables, least, strict=True)]
     first = exceeded[0]

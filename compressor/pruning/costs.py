@@ -254,11 +254,7 @@ def count_costs(
 
 
 def _macs(model: ir.Model, batch: int, seq: int) -> int:
-    """Multiply-accumulates of a graph.
-
-    Raises:
-        InputError: the shapes of a product are unknown.
-    """
+    """Multiply-accumulates of a graph; InputError if the shapes of a product are unknown."""
     count = macs(model, batch, seq)
     if count is None:
         product = uncounted_node(model, batch, seq)
@@ -301,11 +297,11 @@ def count_tables(
 
     for group in counted.values():
         count(group)
-    tables = _tables(graphs, {group.name: savings[counted[group.name].name] for group in groups})
-    if len(savings) < len(groups) and not _agree(tables, graphs):
+    tables = graphs.tables({group.name: savings[counted[group.name].name] for group in groups})
+    if len(savings) < len(groups) and not graphs.agree(tables):
         for group in groups:
             count(group)
-        tables = _tables(graphs, savings)
+        tables = graphs.tables(savings)
     on_progress(len(groups), len(groups))
     return tables
 
@@ -320,14 +316,9 @@ class _GraphCounts:
     counters: Mapping[tuple[CostUnit, int, int | None], Callable[[ir.Model], int]]
 
     @functools.cached_property
-    def whole(self) -> ir.Model:
-        """The graph of the whole model."""
-        return self.graph_of(self.plan)
-
-    @functools.cached_property
     def totals(self) -> np.ndarray:
         """What the whole model costs."""
-        return self._count(self.whole)
+        return self._count(self.graph_of(self.plan))
 
     def saved(self, counts: Counts) -> np.ndarray:
         """What a plan saves of each total."""
@@ -344,6 +335,34 @@ class _GraphCounts:
         first = 0 if group.parts == 1 else group.multiple
         savings = {count: slopes * (group.units - count) for count in (first, group.units)}
         return savings if first == 0 else {0: self.saved({group.name: 0}), **savings}
+
+    def tables(self, savings: Mapping[str, Savings]) -> list[CostTable]:
+        """A table of each total, by the savings of each group."""
+        return [
+            CostTable(
+                unit=unit,
+                batch=batch,
+                seq=seq,
+                dense=total,
+                whole=total,
+                rows=tuple(
+                    GroupCosts(
+                        groups=(group.name,),
+                        type=group.type,
+                        counts=tuple(savings[group.name]),
+                        savings=tuple(float(saved[number]) for saved in savings[group.name].values()),
+                    )
+                    for group in self.groups
+                ),
+            )
+            for number, ((unit, batch, seq), total) in enumerate(zip(self.counters, self.totals.tolist(), strict=True))
+        ]
+
+    def agree(self, tables: Sequence[CostTable]) -> bool:
+        """Whether tables give the counts of a graph in which every group keeps another number of units."""
+        counts = {group.name: group.counts[1:-1] for group in self.groups}
+        drawn = {name: numbers[index % len(numbers)] for index, (name, numbers) in enumerate(counts.items()) if numbers}
+        return np.allclose([table.cost(drawn) for table in tables], self.totals - self.saved(drawn), rtol=1e-9)
 
     def _count(self, model: ir.Model) -> np.ndarray:
         return np.array([count(model) for count in self.counters.values()], float)
@@ -363,38 +382,3 @@ def _representatives(groups: Sequence[PrunableGroup]) -> dict[str, PrunableGroup
     return {
         group.name: group if group is members[-1] else members[0] for members in classes.values() for group in members
     }
-
-
-def _agree(tables: Sequence[CostTable], graphs: _GraphCounts) -> bool:
-    """Whether tables give the counts of a graph in which every group keeps another number of units."""
-    counts = {group.name: group.counts[1:-1] for group in graphs.groups}
-    drawn = {name: numbers[index % len(numbers)] for index, (name, numbers) in enumerate(counts.items()) if numbers}
-    return np.allclose([table.cost(drawn) for table in tables], graphs.totals - graphs.saved(drawn), rtol=1e-9)
-
-
-def _tables(graphs: _GraphCounts, savings: Mapping[str, Savings]) -> list[CostTable]:
-    """A table of each total.
-
-    Args:
-        graphs: counts the whole model.
-        savings: name of the group -> its savings.
-    """
-    return [
-        CostTable(
-            unit=unit,
-            batch=batch,
-            seq=seq,
-            dense=total,
-            whole=total,
-            rows=tuple(
-                GroupCosts(
-                    groups=(group.name,),
-                    type=group.type,
-                    counts=tuple(savings[group.name]),
-                    savings=tuple(float(saved[number]) for saved in savings[group.name].values()),
-                )
-                for group in graphs.groups
-            ),
-        )
-        for number, ((unit, batch, seq), total) in enumerate(zip(graphs.counters, graphs.totals.tolist(), strict=True))
-    ]

@@ -135,69 +135,6 @@ def mixed_plans(groups: Sequence[PrunableGroup]) -> list[Counts]:
     return plans
 
 
-def measure_times(
-    engines: PlanBuilder,
-    groups: Sequence[PrunableGroup],
-    macs_table: CostTable,
-    unpruned: tuple[Engine, Engine],
-    inputs: Mapping[Size, Feeds],
-    store: Store,
-    on_progress: ProgressCallback,
-    seconds: float = math.inf,
-    requests: Requests | None = None,
-) -> list[CostTable]:
-    """Tables of times at each size and of each request, fitted to the times of engines of some plans.
-
-    Costs are fitted to plans in which one class of groups differs (`fit_times`), and the curve to plans in which every
-    group keeps another share (`with_curve`). Engines are timed in turn with that of the whole model, so that
-    disturbances of the machine affect both.
-
-    Args:
-        unpruned: engines of the whole model: as plans are built, and the runtime's own.
-        store: keeps what is measured, from which an interrupted measurement goes on.
-        requests: see `CostSource`.
-
-    Raises:
-        OutOfTimeError: it would take longer.
-    """
-    classes = equal_groups(groups, macs_table)
-    counted = [macs_table.saving(members[0].name, 0) / macs_table.whole for members in classes]
-    of_classes = [len(members) * cost for members, cost in zip(classes, counted, strict=True)]
-    empty, *alike = timed_plans(classes, of_classes)
-    mixed = [empty, *mixed_plans(groups)]
-    fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
-    plans, deadline = [*mixed, *alike], time.perf_counter() + seconds
-    shares = _time_plans(engines, groups, plans, unpruned[0], inputs, store, on_progress, deadline)
-    is_late = len(shares) < len(plans)
-    measured = dict[Size, tuple[np.ndarray, np.ndarray]]()
-    for number, (size, feeds) in enumerate(inputs.items()):
-        whole, dense = 1e3 * np.array(paired_times(unpruned, feeds, 2 * WHOLE_SECONDS))
-        times, errors = np.moveaxis(whole * np.array([by_size[number] for by_size in shares]), 1, 0)
-        measured[size] = np.array([whole, dense, *times]), errors
-    for size, calls in (requests or {}).items():
-        times = np.sum([count * measured[call][0] for call, count in calls.items()], axis=0)
-        measured[size] = times, np.hypot.reduce([count * measured[call][1] for call, count in calls.items()])
-    tables = []
-    for size, (times, errors) in measured.items():
-        whole, dense, least, *group_times = times.tolist()
-        table = CostTable(
-            unit="ms",
-            engine=engines.label,
-            **size._asdict(),
-            dense=dense,
-            whole=whole,
-            rows=_proportional_rows(classes, whole, counted),
-        )
-        together, alone = group_times[: len(mixed) - 1], group_times[len(mixed) - 1 :]
-        if not is_late:
-            points = zip([empty, *alike], [least, *alone], strict=True)
-            table = fit_times(table, list(points), fitted, [errors[0], *errors[len(mixed) :]])
-        tables.append(with_curve(table, least, list(zip(mixed[1:], together, strict=False))))
-    if is_late:
-        raise OutOfTimeError(tables)
-    return tables
-
-
 def _proportional_rows(
     classes: Sequence[Sequence[PrunableGroup]], whole: float, costs: Sequence[float]
 ) -> tuple[GroupCosts, ...]:
@@ -209,44 +146,6 @@ def _proportional_rows(
         names = tuple(group.name for group in members)
         rows.append(GroupCosts(groups=names, type=members[0].type, counts=counts, savings=savings))
     return tuple(rows)
-
-
-def _time_plans(
-    engines: PlanBuilder,
-    groups: Sequence[PrunableGroup],
-    plans: Sequence[Counts],
-    whole: Engine,
-    inputs: Mapping[Size, Feeds],
-    store: Store,
-    on_progress: ProgressCallback,
-    deadline: float,
-) -> list[tuple[Share, ...]]:
-    """The time of each plan at each size, as a share of the whole model's, and its standard error.
-
-    Where those of all plans would take until after the deadline, by `time.perf_counter`, they are those of the first
-    ones: at least of those that are timed together first.
-    """
-
-    def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
-        built = [engines.build(keep_counts(engines.plan, groups, counts)) for counts in together]
-        timed = [paired_ratios([whole, *built], feeds, ENGINE_SECONDS * (len(built) + 1)) for feeds in inputs.values()]
-        for engine in built:
-            engines.discard(engine)
-        return list(zip(*timed, strict=True))
-
-    shares: list[tuple[Share, ...]] = []
-    for start in range(0, len(plans), _TIMED_TOGETHER):
-        on_progress(start, len(plans))
-        began = time.perf_counter()
-        measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
-        # Where times cannot be stored, an interrupted measurement begins again.
-        timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
-        shares.extend(timed)
-        now, left = time.perf_counter(), len(plans) - len(shares)
-        if now + left * (now - began) / len(timed) > deadline:
-            break
-    on_progress(len(plans), len(plans))
-    return shares
 
 
 @dataclass(frozen=True)
@@ -297,11 +196,9 @@ class CostSource:
                 [row.whole / (rows[0].whole if alone else row.dense) for row in rows] for rows in (tables, now)
             )
             drift = max(abs(second / first - 1) for first, second in zip(before, after, strict=True))
-            code, text = (
-                NoteCode.COSTS_REUSED,
-                "is that of an earlier run; times of the whole model were measured again",
-            )
             if drift <= _DRIFT:
+                code = NoteCode.COSTS_REUSED
+                text = "is that of an earlier run; times of the whole model were measured again"
                 rescaled.extend(now)
             else:
                 code = NoteCode.COSTS_REMEASURED
@@ -339,9 +236,86 @@ class CostSource:
     def _measure(self, macs: CostTable, work: Path) -> list[CostTable]:
         """Tables that are measured now; the times of the first plans may be in a folder of unfinished work."""
         with self.log.stage(f"timing the cost of units ({self.engines.label})") as on_progress:
-            unpruned, parts = (self.engines.whole, self.dense), Store(work, version=version_of(self._measure))
-            parts_of_run = (self.engines, self.groups, macs, unpruned, self.inputs, parts, on_progress, self.seconds)
-            return measure_times(*parts_of_run, self.requests)
+            return self.measured_tables(macs, Store(work, version=version_of(self._measure)), on_progress)
+
+    def measured_tables(self, macs: CostTable, store: Store, on_progress: ProgressCallback) -> list[CostTable]:
+        """Tables of times at each size and of each request, fitted to the times of engines of some plans.
+
+        Costs are fitted to plans in which one class of groups differs (`fit_times`), and the curve to plans in which
+        every group keeps another share (`with_curve`). Engines are timed in turn with that of the whole model, so that
+        disturbances of the machine affect both. An interrupted measurement goes on from what the store keeps.
+
+        Raises:
+            OutOfTimeError: it would take longer than `seconds`.
+        """
+        classes = equal_groups(self.groups, macs)
+        counted = [macs.saving(members[0].name, 0) / macs.whole for members in classes]
+        of_classes = [len(members) * cost for members, cost in zip(classes, counted, strict=True)]
+        empty, *alike = timed_plans(classes, of_classes)
+        mixed = [empty, *mixed_plans(self.groups)]
+        fitted = [number for number, share in enumerate(of_classes) if share >= _NEGLIGIBLE_SHARE]
+        plans = [*mixed, *alike]
+        shares = self._time_plans(plans, store, on_progress)
+        is_late = len(shares) < len(plans)
+        measured = dict[Size, tuple[np.ndarray, np.ndarray]]()
+        for number, (size, feeds) in enumerate(self.inputs.items()):
+            whole, dense = 1e3 * np.array(paired_times((self.engines.whole, self.dense), feeds, 2 * WHOLE_SECONDS))
+            times, errors = np.moveaxis(whole * np.array([by_size[number] for by_size in shares]), 1, 0)
+            measured[size] = np.array([whole, dense, *times]), errors
+        for size, calls in self.requests.items():
+            times = np.sum([count * measured[call][0] for call, count in calls.items()], axis=0)
+            measured[size] = times, np.hypot.reduce([count * measured[call][1] for call, count in calls.items()])
+        tables = []
+        for size, (times, errors) in measured.items():
+            whole, dense, least, *group_times = times.tolist()
+            table = CostTable(
+                unit="ms",
+                engine=self.engines.label,
+                **size._asdict(),
+                dense=dense,
+                whole=whole,
+                rows=_proportional_rows(classes, whole, counted),
+            )
+            together, alone = group_times[: len(mixed) - 1], group_times[len(mixed) - 1 :]
+            if not is_late:
+                points = zip([empty, *alike], [least, *alone], strict=True)
+                table = fit_times(table, list(points), fitted, [errors[0], *errors[len(mixed) :]])
+            tables.append(with_curve(table, least, list(zip(mixed[1:], together, strict=False))))
+        if is_late:
+            raise OutOfTimeError(tables)
+        return tables
+
+    def _time_plans(
+        self, plans: Sequence[Counts], store: Store, on_progress: ProgressCallback
+    ) -> list[tuple[Share, ...]]:
+        """The time of each plan at each size, as a share of the whole model's, and its standard error.
+
+        Where those of all plans would take longer than `seconds`, they are those of the first ones: at least of those
+        that are timed together first.
+        """
+        deadline = time.perf_counter() + self.seconds
+
+        def time_together(together: Sequence[Counts], _: Path) -> list[tuple[Share, ...]]:
+            built = [self.engines.build(keep_counts(self.engines.plan, self.groups, counts)) for counts in together]
+            seconds = ENGINE_SECONDS * (len(built) + 1)
+            timed = [paired_ratios([self.engines.whole, *built], feeds, seconds) for feeds in self.inputs.values()]
+            for engine in built:
+                self.engines.discard(engine)
+            return list(zip(*timed, strict=True))
+
+        shares: list[tuple[Share, ...]] = []
+        for start in range(0, len(plans), _TIMED_TOGETHER):
+            on_progress(start, len(plans))
+            began = time.perf_counter()
+            measure = partial(time_together, plans[start : start + _TIMED_TOGETHER])
+            # Where times cannot be stored, an interrupted measurement begins again.
+            timed = store.memo(f"plans-{start}", {}, measure, _SHARES, on_unwritable=lambda _: None)
+            shares.extend(timed)
+            now, left = time.perf_counter(), len(plans) - len(shares)
+            if now + left * (now - began) / len(timed) > deadline:
+                break
+        on_progress(len(plans), len(plans))
+        return shares
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
         """Milliseconds of a call of the engine of a plan at the size of each table.

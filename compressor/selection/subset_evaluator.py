@@ -8,7 +8,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 from compressor.answers import IGNORED
 from compressor.config.values import MixedPrecision
 from compressor.models.forwards import tensors_of
-from compressor.selection.measure_subsets import Measurer, SubsetMeasurer
+from compressor.selection.measure_subsets import Measurement, Measurer, SubsetMeasurer
 from compressor.selection.search import Head, all_heads
 from compressor.tasks.data import Data
 from compressor.tasks.scoring import batches
@@ -34,16 +33,9 @@ _MEASURED_AT_ONCE = 16
 """Maximum number of subsets between two writes of the results, which an interruption loses."""
 
 
-class Evaluation(NamedTuple):
-    """`Task.per_example` of every evaluation row with some heads, `[examples, k]`, and what that cost (`Measurement`);
-    subsets that were measured together share their cost equally."""
-
-    statistics: np.ndarray
-    forwards: float
-
-
-Evaluations = dict[frozenset[Head], Evaluation]
-"""Evaluations by the heads that are kept."""
+Evaluations = dict[frozenset[Head], Measurement]
+"""By the heads that are kept, `Task.per_example` of every evaluation row, `[examples, k]`, and what that cost; subsets
+that were measured together share their cost equally."""
 
 
 class ModelSubsetEvaluator:
@@ -152,7 +144,7 @@ class ModelSubsetEvaluator:
         statistics, forwards = self._measurer.measure(missing, base)
         cost = forwards / len(missing)
         self._evaluations.update(
-            {subset: Evaluation(array, cost) for subset, array in zip(missing, statistics, strict=True)}
+            {subset: Measurement(array, cost) for subset, array in zip(missing, statistics, strict=True)}
         )
         if self._store is not None:
             self._store.exchange(self._evaluations)
@@ -182,7 +174,7 @@ class EvaluationStore:
             fits = kept.shape[1:] == (len(self._heads),) and statistics.shape[1:2] == (self._rows,)
             if fits and len(kept) == len(statistics) == len(forwards):
                 subsets = (frozenset(itertools.compress(self._heads, mask)) for mask in kept)
-                return dict(zip(subsets, map(Evaluation, statistics, forwards.tolist()), strict=True))
+                return dict(zip(subsets, map(Measurement, statistics, forwards.tolist()), strict=True))
         return {}
 
     def exchange(self, evaluations: Evaluations) -> None:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from compressor.units.groups import Bundles, expert_weights, find_groups
     from compressor.units.hook import Attention, OutputHook, WeightsHook
     from compressor.units.masking import masked
-    from compressor.units.plans import check_plan, keep_all, keep_only
-    from compressor.units.prunable import PrunableGroup, Site
+    from compressor.units.prunable import PrunableGroup, Site, check_plan, keep_all, keep_only
 
 __all__ = ["Attention", "Bundles", "Compaction", "OutputHook", "PrunableGroup", "Site", "WeightsHook"]
 __all__ += ["check_plan", "compacted", "expert_weights", "find_groups", "find_sites", "gated", "hooked"]
@@ -30,8 +29,7 @@ _MODULES = {
     "groups": ("Bundles", "expert_weights", "find_groups"),
     "hook": ("Attention", "OutputHook", "WeightsHook"),
     "masking": ("masked",),
-    "plans": ("check_plan", "keep_all", "keep_only"),
-    "prunable": ("PrunableGroup", "Site"),
+    "prunable": ("PrunableGroup", "Site", "check_plan", "keep_all", "keep_only"),
 }
 
 

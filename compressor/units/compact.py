@@ -20,7 +20,7 @@ from compressor.units.gating import gated
 from compressor.units.groups import MAX_FUSED, Trace, TracedLinear, float_outputs, trace_calls
 from compressor.units.hook import Call, family, intercepted, unwrap
 from compressor.units.layers import Linear, is_close, is_linear, linear_sizes, removed_afterwards
-from compressor.units.plans import check_no_site_is_missing
+from compressor.units.prunable import check_no_site_is_missing
 from graph_passes.plan import GroupPlan, NeuronPlan, Plan, SitePlan
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from compressor.units.find import unread_sites
 from compressor.units.hook import Attention, Call, OutputHook, WeightsHook, family, intercepted, unwrap
 from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
-from compressor.units.plans import missing_site, plan_mismatch
 from compressor.units.projections import hooked_projections
-from compressor.units.prunable import Site
+from compressor.units.prunable import Site, missing_site, plan_mismatch
 from graph_passes import GroupPlan, Plan, SitePlan
 from graph_passes.attention.gate_initializers import GATE_NAMES, HEAD_GATE
 

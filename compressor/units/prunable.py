@@ -1,5 +1,4 @@
-"""Units that can be pruned: the heads of an attention, and groups of interchangeable units. A plan chooses their
-numbers.
+"""Units that can be pruned: the heads of an attention, and groups of interchangeable units; and plans of a model.
 
 Nothing here needs PyTorch: the groups of a graph are those of a model too.
 """
@@ -10,19 +9,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from compressor.config.values import GroupBy
 from compressor.errors import ErrorCode, InputError
-from graph_passes import Kind, Refusal
+from graph_passes import Kind, Plan, Refusal
+from graph_passes.errors import listed
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
 Attention = Literal["eager", "sdpa"]
 """Implementation of attention in transformers."""
 _MULTIPLES = ((1024, 32), (256, 16), (64, 8))
 """(Minimum number of neurons, multiple): the numbers of neurons that matmuls run well with."""
+_SIZES = ("kind", "heads", "kv_heads", "head_dim")
+"""Fields in which a plan and a model must agree on a site."""
 
 
 @dataclass(frozen=True)
@@ -222,3 +224,67 @@ def unit_columns(units: Iterable[int], width: int) -> np.ndarray:
     """Indices of the inputs of a linear that belong to units of `width` consecutive inputs each."""
     starts = np.fromiter(units, np.intp) * width
     return (starts[:, None] + np.arange(width)).reshape(-1)
+
+
+def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) -> Plan:
+    """The plan that keeps the heads in `scales`, by site name and head index, each at its scale.
+
+    Raises:
+        ValueError: a head in `scales` is of none of the sites.
+    """
+    sites = list(sites)
+    if unknown := scales.keys() - {(site.name, head) for site in sites for head in range(site.heads)}:
+        raise ValueError(f"{min(unknown)}: no such head")
+    kept = [(site, [head for head in range(site.heads) if (site.name, head) in scales]) for site in sites]
+    return Plan(sites=tuple(site.plan(heads, [scales[site.name, head] for head in heads]) for site, heads in kept))
+
+
+def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
+    """The plan of these sites or groups that keeps every unit at scale one."""
+    units = ((group, group.units if isinstance(group, PrunableGroup) else group.heads) for group in groups)
+    return Plan(groups=tuple(group.plan(range(count)) for group, count in units))
+
+
+def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> None:
+    """Check that a plan has an entry for every site of a model and for nothing else, with equal kinds and sizes.
+
+    `source` is the origin of the plan, for the error message.
+
+    Raises:
+        InputError: an entry is missing, superfluous or different.
+    """
+    in_model = {site.name: site for site in sites}
+    in_plan = {site.name: site for site in plan.sites}
+    if foreign := [name for name in in_plan if name not in in_model]:
+        named = f", its sites are {listed(in_model, 3)}" if in_model else ", and has none"
+        raise plan_mismatch(f"the model has no attention site {foreign[0]}{named}", foreign[0], source)
+    check_no_site_is_missing(plan, sites, source=source)
+    for name, site in in_model.items():
+        for field in _SIZES:
+            actual, planned = getattr(site, field), getattr(in_plan[name], field)
+            if actual != planned:
+                text = f"{name}: {field} is {planned} in the plan, {actual} in the model"
+                raise plan_mismatch(text, name, source, field=field, planned=planned, actual=actual)
+
+
+def check_no_site_is_missing(plan: Plan, sites: Iterable[Site], *, source: str = "plan") -> None:
+    """Check that a plan, from some source, has an entry for every site of a model.
+
+    Raises:
+        InputError: an entry is missing.
+    """
+    planned = {site.name for site in plan.sites}
+    for site in sites:
+        if site.name not in planned:
+            raise missing_site(site.name, source)
+
+
+def plan_mismatch(text: str, site: str, source: str = "plan", **details: Any) -> InputError:
+    """The error for a plan that does not fit the model at a site, or at the linear of a feed-forward."""
+    text = f"{source}: {text}; use a plan that was learned on this model"
+    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=site, **details)
+
+
+def missing_site(name: str, source: str) -> InputError:
+    text = f"{source}: site {name} of the model is missing; add an entry for every site"
+    return InputError(text, code=ErrorCode.PLAN_MISMATCH, site=name)

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from compressor.errors import ErrorCode
 from compressor.measure.costs import CostTable
 from compressor.pruning import measure
+from compressor.pruning.measure import CostSource
 from compressor.targets.onnxruntime import engine
 from compressor.targets.onnxruntime.engine import Fusion
 from graph_passes import load, save
@@ -46,7 +47,7 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "fuse", copy)
 
 
-def tables_of_macs(engines: object, groups: object, macs: CostTable, *arguments: object) -> list[CostTable]:
+def tables_of_macs(source: CostSource, macs: CostTable, *arguments: object) -> list[CostTable]:
     return [macs.model_copy(update={"unit": "ms", "engine": "ort fp32", "seq": 8, "batch": 1})]
 
 
@@ -62,7 +63,7 @@ def test_costs_are_measured_once_and_written(
     """Without timing, times are multiply-accumulates, so that no engine of a cost table is built."""
     monkeypatch.setattr(measure, "_DRIFT", math.inf)  # times of a tiny model vary
     if not is_timed:
-        monkeypatch.setattr(measure, "measure_times", tables_of_macs)
+        monkeypatch.setattr(CostSource, "measured_tables", tables_of_macs)
     page, picture = tmp_path / "costs.html", tmp_path / "costs.svg"
     result = costs(capfd, model, "-o", page)
     assert result.code == 0, result.err

@@ -23,7 +23,7 @@ from compressor.export import export_reference
 from compressor.measure.costs import CostTable
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
-from compressor.pruning import measure
+from compressor.pruning.measure import CostSource
 from compressor.selection import allocation
 from compressor.targets import BuildOptions
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
@@ -78,10 +78,10 @@ def test_the_code_on_language_models_runs(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_stages_of_pruning_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are multiply-accumulates, so that no engine of a cost table is built."""
 
-    def tables(engines: object, groups: object, macs: CostTable, *args: object) -> list[CostTable]:
+    def tables(source: CostSource, macs: CostTable, *args: object) -> list[CostTable]:
         return [macs.model_copy(update={"unit": "ms", "seq": 8, "batch": 1})]
 
-    monkeypatch.setattr(measure, "measure_times", tables)
+    monkeypatch.setattr(CostSource, "measured_tables", tables)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folders.save(folders.bert(), tmp_path / "model")
     monkeypatch.chdir(tmp_path)

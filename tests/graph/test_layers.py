@@ -47,7 +47,7 @@ def test_changed_weights_have_an_effect_from_their_layer_on(tmp_path: Path) -> N
     path, _ = legacy("bert", tmp_path)
     graph, changed = layered(path), dict[str, np.ndarray]()
     batches = [arrays(text(3, length=length)) for length in (5, 9)]
-    linear = graph.division.linears[-1]
+    linear = graph.linears[-1]
     assert linear.weight.const_value is not None
     whole, pruned = (LayerPass(graph, batches, weights) for weights in ({}, changed))
     last = len(graph.layers) - 1

@@ -79,7 +79,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
 
 def measure_in_turn(monkeypatch: pytest.MonkeyPatch, *tables: CostTable) -> Iterator[CostTable]:
     remaining = iter(tables)
-    monkeypatch.setattr(measure, "measure_times", lambda *args: [next(remaining)])
+    monkeypatch.setattr(CostSource, "measured_tables", lambda *args: [next(remaining)])
     return remaining
 
 
@@ -300,7 +300,7 @@ def test_stored_times_of_requests_hold_while_their_calls_compare_as_before(
     engines: Any = SimpleNamespace(**{**vars(source.engines), "whole": source.dense})
     inputs: Any = {size: {"phase": size.phase} for size in sizes}
     requests = replace(source, engines=engines, inputs=inputs)
-    monkeypatch.setattr(measure, "measure_times", lambda *args: stored)
+    monkeypatch.setattr(CostSource, "measured_tables", lambda *args: stored)
     requests.time_tables(table(1.0))
 
     def times(engines: object, feeds: Any, *args: object) -> list[float]:

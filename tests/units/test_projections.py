@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.selection.measure_subsets import ActivationCache, NotRowsError, PartialForward
-from compressor.selection.pruners.layerwise.forwards import collect_inputs
+from compressor.selection.pruners.layerwise.layer_run import collect_inputs
 from compressor.selection.subset_evaluator import sensitivity
 from compressor.units import Site, find_groups, find_sites, gated, hooked, keep_all, keep_only, masked
 from compressor.units.gating import spread_over_rows
@@ -318,5 +318,5 @@ def test_a_group_ends_in_the_projection_whose_inputs_are_collected() -> None:
     heads, neurons = find_groups(model, inputs)[:2]
     assert (heads.name, heads.linear, neurons.type) == (PROJECTION, PROJECTION, "neurons")
     read: list[torch.Size] = []
-    collect_inputs(model, inputs, [PROJECTION], lambda name, rows, weights: read.append(rows.shape))
+    collect_inputs(model, inputs, [PROJECTION], lambda call: read.append(call.inputs.shape))
     assert read == [(int(inputs["attention_mask"].sum()), 32)]

@@ -135,7 +135,6 @@ class PerKindGate(Gate):
 
     @property
     def _gates(self) -> list[Gate]:
-        """The gates of the pools."""
         return [part for part in self.parts if isinstance(part, Gate)]
 
     def _in_site_order(self, parts: list[Tensor]) -> Tensor:

@@ -20,21 +20,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.answers import AnswerKind, several_answers
-from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
+from compressor.answers import AnswerKind
+from compressor.models.forwards import scored_mask
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.allocation import Curve
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruners.base import Batch, Pruner, PruningInputs
-from compressor.selection.pruners.layerwise.forwards import entries_per_row
-from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
-from compressor.selection.pruners.layerwise.refit import RefitSums
+from compressor.selection.pruners.layerwise.layer_run import DenseSums, calls_in_order, entries_per_row
+from compressor.selection.pruners.layerwise.output_sensitivity import scored_forwards
+from compressor.selection.pruners.layerwise.refit import CallTokens, RefitSums
 from compressor.selection.pruners.unit_importance import by_importance, dropped_importance, scaled_units, units_without
 from compressor.store import File, versioned
-from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
-from compressor.units.find import evaluation_mode
+from compressor.training.divergence import are_classes, are_numbers, distributions
 from compressor.units.groups import linear_of
-from compressor.units.layers import Linear, gradients_of, linear_sizes, linear_weight, removed_afterwards
+from compressor.units.layers import Linear, linear_sizes, linear_weight
 from compressor.units.prunable import PrunableGroup, unit_columns
 
 _FILE = File[dict[str, np.ndarray]]("gradients.safetensors", save_file, load_file)
@@ -136,7 +135,7 @@ def least_costly_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> n
 
 
 def tuned_scales(
-    linear: Linear, group: PrunableGroup, kept: tuple[int, ...], calls: Iterable[TargetedCall]
+    linear: Linear, group: PrunableGroup, kept: tuple[int, ...], calls: Iterable[CallTokens]
 ) -> np.ndarray:
     """Mask tuning: the scales of the kept units of a group, by which the linear reproduces its targets best.
 
@@ -158,6 +157,7 @@ def tuned_scales(
     columns = torch.from_numpy(unit_columns(kept, group.width))
     sums = RefitSums(len(columns), linear_sizes(linear)[1], has_ones=False, name=group.name)
     for call in calls:
+        assert call.targets is not None
         targets = call.targets if linear.bias is None else call.targets - linear.bias.detach()
         sums.add(call.inputs[:, columns.to(call.inputs.device)], targets)
     weight = linear_weight(linear).detach().double().cpu().numpy()[:, columns]
@@ -188,16 +188,12 @@ def mask_gradients(
         batches: inputs `[batch, ...]`.
     """
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
-    generator, kind = torch.Generator(model.device).manual_seed(0), several_answers(model.config)
-    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
-        deviations = number_deviations(model, batches, names[0])
+    with scored_forwards(model, batches, names) as forwards:
         for batch in tracked(batches, on_progress):
             rows = len(next(iter(batch.values())))
             masks = [torch.ones(rows, g.bundles, device=model.device, requires_grad=True) for g in groups]
-            with removed_afterwards(_mask_hooks(model, groups, masks)), scored_logits_only(model, batch):
-                outputs: Any = model(**forward_arguments(model, batch))
-            scored = fisher_outputs(outputs, names, generator, deviations, kind=kind, batch=batch)
-            loss = answer_loss(scored, names, batch, kind).sum()
+            scored = forwards.run(batch, _mask_hooks(model, groups, masks))
+            loss = answer_loss(scored, names, batch, forwards.kind).sum()
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
             for group, gradient in zip(groups, gradients, strict=True):
                 parts[group.name].append(gradient.cpu().numpy())

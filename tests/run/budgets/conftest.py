@@ -13,7 +13,7 @@ from compressor.pruning import measure
 from compressor.pruning.costs import count_costs
 from compressor.pruning.measure import CostSource
 from compressor.report import load as load_report
-from compressor.results import Report, Size
+from compressor.results import Report
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
 from tests.run.budgets.budget_runs import run, seconds_by_macs
@@ -40,23 +40,12 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         batch, seq = next(iter(feeds.values())).shape
         return [seconds_by_macs(engine, batch, seq) for engine in engines]
 
-    def tables(
-        engines: Any,
-        groups: Any,
-        macs_table: CostTable,
-        unpruned: Any,
-        inputs: Mapping[Size, Feeds],
-        partial: Any,
-        on_progress: Any,
-        seconds: float,
-        requests: Any,
-    ) -> list[CostTable]:
-        _, *counted = count_costs(
-            engines.float_graph, engines.reference.plan, groups, [size[:2] for size in inputs], on_progress
-        )
+    def tables(source: CostSource, macs: CostTable, store: Any, on_progress: Any) -> list[CostTable]:
+        graph_of, plan, sizes = source.engines.float_graph, source.engines.plan, [size[:2] for size in source.inputs]
+        _, *counted = count_costs(graph_of, plan, source.groups, sizes, on_progress)
         return [
-            table.scaled(1e-6).model_copy(update={"unit": "ms", "dense": 1e3 * times(unpruned[1:], feeds)[0]})
-            for table, feeds in zip(counted, inputs.values(), strict=True)
+            table.scaled(1e-6).model_copy(update={"unit": "ms", "dense": 1e3 * times([source.dense], feeds)[0]})
+            for table, feeds in zip(counted, source.inputs.values(), strict=True)
         ]
 
     def time_plan(source: CostSource, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
@@ -66,7 +55,7 @@ def times_by_macs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
 
     monkeypatch.setattr(CostSource, "time_plan", time_plan)
     monkeypatch.setattr(measure, "paired_times", times)
-    monkeypatch.setattr(measure, "measure_times", tables)
+    monkeypatch.setattr(CostSource, "measured_tables", tables)
     return timed
 
 

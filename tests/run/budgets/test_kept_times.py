@@ -14,6 +14,7 @@ from compressor.errors import BudgetError, ErrorCode
 from compressor.measure import macs
 from compressor.measure.costs import CostTable
 from compressor.pruning import measure
+from compressor.pruning.measure import CostSource
 from compressor.results import NoteCode
 from compressor.targets import Engine
 from graph_passes import Plan
@@ -33,12 +34,12 @@ def noisy_times(monkeypatch: pytest.MonkeyPatch) -> np.random.Generator:
             for engine in engines
         ]
 
-    def tables(engines: object, groups: object, macs: CostTable, *args: object) -> list[CostTable]:
+    def tables(source: CostSource, macs: CostTable, *args: object) -> list[CostTable]:
         factor = 1e-3 * noise.uniform(0.9, 1.1)
         return [macs.scaled(factor).model_copy(update={"unit": "ms", "dense": 1e-3 * macs.dense, "seq": 8, "batch": 1})]
 
     monkeypatch.setattr(measure, "paired_times", times)
-    monkeypatch.setattr(measure, "measure_times", tables)
+    monkeypatch.setattr(CostSource, "measured_tables", tables)
     return noise
 
 

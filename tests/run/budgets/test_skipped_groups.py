@@ -10,7 +10,7 @@ import pytest
 import compressor
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.measure.costs import CostTable
-from compressor.pruning import measure
+from compressor.pruning.measure import CostSource
 from compressor.results import NoteCode
 from compressor.run.model_units import measure_costs
 from tests.faults import fails_with
@@ -45,10 +45,10 @@ def test_a_group_is_skipped_on_request(inputs: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.zoo
 def test_costs_name_what_cannot_be_removed(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def proportional(engines: object, groups: object, macs: CostTable, *args: Any) -> list[CostTable]:
+    def proportional(source: CostSource, macs: CostTable, *args: Any) -> list[CostTable]:
         return [macs.scaled(1e-3).model_copy(update={"unit": "ms", "dense": 1e-3 * macs.dense})]
 
-    monkeypatch.setattr(measure, "measure_times", proportional)
+    monkeypatch.setattr(CostSource, "measured_tables", proportional)
     refuse_drops(monkeypatch, HEADS)
     listener = RecordingListener()
     costs = measure_costs(budget_recipe(inputs, tmp_path / "out", data=None), listener)

@@ -25,7 +25,7 @@ from compressor.selection.pruners.fisher import (
     mask_gradients,
     tuned_scales,
 )
-from compressor.selection.pruners.layerwise.layer_run import TargetedCall
+from compressor.selection.pruners.layerwise.refit import CallTokens
 from compressor.selection.pruners.unit_importance import MagnitudePruner, scaled_units
 from compressor.units import PrunableGroup, find_groups
 from compressor.units.groups import linear_of
@@ -148,8 +148,8 @@ def test_rearrangement_follows_the_sums_of_gradients(seed: int) -> None:
         assert np.square(gradients[:, dropped].sum(1)).sum() <= start + 1e-12
 
 
-def call_of(inputs: Tensor, targets: Tensor) -> TargetedCall:
-    return TargetedCall("linear", 0, 0, torch.ones(len(inputs), dtype=torch.bool), inputs, targets)
+def call_of(inputs: Tensor, targets: Tensor) -> CallTokens:
+    return CallTokens("linear", 0, 0, torch.ones(len(inputs), dtype=torch.bool), inputs, targets)
 
 
 @pytest.mark.parametrize("bundle", [1, 2])

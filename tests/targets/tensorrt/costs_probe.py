@@ -14,9 +14,10 @@ from typing import Any, cast
 
 from compressor.config.sections import EngineConfig
 from compressor.engines.choices import SYMMETRIC, Choice
+from compressor.progress import NullListener, RunLog
 from compressor.pruning import measure as times_module
 from compressor.pruning.costs import PlanEngines, count_costs, keep_counts
-from compressor.pruning.measure import measure_times
+from compressor.pruning.measure import CostSource
 from compressor.results import Size
 from compressor.store import Store
 from compressor.targets import BuildOptions, Engine, Feeds
@@ -57,17 +58,10 @@ def table(choice: Choice, folder: Path) -> dict[str, Any]:
     options = BuildOptions(batch=(1, 2, 4), seq=(1, 7, 16), workspace=64 << 20, timing_cache=folder / "timings")
     engines = PlanEngines(exported(groups, reference.path), choice, options, feeds, True, folder)
     _, counted = count_costs(engines.float_graph, plan, groups, [SIZE], lambda finished, total: None)
-    built, unpruned = list[int](), (engines.whole, engines.whole)
+    built = list[int]()
     partial = Store(folder / "parts", version=1)
-    (costs,) = measure_times(
-        engines,
-        groups,
-        counted,
-        unpruned,
-        {Size(*SIZE): feeds},
-        partial,
-        lambda finished, total: built.append(finished),
-    )
+    source = CostSource("bert", groups, engines, engines.whole, {Size(*SIZE): feeds}, RunLog(NullListener()))
+    (costs,) = source.measured_tables(counted, partial, lambda finished, total: built.append(finished))
     plans = [{group.name: part * group.units // 4 for group in groups} for part in range(5)]
     left = sorted(path.name for path in folder.iterdir() if path.is_dir())
     rebuilt = [engines.build(keep_counts(plan, groups, counts)) for counts in plans]

@@ -1,6 +1,8 @@
-"""Run a model layer by layer over many batches; only the latest layer output of each batch is held.
+"""Forwards on calibration batches: the inputs of linears without padding, and runs layer by layer over many batches.
 
-A run over the dense model and one over a copy that is pruned on the way see the calls of a linear side by side.
+A layer is an element of the model's outermost module lists, see `outermost_layers`. Layers of one list form a chain:
+each reads the output of the one before. In a run only the latest layer output of each batch is held. A run over the
+dense model and one over a copy that is pruned on the way see the calls of a linear side by side.
 
 No module computes the sum of a linear's output and the residual stream, so it is observed at the first module that
 reads it: the norm of a post-norm model; the next sublayer, the next layer or the final norm of a pre-norm model.
@@ -21,17 +23,20 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from compressor.errors import ErrorCode, InputError
+from compressor.models.forwards import decoder_mask, forward_arguments, scored_logits_only
 from compressor.progress import ProgressCallback, tracked
 from compressor.selection.pruners.base import Batch
-from compressor.selection.pruners.layerwise.forwards import (
-    CallOrder,
-    EndForwardError,
-    count_tokens,
-    first_tensor,
-    run_layers,
-    token_mask,
+from compressor.selection.pruners.layerwise.refit import CallTokens, count_in_proportion, is_token_mask
+from compressor.units.find import evaluation_mode
+from compressor.units.layers import (
+    AroundLayer,
+    linear_at,
+    linear_sizes,
+    outermost_layers,
+    removed_afterwards,
+    routed_forwards,
 )
-from compressor.units.layers import linear_at, linear_sizes, outermost_layers, removed_afterwards
 
 _CANDIDATES = 32
 """Module calls after a linear that are examined."""
@@ -52,7 +57,152 @@ SumReader = tuple[tuple[str, int], ...]
 which of the calls of that module after the call of the linear it is (1: the first one)."""
 
 
-@dataclass(frozen=True)
+class EndForwardError(Exception):
+    """Ends a forward early, raised from a hook; `run_layers` returns None."""
+
+
+def run_layers(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], around: AroundLayer = lambda number, layer, run: run()
+) -> Any:
+    """The output of a forward in evaluation mode without gradients, each layer call routed through a function.
+
+    The model keeps its hooks and gates, and is restored afterwards. None if `EndForwardError` was raised.
+    """
+    with torch.no_grad(), evaluation_mode(model), routed_forwards(outermost_layers(model), around):
+        try:
+            return model(**forward_arguments(model, batch))
+        except EndForwardError:
+            return None
+
+
+class CallOrder:
+    """When a forward of a few rows calls its layers and its other modules.
+
+    Attributes:
+        layer_calls: number of layer calls.
+    """
+
+    def __init__(self, model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
+        self.layer_calls = 0
+        self._calls: dict[str, list[int]] = {}
+
+        def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
+            output = run()
+            self.layer_calls = number + 1
+            return output
+
+        def record(name: str, *_: object) -> None:
+            self._calls.setdefault(name, []).append(self.layer_calls)
+
+        leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
+        with removed_afterwards(module.register_forward_hook(partial(record, name)) for name, module in leaves):
+            run_layers(model, batch, around)
+
+    def of(self, linear: str) -> Sequence[int]:
+        """The number of layer calls that end before each call of a linear; ValueError if the forward never calls it."""
+        if linear not in self._calls:
+            raise ValueError(f"{linear}: a forward calls no such module; use the path of a linear of this model")
+        return self._calls[linear]
+
+
+def collect_inputs(
+    model: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    linears: Sequence[str],
+    observer: Callable[[CallTokens], None],
+    number: int = 0,
+) -> None:
+    """Run the whole model on one batch, by its number, and pass on the inputs of all linears; nothing is stored.
+
+    A linear that a forward calls several times is observed as often.
+
+    Args:
+        model: a transformers model; it runs in evaluation mode without gradients, and is restored afterwards.
+        batch: inputs `[batch, ...]`, with or without `labels`.
+    """
+    counts = dict.fromkeys(linears, 0)
+
+    def on_input(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        x = args[0]
+        mask = token_mask(model, name, batch, x.shape[:-1])
+        observer(CallTokens(name, number, counts[name], mask.cpu(), x[mask]))
+        counts[name] += 1
+
+    hooks = (model.get_submodule(name).register_forward_hook(partial(on_input, name)) for name in linears)
+    with removed_afterwards(hooks), scored_logits_only(model, batch):
+        run_layers(model, batch)
+
+
+def count_tokens(
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], linears: Sequence[str]
+) -> dict[str, int]:
+    """The number of tokens that `collect_inputs` passes on for each linear, without a forward on every batch.
+
+    The first batch runs; tokens of further batches are in proportion to their tokens without padding, or to the sizes
+    of their inputs.
+    """
+    tokens = dict.fromkeys(linears, 0)
+
+    def count(call: CallTokens) -> None:
+        tokens[call.linear] += len(call.inputs)
+
+    collect_inputs(model, batches[0], linears, count)
+    sizes = [next(iter(batch.values())).numel() for batch in batches]
+    return {
+        name: count_in_proportion(number, [padding_mask(model, name, batch) for batch in batches], sizes)
+        for name, number in tokens.items()
+    }
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The first tensor among the arguments of a module's forward; None if it has none."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+
+
+def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor], shape: torch.Size) -> Tensor:
+    """The tokens of a linear's input that are not padding: bool, of `shape`, on the device of the model.
+
+    All tokens count if there is no mask (images), or if the axes of the input differ from those of the mask. Tokens
+    that are flattened row by row are recognised.
+
+    Args:
+        batch: inputs of the model `[batch, ...]`, with or without `labels`.
+        shape: shape of the linear's input without its last axis, usually `[batch, position]`.
+    """
+    mask = padding_mask(model, linear, batch)
+    if is_token_mask(mask, shape):
+        return mask.reshape(shape).to(model.device) != 0
+    return torch.ones(shape, dtype=torch.bool, device=model.device)
+
+
+def padding_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """The mask `[batch, position]` of a batch that is zero where the input of a linear is padding; None: there is none.
+
+    1. A module outside the encoder of an encoder-decoder: the mask of the decoder, see `decoder_mask`.
+    2. Any other module: the attention mask.
+    """
+    module = model.get_submodule(linear)
+    if not model.config.is_encoder_decoder or any(part is module for part in model.get_encoder().modules()):
+        return batch.get("attention_mask")
+    return decoder_mask(batch)
+
+
+def entries_per_row(linear: str, entries: int, rows: int) -> int:
+    """How many entries on the first axis of a linear's input belong to each row: windows, or tokens row by row.
+
+    Raises:
+        InputError: they do not belong to rows one after another, as in experts that read chosen tokens.
+    """
+    if entries % rows:
+        text = (
+            f"{linear}: reads {entries} tokens of {rows} rows, like an expert that reads chosen tokens, so its effect "
+            f"on a row cannot be measured; leave it out of the groups"
+        )
+        raise InputError(text, code=ErrorCode.UNSUPPORTED_MODEL, linear=linear, entries=entries, rows=rows)
+    return entries // rows
+
+
+@dataclass(frozen=True, eq=False)
 class LinearCall:
     """One call of a linear `y = W x + b`. Its tensors are those of the forward and must not be changed.
 
@@ -170,15 +320,6 @@ class LayerwiseRun:
 
 
 @dataclass
-class _PendingCall:
-    """A call of a linear whose sum is read by the module at `path`, in the call that `remaining` counts down to."""
-
-    call: LinearCall
-    path: str
-    remaining: int
-
-
-@dataclass
 class _Observation:
     """Collects the calls of some linears in one forward, and ends it after `expected` of them.
 
@@ -190,8 +331,10 @@ class _Observation:
     with_outputs: bool
     recorded: bool
     calls: list[LinearCall] = field(default_factory=list)
-    pending: list[_PendingCall] = field(default_factory=list)
+    # Calls whose sum is read by a module, in a call of that number; and numbers of calls, of linears and of readers.
+    pending: dict[LinearCall, tuple[str, int]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    reads: Counter[str] = field(default_factory=Counter)
 
     def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
         # The hook of a linear precedes those of others, which may change its output.
@@ -215,14 +358,13 @@ class _Observation:
         if reader is None:
             self._complete(call)
         else:
-            self.pending.append(_PendingCall(call, *reader[number]))
+            path, later = reader[number]
+            self.pending[call] = path, self.reads[path] + later
 
     def _on_reader(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for pending in self.pending:
-            pending.remaining -= pending.path == name
-        complete = [pending.call for pending in self.pending if not pending.remaining]
-        self.pending = [pending for pending in self.pending if pending.remaining]
-        for call in complete:
+        self.reads[name] += 1
+        for call in [call for call, due in self.pending.items() if due == (name, self.reads[name])]:
+            del self.pending[call]
             self._complete(replace(call, sum=first_tensor(args, kwargs)))
 
     def _complete(self, call: LinearCall) -> None:
@@ -395,32 +537,13 @@ class DenseSums:
             yield sums
 
 
-@dataclass(frozen=True)
-class TargetedCall:
-    """One call of a linear on one batch, in the model as it is pruned so far.
-
-    Attributes:
-        linear, number: see `LinearCall`.
-        mask: the tokens of its input that are not padding, usually `[batch, position]`.
-        inputs: its inputs without padding, `[tokens, in]`.
-        targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
-    """
-
-    linear: str
-    batch: int
-    number: int
-    mask: Tensor
-    inputs: Tensor
-    targets: Tensor
-
-
 def calls_in_order(
     model: PreTrainedModel,
     linear_sets: Sequence[Sequence[str]],
     batches: Sequence[Batch],
     sums: DenseSums,
     on_progress: ProgressCallback,
-) -> Iterator[Iterator[TargetedCall]]:
+) -> Iterator[Iterator[CallTokens]]:
     """For each set of linears, their calls on all batches; sets and calls run when they are requested.
 
     With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
@@ -441,7 +564,7 @@ def calls_in_order(
     run = LayerwiseRun(model, batches)
     sums.start()
 
-    def targeted(linears: Sequence[str]) -> Iterator[TargetedCall]:
+    def targeted(linears: Sequence[str]) -> Iterator[CallTokens]:
         observed = run.observe({linear: sums.readers[linear] for linear in linears}, with_outputs=False)
         for number, (batch, calls, dense) in enumerate(zip(batches, observed, sums.of(linears), strict=True)):
             for call in calls:
@@ -449,7 +572,7 @@ def calls_in_order(
                 target = dense[call.linear][call.number]
                 if call.output is not None and call.sum is not None:
                     target = target - (call.sum - call.output)[mask]
-                yield TargetedCall(call.linear, number, call.number, mask, call.input[mask], target)
+                yield CallTokens(call.linear, number, call.number, mask.cpu(), call.input[mask], target)
 
     for linears in tracked(linear_sets, on_progress):
         run.advance(run.layers_of(linears[0]).start)

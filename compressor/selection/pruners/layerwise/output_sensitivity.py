@@ -5,7 +5,8 @@ Both are parts of the Fisher information of the linear's output: its trace at ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from compressor.answers import SPAN_ENDS, AnswerKind, several_answers
 from compressor.errors import ErrorCode, InputError
 from compressor.models.forwards import forward_arguments, scored_logits_only, scored_mask
 from compressor.progress import ProgressCallback, ignore_progress, tracked
-from compressor.selection.pruners.layerwise.forwards import entries_per_row, token_mask
+from compressor.selection.pruners.layerwise.layer_run import entries_per_row, token_mask
 from compressor.training.divergence import are_classes, are_numbers, distributions, fisher_outputs, number_deviations
 from compressor.units.find import evaluation_mode
 from compressor.units.layers import gradients_of, removed_afterwards
@@ -40,12 +41,38 @@ Term = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
-    """How functions of the outputs are drawn: see `several_answers` for the kind, and `number_deviations`."""
+class ScoredForwards:
+    """Forwards with gradients, whose scored outputs estimate the Fisher information; see `fisher_outputs`.
 
+    Attributes:
+        names: names of the scored outputs.
+        generator: draws functions of the outputs, on the device of the model.
+        kind: what the model answers, see `several_answers`.
+        deviations: see `number_deviations`.
+    """
+
+    model: PreTrainedModel
+    names: Sequence[str]
     generator: torch.Generator
-    kind: AnswerKind | None = None
-    deviations: Tensor | None = None
+    kind: AnswerKind | None
+    deviations: Tensor | None
+
+    def run(self, batch: Mapping[str, Tensor], hooks: Iterable[RemovableHandle]) -> list[Tensor]:
+        """The scored outputs of a batch, with hooks."""
+        with removed_afterwards(hooks), scored_logits_only(self.model, batch):
+            outputs: Any = self.model(**forward_arguments(self.model, batch))
+        return fisher_outputs(outputs, self.names, self.generator, self.deviations, kind=self.kind, batch=batch)
+
+
+@contextmanager
+def scored_forwards(
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], names: Sequence[str], seed: int = 0
+) -> Iterator[ScoredForwards]:
+    """Forwards of a model in evaluation mode, whose parameters require no gradients; it is restored afterwards."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
+        deviations = number_deviations(model, batches, names[0])
+        yield ScoredForwards(model, names, generator, several_answers(model.config), deviations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +124,12 @@ def sensitivity_of(
     Raises:
         InputError: an output from whose distribution classes or positions are drawn is not finite.
     """
-    generator = torch.Generator(model.device).manual_seed(seed)
     weights: list[dict[str, list[Tensor]]] = []
     masks: list[dict[str, Tensor]] = []
     metrics: dict[str, Tensor] = {}
-    with evaluation_mode(model), gradients_of(model.parameters(), required=False), torch.enable_grad():
-        draws = Draws(generator, several_answers(model.config), number_deviations(model, batches, names[0]))
+    with scored_forwards(model, batches, names, seed) as forwards:
         for batch in tracked(batches, on_progress):
-            parts = [_fisher(model, part, linears, names, draws, metrics) for part in _parts(batch)]
+            parts = [_fisher(forwards, part, linears, metrics) for part in _parts(batch)]
             fisher = {
                 name: [torch.cat(calls) for calls in zip(*(part[name] for part in parts), strict=True)]
                 for name in linears
@@ -125,24 +150,17 @@ def _parts(batch: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
 
 
 def _fisher(
-    model: PreTrainedModel,
-    batch: Mapping[str, Tensor],
-    linears: Sequence[str],
-    names: Sequence[str],
-    draws: Draws,
-    metrics: dict[str, Tensor],
+    forwards: ScoredForwards, batch: Mapping[str, Tensor], linears: Sequence[str], metrics: dict[str, Tensor]
 ) -> dict[str, list[Tensor]]:
     """The trace of the Fisher information of the tokens of one batch, with arbitrary values at padded tokens.
 
     The Fisher information of all tokens that are not padding is added to `metrics`.
     """
-    offsets: dict[str, list[Tensor]] = {name: [] for name in linears}
-    with removed_afterwards(_offset_hooks(model, offsets)), scored_logits_only(model, batch):
-        outputs: Any = model(**forward_arguments(model, batch))
+    model, offsets = forwards.model, dict[str, list[Tensor]]({name: [] for name in linears})
+    scored = forwards.run(batch, _offset_hooks(model, offsets))
     calls = [(name, offset) for name in linears for offset in offsets[name]]
     fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
-    scored = fisher_outputs(outputs, names, draws.generator, draws.deviations, kind=draws.kind, batch=batch)
-    for values, row_weights in _terms(scored, names, batch, draws):
+    for values, row_weights in scored_terms(scored, batch, forwards):
         tensors = [offset for _, offset in calls]
         gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
         for (name, _), total, gradient in zip(calls, fisher, gradients, strict=True):
@@ -173,20 +191,19 @@ def _offset_hooks(model: nn.Module, offsets: dict[str, list[Tensor]]) -> Iterato
         yield model.get_submodule(name).register_forward_hook(partial(add, name), prepend=True)
 
 
-def _terms(
-    outputs: Sequence[Tensor], names: Sequence[str], batch: Mapping[str, Tensor], draws: Draws
-) -> Iterator[Term]:
+def scored_terms(outputs: Sequence[Tensor], batch: Mapping[str, Tensor], forwards: ScoredForwards) -> Iterator[Term]:
     """The functions whose squared gradients make up the Fisher information; the numbers are those of `sensitivity_of`.
 
     Independent draws at several positions or of several outputs are summed: the products of different gradients have
     mean zero, since the mean gradient of log p is zero.
     """
+    names, kind = forwards.names, forwards.kind
     values = distributions(outputs, names, batch)
     logits, is_single = values[0], len(values) == 1 and names[0] not in SPAN_ENDS
     ones = torch.ones(len(logits), device=logits.device)
-    if is_single and are_numbers(logits, names[0], draws.kind):  # case 6
+    if is_single and are_numbers(logits, names[0], kind):  # case 6
         yield logits.reshape(len(logits)), ones
-    elif is_single and are_classes(logits, names[0], draws.kind) and logits.shape[1] <= _EXACT_CLASSES:  # case 7
+    elif is_single and are_classes(logits, names[0], kind) and logits.shape[1] <= _EXACT_CLASSES:  # case 7
         yield from zip(logits.unbind(1), _decision_variances(logits).unbind(1), strict=True)
     elif is_single and logits.dim() == 2 and logits.shape[1] == 2:  # case 1
         p = logits.detach().softmax(-1).prod(-1)
@@ -196,26 +213,26 @@ def _terms(
         yield from zip(log.unbind(1), log.detach().exp().unbind(1), strict=True)
     else:
         for _ in range(_DRAWS):
-            terms = [_random_term(value, name, batch, draws) for value, name in zip(values, names, strict=True)]
+            terms = [_random_term(value, name, batch, forwards) for value, name in zip(values, names, strict=True)]
             yield torch.stack(terms).sum(0), ones / _DRAWS
 
 
-def _random_term(logits: Tensor, name: str, batch: Mapping[str, Tensor], draws: Draws) -> Tensor:
+def _random_term(logits: Tensor, name: str, batch: Mapping[str, Tensor], forwards: ScoredForwards) -> Tensor:
     """A function of one output, `[rows]`, whose squared gradient is its Fisher information in expectation."""
-    if are_numbers(logits, name, draws.kind):
-        return logits.reshape(len(logits)) * _signs((len(logits),), draws)
-    if are_classes(logits, name, draws.kind):  # case 7
-        return (logits * _signs(logits.shape, draws) * _decision_variances(logits).sqrt()).sum(1)
-    drawn = _drawn(logits.log_softmax(-1), draws.generator)
+    generator = forwards.generator
+    if are_numbers(logits, name, forwards.kind):
+        return logits.reshape(len(logits)) * _signs((len(logits),), generator)
+    if are_classes(logits, name, forwards.kind):  # case 7
+        return (logits * _signs(logits.shape, generator) * _decision_variances(logits).sqrt()).sum(1)
+    drawn = _drawn(logits.log_softmax(-1), generator)
     if drawn.dim() == 1:  # cases 3 and 5
         return drawn
     mask = scored_mask(batch, *drawn.shape).to(drawn.device)  # case 4
     return (drawn * mask).sum(1) / mask.sum(1).clamp(min=1).sqrt()
 
 
-def _signs(shape: Sequence[int], draws: Draws) -> Tensor:
-    """Random signs."""
-    return 2 * torch.randint(2, tuple(shape), generator=draws.generator, device=draws.generator.device) - 1
+def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return 2 * torch.randint(2, tuple(shape), generator=generator, device=generator.device) - 1
 
 
 def _decision_variances(logits: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import safetensors
@@ -32,6 +32,28 @@ _MOST_DAMP = 1e4
 
 Array = Any
 """An array of NumPy, or a tensor of PyTorch on any device."""
+
+
+@dataclass(frozen=True)
+class CallTokens:
+    """The tokens of one call of a linear on one batch, without padding.
+
+    Attributes:
+        linear: path of the linear.
+        batch: number of the batch.
+        number: number of the call among those of the linear in a forward.
+        mask: the tokens of its input that are not padding, usually `[batch, position]`, on the CPU.
+        inputs: its inputs, `[tokens, in]`.
+        targets: the outputs, bias included, for which the residual stream is that of the dense network,
+            `[tokens, out]`; None: they are not computed.
+    """
+
+    linear: str
+    batch: int
+    number: int
+    mask: Array
+    inputs: Array
+    targets: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +84,6 @@ class Gram:
     def with_ones(self, columns: np.ndarray) -> np.ndarray:
         """Indices of input columns, followed by that of the ones if there are any."""
         return np.append(columns, [self.inputs] * self.has_ones).astype(np.intp)
-
-    def select(self, columns: np.ndarray) -> Gram:
-        """The Gram matrix of some input columns, and of the ones if there are any."""
-        kept = self.with_ones(columns)
-        return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones)
 
 
 def damped(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.ndarray, float]:
@@ -192,26 +209,22 @@ class RefitSums:
             for total, part in zip(self._sums, (gram, cross), strict=True):
                 total += xp.asarray(part, device=total.device)
 
-    def solve(self, start: LinearWeights, columns: np.ndarray, *, ridge: float) -> LinearWeights:
-        """The weights of some columns that fit the targets, near those of `start`.
+    def solve(self, start: LinearWeights, *, ridge: float) -> LinearWeights:
+        """The weights that fit the targets, near those of `start`.
 
         Args:
             start: the weights W_0 before the refit. Their bias only says that there is one: the refitted bias is not
                 held near it.
-            ridge: lambda as a share of the mean diagonal of A'A over the kept columns; it is raised tenfold until the
-                matrix has a Cholesky factor.
+            ridge: lambda as a share of the mean diagonal of A'A; it is raised tenfold until the matrix has a Cholesky
+                factor.
 
         Raises:
             InputError: the sums are not finite.
         """
-        extended, sums = start.extended, self.gram
-        gram, kept = sums.select(columns), sums.with_ones(columns)
+        gram = self.gram
         matrix, ridge = damped(gram.matrix, gram.damping, ridge)
-        # lambda for each column; the bias has none.
-        penalty = ridge * gram.damping
-        fitted = np.zeros_like(extended)
-        right = self.cross[kept] + penalty[:, None] * extended[:, kept].T
-        fitted[:, kept] = np.linalg.solve(matrix, right).T
+        penalty = ridge * gram.damping[:, None]  # lambda for each column; the bias has none
+        fitted = np.linalg.solve(matrix, self.cross + penalty * start.extended.T).T
         return LinearWeights.of(fitted, ridge, has_ones=self.has_ones)
 
     def _check_finite(self, values: Array, subject: str) -> None:
@@ -224,6 +237,19 @@ class RefitSums:
             " check the weights of the model and the rows, or compute in float32"
         )
         raise InputError(text, code=ErrorCode.NOT_FINITE, linear=self.name, subject=subject, count=count)
+
+
+def is_token_mask(mask: Array | None, shape: Sequence[int]) -> TypeGuard[Array]:
+    """Whether there is a mask of padding that has the axes of tokens, or those are flattened row by row."""
+    return mask is not None and tuple(shape) in (tuple(mask.shape), (math.prod(mask.shape),))
+
+
+def count_in_proportion(first: int, masks: Sequence[Array | None], sizes: Sequence[int]) -> int:
+    """The number of tokens in all batches, from that in the first, by masks of padding or else by sizes of inputs."""
+    counts = [size if mask is None else np.count_nonzero(mask) for mask, size in zip(masks, sizes, strict=True)]
+    if first % max(counts[0], 1):  # the mask is not that of these tokens
+        counts = list(sizes)
+    return int(first * sum(counts) // max(counts[0], 1))
 
 
 def _library(values: Array) -> Any:

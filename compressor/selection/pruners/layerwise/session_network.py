@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -21,10 +20,10 @@ from compressor.graph.layers import Arrays, LayeredGraph, LayerPass, is_sum
 from compressor.measure.divergence import divergence, variance_of
 from compressor.progress import ProgressCallback, ignore_progress, tracked
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
-from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
+from compressor.selection.pruners.layerwise.refit import CallTokens, count_in_proportion, is_token_mask
+from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet
 from compressor.units.prunable import LinearWeights
-from graph_passes.attention.linears import GraphLinear
+from graph_passes.attention.linears import GraphLinear, find_linears
 from graph_passes.passes import DropUnreadPositions
 
 _MODULES = "compressor.selection.pruners.layerwise.torch_network"
@@ -37,12 +36,6 @@ _RECORDED_BYTES = 2**30
 """Memory for values between layers of the held-out examples, which the last batch that is recorded may exceed."""
 _PASSING = ("Identity", "Dropout")
 """Operators that pass on the output of a linear to the residual sum."""
-
-TokensAndMetrics = tuple[Sequence[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-Weigh = Callable[[Sequence[str], ProgressCallback], TokensAndMetrics]
-"""Computes, for paths of linears, the weights of the tokens of each batch and the metrics of outputs."""
-Compare = Callable[[int, Arrays, Arrays], np.ndarray]
-"""The divergence of each row of a held-out batch, by its number, of outputs from those of the whole graph."""
 
 
 class _Call(NamedTuple):
@@ -59,19 +52,17 @@ class _Call(NamedTuple):
         return [self.linear.activation] if self.residual is None else [self.linear.activation, self.residual]
 
 
-class SessionNetwork:
+class SessionNetwork(Network):
     """A graph with its batches; see `Network`.
 
-    Without gradients, all tokens and all errors of outputs have equal weights, unless `weigh` computes them. The
-    weights that the graph holds are those of the whole network; a request for sums starts from them again.
+    Without gradients, all tokens and all errors of outputs have equal weights. The weights that the graph holds are
+    those of the whole network; a request for sums starts from them again. The file gets those of each refit.
 
     Args:
-        graph: a graph in float32, each of whose linears is called once.
-        scored: the same without positions that no output depends on, which losses are measured with.
+        inputs: the model of the file, and its rows.
+        graph: its graph in float32, each of whose linears is called once.
         ends: path of the linear of each group -> name of the initializer of its weight.
-        statistics: the calibration examples: inputs of the graph by name, `[batch, ...]` each.
-        comparing: returns how outputs are compared, by those of the whole graph that have at most two axes.
-        write: called with the name of an initializer and its values after each refit.
+        has_gradients: whether PyTorch weighs tokens and errors of outputs by gradients.
 
     Attributes:
         obstacle: the operator of the graph for which the requested gradients of `weigh` cannot be computed; None: they
@@ -81,39 +72,21 @@ class SessionNetwork:
     obstacle: str | None = None
 
     def __init__(
-        self,
-        graph: LayeredGraph,
-        scored: LayeredGraph,
-        ends: Mapping[str, str],
-        statistics: Sequence[Arrays],
-        held_out: Sequence[Arrays],
-        comparing: Callable[[Sequence[Arrays]], Compare],
-        *,
-        weigh: Weigh | None = None,
-        write: Callable[[str, np.ndarray], None] = lambda name, values: None,
+        self, inputs: PruningInputs, graph: ir.Model, ends: Mapping[str, str], *, has_gradients: bool = False
     ) -> None:
-        self._graph, self._scored, self._statistics, self._held_out = graph, scored, statistics, held_out
-        self._comparing, self._weigh, self._write = comparing, weigh, write
+        file: GraphFile = inputs.model
+        super().__init__([file.wide_feeds(batch) for batch in inputs.statistics])
+        self._inputs, self._write, self.has_gradients = inputs, file.write, has_gradients
+        self._held_out = [file.wide_feeds(batch) for batch in inputs.held_out]
+        # Losses are measured without positions that no output depends on.
+        self._graph, self._scored = LayeredGraph(graph), LayeredGraph(DropUnreadPositions()(graph.clone()).model)
         self._changed: dict[str, np.ndarray] = {}
-        self._weights: Sequence[Mapping[str, np.ndarray]] = ()
         paths = {name: path for path, name in ends.items()}
-        self._calls, self._scored_calls = _calls_of(graph, paths), _calls_of(scored, paths)
+        self._calls, self._scored_calls = _calls_of(self._graph, paths), _calls_of(self._scored, paths)
         self._last_layer = max(call.layer for path, call in self._calls.items() if path in ends)
-        inputs = self._inputs(statistics[:1], self._calls)
-        self._shapes = {path: tokens.shape[:-1] for _, path, tokens in inputs}  # of the first batch
+        read = self._read(self._statistics[:1], self._calls)
+        self._shapes = {path: tokens.shape[:-1] for _, path, tokens in read}  # of the first batch
         self._feeders = self._find_feeders(ends.keys())
-
-    @property
-    def has_gradients(self) -> bool:
-        return self._weigh is not None
-
-    @property
-    def rows(self) -> int:
-        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
-
-    @property
-    def calls_once(self) -> bool:
-        return True
 
     def linear(self, path: str) -> LinearWeights:
         linear = self._calls[path].linear
@@ -127,12 +100,20 @@ class SessionNetwork:
             self._write(value, array)
 
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
-        return {path: self._count(self._shapes[path]) for path in linears}
+        batches = self._statistics
+        masks, sizes = [batch.get(_MASK) for batch in batches], [next(iter(batch.values())).size for batch in batches]
+        firsts = {path: int(_mask(batches[0], self._shapes[path]).sum()) for path in linears}
+        return {path: count_in_proportion(first, masks, sizes) for path, first in firsts.items()}
 
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
-        if self._weigh is not None:
+        if self.has_gradients:
             try:
-                self._weights, metrics = self._weigh(linears, on_progress)
+                modules = import_module(_MODULES).TorchNetwork(self._inputs)
+                metrics: Mapping[str, np.ndarray] = modules.weigh(linears, on_progress)
+                self.token_weights = [
+                    {path: [call.numpy() for call in calls] for path, calls in batch.items()}
+                    for batch in modules.token_weights
+                ]
                 return metrics
             except InputError as error:
                 if "op_type" not in error.details:
@@ -140,16 +121,16 @@ class SessionNetwork:
                 self.obstacle = str(error)
         return {path: np.zeros(2 * (len(self.linear(path).weight),)) for path in linears}
 
-    def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
-        sums = {path: self._sums(path) for path in linears}
-        for number, path, tokens in self._inputs(self._statistics, linears, on_progress):
-            mask = _mask(self._statistics[number], tokens.shape[:-1])
-            sums[path].add(tokens[mask], weights=self._scales(path, number, mask))
-        return {path: sums.pop(path).gram for path in linears}
+    def observe_inputs(
+        self, linears: Sequence[str], observer: Callable[[CallTokens], None], on_progress: ProgressCallback
+    ) -> None:
+        for number, path, tokens in self._read(self._statistics, linears, on_progress):
+            observer(self._tokens(number, path, tokens))
 
     def divergence(self) -> Divergence:
         graph, recorded = self._scored, _Recorded(self._scored, self._held_out)
-        compare = self._comparing([outputs for outputs in recorded.outputs if outputs is not None])
+        names, kind = self._inputs.outputs, several_answers(self._inputs.model.config)
+        variance = variance_of([outputs for outputs in recorded.outputs if outputs is not None], names, kind)
 
         @functools.lru_cache(maxsize=1)
         def read(path: str) -> list[dict[str, np.ndarray]]:
@@ -165,8 +146,9 @@ class SessionNetwork:
             run = graph.run_of(call.layer, graph.layers[call.layer].results, self._stored(path, weights), call.reads)
             parts = []
             for number, inputs in enumerate(read(path)):
-                changed = recorded.outputs_after(number, call.layer, run(inputs))
-                parts.append(compare(number, recorded.outputs_of(number), changed))
+                before, after = recorded.outputs_of(number), recorded.outputs_after(number, call.layer, run(inputs))
+                batch = {name: np.asarray(values) for name, values in self._inputs.held_out[number].items()}
+                parts.append(divergence(before, after, names, batch, variance, kind=kind, temperature=TEMPERATURE))
             return float(np.concatenate(parts).mean())
 
         return mean
@@ -174,7 +156,7 @@ class SessionNetwork:
     def feeders(self, linear: str) -> tuple[str, ...]:
         return self._feeders[linear]
 
-    def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
+    def targeted_calls(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[Iterator[CallTokens]]:
         self._changed.clear()
         dense = LayerPass(self._graph, self._statistics, {})
         pruned = LayerPass(self._graph, self._statistics, self._changed)
@@ -182,13 +164,12 @@ class SessionNetwork:
             layer = self._calls[part.linears[0]].layer
             dense.advance(layer)
             pruned.advance(layer)
-            yield partial(self._sums_of, part, dense, pruned)
+            yield self._targeted(part, dense, pruned)
 
-    def _sums_of(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Mapping[str, RefitSums]:
+    def _targeted(self, part: RefitSet, dense: LayerPass, pruned: LayerPass) -> Iterator[CallTokens]:
         calls = {path: self._calls[path] for path in part.linears}
         if part.columns is None:  # feeders, whose outputs are the targets
             calls = {path: call._replace(residual=None, total=call.linear.output) for path, call in calls.items()}
-        sums = {path: self._sums(path, part.columns, has_targets=True) for path in calls}
         passes = zip(
             dense.observe([call.total for call in calls.values()]),
             pruned.observe(list(dict.fromkeys(value for call in calls.values() for value in call.reads))),
@@ -199,19 +180,13 @@ class SessionNetwork:
                 tokens, target = actual[_name(call.linear.activation)], expected[_name(call.total)]
                 if call.residual is not None:
                     target = target - actual[_name(call.residual)]
-                mask = _mask(self._statistics[number], tokens.shape[:-1])
-                tokens = tokens[mask] if part.columns is None else tokens[mask][:, part.columns]
-                sums[path].add(tokens, target[mask], self._scales(part.weighted_by, number, mask))
-        return sums
+                yield self._tokens(number, path, tokens, target)
 
-    def _sums(self, path: str, columns: np.ndarray | None = None, *, has_targets: bool = False) -> RefitSums:
-        """Sums without tokens for all inputs of a linear, or for some columns."""
-        linear = self._calls[path].linear
-        outputs, inputs = self._values(linear.weight).shape[:: -1 if linear.is_transposed else 1]
-        count = inputs if columns is None else len(columns)
-        return RefitSums(count, outputs if has_targets else None, has_ones=linear.bias is not None, name=path)
+    def _tokens(self, batch: int, path: str, inputs: np.ndarray, targets: np.ndarray | None = None) -> CallTokens:
+        mask = _mask(self._statistics[batch], inputs.shape[:-1])
+        return CallTokens(path, batch, 0, mask, inputs[mask], None if targets is None else targets[mask])
 
-    def _inputs(
+    def _read(
         self, batches: Sequence[Arrays], paths: Iterable[str], on_progress: ProgressCallback = ignore_progress
     ) -> Iterator[tuple[int, str, np.ndarray]]:
         """Number of the batch, path and inputs of linears of the whole graph, up to the layer of the last end."""
@@ -239,20 +214,6 @@ class SessionNetwork:
             stored[_name(linear.bias)] = weights.bias.astype(self._values(linear.bias).dtype)
         return stored
 
-    def _scales(self, path: str | None, batch: int, mask: np.ndarray) -> np.ndarray | None:
-        """The weights of the tokens of a batch that are not padding; None: all are equal."""
-        return None if path is None or not self._weights else self._weights[batch][path][mask]
-
-    def _count(self, shape: tuple[int, ...]) -> int:
-        """Number of tokens of all batches, by the axes of those of the first."""
-        is_masked = _is_mask(self._statistics[0].get(_MASK), shape)
-        sizes = [
-            np.count_nonzero(batch[_MASK]) if is_masked else next(iter(batch.values())).size
-            for batch in self._statistics
-        ]
-        tokens = sizes[0] if is_masked else int(np.prod(shape))
-        return int(tokens * sum(sizes) // max(sizes[0], 1))
-
     def _find_feeders(self, ends: Collection[str]) -> dict[str, tuple[str, ...]]:
         """The feeders of each end: of the linears before it in its layer, those that read what the last one reads."""
         feeders: dict[str, tuple[str, ...]] = {}
@@ -264,7 +225,7 @@ class SessionNetwork:
                 continue
             shape = self._shapes[path]
             alike = [earlier for earlier in before if self._shapes[earlier] == shape]
-            is_whole = len(shape) > 1 or _is_mask(self._statistics[0].get(_MASK), shape)
+            is_whole = len(shape) > 1 or is_token_mask(self._statistics[0].get(_MASK), shape)
             is_last = call.layer == len(self._graph.layers) - 1
             read = [self._calls[earlier].linear.activation for earlier in alike]
             same = zip(alike, read, strict=True) if is_whole and not is_last else ()
@@ -333,44 +294,14 @@ def sessions_of(inputs: PruningInputs, weights: str | None = None) -> SessionNet
     ):
         return None
     model = file.wide()
-    scored = DropUnreadPositions()(model.clone()).model
     stored = {group.linear: group.weights for group in graph_passes.find_groups(model).groups}
     ends = {str(group.linear): stored[str(group.linear)] for group in inputs.groups}
-    graph = LayeredGraph(model)
-    linears = graph.division.linears
-    uses = Counter(value.name for linear in linears for value in (linear.weight, linear.bias) if value is not None)
-    if max(uses.values(), default=0) > 1 or any(
-        len(weights) != 1 or weights[0] not in uses for weights in ends.values()
-    ):
+    linears = find_linears(list(model.graph))
+    uses = Counter(value.name for linear, _ in linears for value in (linear.weight, linear.bias) if value is not None)
+    if max(uses.values(), default=0) > 1 or any(len(names) != 1 or names[0] not in uses for names in ends.values()):
         return None
-
-    def weigh(linears: Sequence[str], on_progress: ProgressCallback) -> TokensAndMetrics:
-        modules = import_module(_MODULES).TorchNetwork(inputs)
-        metrics = modules.weigh(linears, on_progress)
-        return [{path: calls[0].numpy() for path, calls in batch.items()} for batch in modules.token_weights], metrics
-
-    return SessionNetwork(
-        graph,
-        LayeredGraph(scored),
-        {path: weights[0] for path, weights in ends.items()},
-        [file.wide_feeds(batch) for batch in inputs.statistics],
-        [file.wide_feeds(batch) for batch in inputs.held_out],
-        partial(_comparing, inputs),
-        weigh=weigh if weights == "gradients" else None,
-        write=file.write,
-    )
-
-
-def _comparing(inputs: PruningInputs, dense: Sequence[Arrays]) -> Compare:
-    """How outputs on held-out batches are compared; see `SessionNetwork`."""
-    names, kind = inputs.outputs, several_answers(inputs.model.config)
-    variance = variance_of(dense, names, kind)
-
-    def compare(number: int, before: Arrays, after: Arrays) -> np.ndarray:
-        batch = {name: np.asarray(values) for name, values in inputs.held_out[number].items()}
-        return divergence(before, after, names, batch, variance, kind=kind, temperature=TEMPERATURE)
-
-    return compare
+    by_path = {path: names[0] for path, names in ends.items()}
+    return SessionNetwork(inputs, model, by_path, has_gradients=weights == "gradients")
 
 
 def _name(value: ir.Value) -> str:
@@ -401,12 +332,7 @@ def _call_of(layer: int, linear: GraphLinear) -> _Call:
         output = readers[0].outputs[0]
 
 
-def _is_mask(mask: np.ndarray | None, shape: tuple[int, ...]) -> TypeGuard[np.ndarray]:
-    """Whether there is a mask that has the axes of tokens, or those are flattened row by row."""
-    return mask is not None and (mask.shape == shape or shape == (mask.size,))
-
-
 def _mask(batch: Arrays, shape: tuple[int, ...]) -> np.ndarray:
     """The tokens that are not padding, of the axes of a linear's input without the last."""
     mask = batch.get(_MASK)
-    return mask.reshape(shape) != 0 if _is_mask(mask, shape) else np.ones(shape, bool)
+    return mask.reshape(shape) != 0 if is_token_mask(mask, shape) else np.ones(shape, bool)

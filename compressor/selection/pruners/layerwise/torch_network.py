@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
-from transformers.exporters.utils import get_leaf_tensors
+from transformers.exporters.utils import get_leaf_tensors, patch_attributes
 from transformers.pytorch_utils import Conv1D
 
 from compressor.answers import AnswerKind, several_answers
@@ -20,29 +20,22 @@ from compressor.model_folder.access import access_of
 from compressor.models.forwards import scored_logits_only
 from compressor.progress import ProgressCallback, tracked
 from compressor.selection.pruners.base import PruningInputs
-from compressor.selection.pruners.layerwise.forwards import (
+from compressor.selection.pruners.layerwise.layer_run import (
     CallOrder,
-    TokenWeights,
+    DenseSums,
+    calls_in_order,
     collect_inputs,
     count_tokens,
     first_tensor,
     run_layers,
 )
-from compressor.selection.pruners.layerwise.layer_run import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
-from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
+from compressor.selection.pruners.layerwise.refit import CallTokens
 from compressor.selection.pruners.layerwise.session_network import TEMPERATURE
-from compressor.selection.pruners.reconstruct.method import Divergence, RefitSet, SumsOfLinears
+from compressor.selection.pruners.reconstruct.method import Divergence, Network, RefitSet
 from compressor.training.divergence import are_numbers, divergence, variances
 from compressor.training.precision import autocast, usable_precision
-from compressor.units.layers import (
-    AroundLayer,
-    Linear,
-    is_linear,
-    linear_at,
-    linear_sizes,
-    removed_afterwards,
-)
+from compressor.units.layers import AroundLayer, Linear, is_linear, removed_afterwards
 from compressor.units.prunable import LinearWeights
 
 _ROWS = 2
@@ -51,32 +44,19 @@ _RECORDED_BYTES = 2**30
 """Memory for outputs of layers, which the last batch that is recorded may exceed."""
 
 
-class TorchNetwork:
+class TorchNetwork(Network):
     """A model of PyTorch with its batches; see `Network`.
 
     Sums are accumulated on the device of the model. Forwards that measure losses run in bfloat16 where the machine
     computes it natively.
-
-    Attributes:
-        token_weights: the weights of the tokens of each batch; known after `weigh`.
     """
 
+    has_gradients = True
+
     def __init__(self, inputs: PruningInputs) -> None:
-        self._inputs, self._model, self._statistics = inputs, inputs.network, inputs.tensors(inputs.statistics)
-        self.token_weights: Sequence[TokenWeights] = ()
-        self._ends = {str(group.linear): group.name for group in inputs.groups}
-
-    @property
-    def has_gradients(self) -> bool:
-        return True
-
-    @property
-    def rows(self) -> int:
-        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
-
-    @property
-    def calls_once(self) -> bool:
-        return all(len(calls) == 1 for calls in self.token_weights[0].values())
+        super().__init__(inputs.tensors(inputs.statistics))
+        self._inputs, self._model = inputs, inputs.network
+        self._ends = list(dict.fromkeys(str(group.linear) for group in inputs.groups))
 
     def linear(self, path: str) -> LinearWeights:
         return access_of(self._model).linear(path)
@@ -93,13 +73,11 @@ class TorchNetwork:
         self.token_weights = sensitivity.weights
         return sensitivity.metrics
 
-    def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
-        sums = {name: self._sums(name) for name in linears}
-        batches = list(zip(self._statistics, self.token_weights, strict=True))
-        for batch, weights in tracked(batches, on_progress):
-            observe = lambda name, inputs, scales: sums[name].add(inputs, weights=scales)  # noqa: E731
-            collect_inputs(self._model, batch, list(linears), observe, weights)
-        return {name: sums.pop(name).gram for name in linears}  # the sums are freed one after another
+    def observe_inputs(
+        self, linears: Sequence[str], observer: Callable[[CallTokens], None], on_progress: ProgressCallback
+    ) -> None:
+        for number, batch in enumerate(tracked(self._statistics, on_progress)):
+            collect_inputs(self._model, batch, linears, observer, number)
 
     def divergence(self) -> Divergence:
         batches, device = self._inputs.tensors(self._inputs.held_out), self._model.device
@@ -108,7 +86,7 @@ class TorchNetwork:
         def mean(linear: str, weights: LinearWeights) -> float:
             bias = None if weights.bias is None else torch.from_numpy(weights.bias)
             with autocast(device, precision):
-                return losses.mean(linear, torch.from_numpy(weights.weight), bias)
+                return float(losses.rows(linear, torch.from_numpy(weights.weight), bias).mean())
 
         with autocast(device, precision):
             losses = PartialKL(self._model, batches, self._inputs.outputs)
@@ -117,43 +95,19 @@ class TorchNetwork:
     def feeders(self, linear: str) -> tuple[str, ...]:
         return self._feeders[linear]
 
-    def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
-        linear_sets, batches = [part.linears for part in sets], self._statistics
-        calls_of_sets = calls_in_order(self._model, linear_sets, batches, self._dense_sums, on_progress)
-        for part, calls in zip(sets, calls_of_sets, strict=True):
-            yield partial(self._sums_of, part, calls)
-
-    def _sums_of(self, part: RefitSet, calls: Iterator[TargetedCall]) -> Mapping[str, RefitSums]:
-        columns = None if part.columns is None else torch.from_numpy(part.columns)
-        sums = {name: self._sums(name, part) for name in part.linears}
-        for call in calls:
-            scales, values = None, call.inputs
-            if part.weighted_by is not None:
-                scales = self.token_weights[call.batch][part.weighted_by][call.number].to(call.mask.device)[call.mask]
-            if columns is not None:
-                values = values[:, columns.to(values.device)]
-            sums[call.linear].add(values, call.targets, scales)
-        return sums
-
-    def _sums(self, path: str, part: RefitSet | None = None) -> RefitSums:
-        """Sums without tokens for the refit of a linear, or for its Gram matrix alone."""
-        linear = linear_at(self._model, path)
-        inputs, outputs = linear_sizes(linear)
-        has_ones = linear.bias is not None
-        if part is None:
-            return RefitSums(inputs, has_ones=has_ones, name=path)
-        count = inputs if part.columns is None else len(part.columns)
-        return RefitSums(count, outputs, has_ones=has_ones, name=self._ends.get(path, path))
+    def targeted_calls(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[Iterator[CallTokens]]:
+        linear_sets = [part.linears for part in sets]
+        return calls_in_order(self._model, linear_sets, self._statistics, self._dense_sums, on_progress)
 
     @cached_property
     def _dense_sums(self) -> DenseSums:
         """The activations of the dense model that refits restore; computed before the first one."""
         linears = [name for end in self._ends for name in (*self._feeders[end], end)]
-        return DenseSums(self._model, linears, self._statistics, unsummed=set(linears) - self._ends.keys())
+        return DenseSums(self._model, linears, self._statistics, unsummed=set(linears).difference(self._ends))
 
     @cached_property
     def _feeders(self) -> dict[str, tuple[str, ...]]:
-        return feeders_of(self._model, list(self._ends), self._statistics[0])
+        return feeders_of(self._model, self._ends, self._statistics[0])
 
 
 class PartialKL:
@@ -203,10 +157,6 @@ class PartialKL:
             )
             parts.append(losses.cpu())
         return torch.cat(parts)
-
-    def mean(self, linear: str, weight: Tensor, bias: Tensor | None = None) -> float:
-        """The mean of `rows`."""
-        return float(self.rows(linear, weight, bias).mean())
 
     def _forward(self, batch: int, start: int) -> dict[str, Tensor]:
         """The scored outputs of a forward that starts at a layer call, where the layers of the batch are recorded."""
@@ -263,14 +213,12 @@ def with_weight(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -
     changes = {module.weight: weight.T if isinstance(module, Conv1D) else weight}
     if bias is not None:
         changes[module.bias] = bias
-    former = {parameter: parameter.data for parameter in changes}
-    try:
-        for parameter, tensor in changes.items():
-            parameter.data = tensor.detach().to(parameter.device, parameter.dtype).contiguous()
+
+    def changed(former: Tensor, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(former.device, former.dtype).contiguous()
+
+    with patch_attributes([(weight, "data", partial(changed, tensor=tensor)) for weight, tensor in changes.items()]):
         yield
-    finally:
-        for parameter, data in former.items():
-            parameter.data = data
 
 
 def feeders_of(

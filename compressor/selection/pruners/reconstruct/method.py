@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback
 from compressor.selection.allocation import interpolate
-from compressor.selection.pruners.layerwise.refit import Gram, RefitSums
+from compressor.selection.pruners.layerwise.refit import Array, CallTokens, Gram, RefitSums
 from compressor.selection.pruners.reconstruct.second_order import Removal, reconstruct, removal_order
 from compressor.units.prunable import LinearWeights, PrunableGroup, unit_columns
 
@@ -52,33 +54,49 @@ class RefitSet:
     columns: np.ndarray | None = None
 
 
-class Network(Protocol):
+class Network(ABC):
     """A network with its calibration examples, and with other examples that losses are measured on.
 
     Tokens that are padding count nowhere. Paths are those of the linears that groups end in, and of their feeders.
+
+    Attributes:
+        has_gradients: whether `weigh` computes gradients.
+        token_weights: for each batch and path, the weights of the tokens of each call, in the axes of its input without
+            the last; empty before `weigh`, or if all are equal.
+
+    Args:
+        statistics: the calibration examples: inputs by name, `[batch, ...]` each.
     """
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether `weigh` computes gradients."""
+    has_gradients: bool
+    token_weights: Sequence[Mapping[str, Sequence[Array]]] = ()
+
+    def __init__(self, statistics: Sequence[Mapping[str, Array]]) -> None:
+        self._statistics = statistics
 
     @property
     def rows(self) -> int:
         """Number of calibration examples."""
+        return sum(len(next(iter(batch.values()))) for batch in self._statistics)
 
     @property
     def calls_once(self) -> bool:
         """Whether a forward calls the linear of each group once; known after `weigh`."""
+        return not self.token_weights or all(len(calls) == 1 for calls in self.token_weights[0].values())
 
+    @abstractmethod
     def linear(self, path: str) -> LinearWeights:
         """A copy of the present weights of a linear."""
 
+    @abstractmethod
     def set_linear(self, path: str, weights: LinearWeights) -> None:
         """Set the weights of a linear, and its bias if it has one."""
 
+    @abstractmethod
     def count_tokens(self, linears: Sequence[str]) -> dict[str, int]:
         """About the number of tokens that each linear reads on the calibration examples."""
 
+    @abstractmethod
     def weigh(self, linears: Sequence[str], on_progress: ProgressCallback) -> Mapping[str, np.ndarray]:
         """Weigh tokens and errors of outputs by how much the answers of the network depend on them.
 
@@ -86,17 +104,36 @@ class Network(Protocol):
         its outputs `[outputs, outputs]`, whose mean eigenvalue is one; zeros where the network knows none.
         """
 
-    def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
-        """Path of each linear -> Gram matrix of its inputs; InputError if an activation is not finite."""
+    @abstractmethod
+    def observe_inputs(
+        self, linears: Sequence[str], observer: Callable[[CallTokens], None], on_progress: ProgressCallback
+    ) -> None:
+        """Pass on the inputs of some linears in the whole network on the calibration examples."""
 
+    @abstractmethod
+    def targeted_calls(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[Iterator[CallTokens]]:
+        """For each set, its calls with their targets, in the network as it is when they are requested."""
+
+    @abstractmethod
     def divergence(self) -> Divergence:
         """Measures losses of the whole network on the held-out examples, whose activations it holds.
 
         The network must not change while the returned function is in use.
         """
 
+    @abstractmethod
     def feeders(self, linear: str) -> tuple[str, ...]:
         """Paths of the linears that compute what the units of a linear are made of; possibly none."""
+
+    def grams(self, linears: Sequence[str], on_progress: ProgressCallback) -> dict[str, Gram]:
+        """Path of each linear -> Gram matrix of its inputs; InputError if an activation is not finite."""
+        sums = {path: self._sums(path) for path in linears}
+
+        def add(call: CallTokens) -> None:
+            sums[call.linear].add(call.inputs, weights=self._weights(call.linear, call))
+
+        self.observe_inputs(linears, add, on_progress)
+        return {path: sums.pop(path).gram for path in linears}  # the sums are freed one after another
 
     def sums_in_order(self, sets: Sequence[RefitSet], on_progress: ProgressCallback) -> Iterator[SumsOfLinears]:
         """For each set of linears, in the order of their calls, the sums for its refit (see `refit_in_order`).
@@ -104,6 +141,28 @@ class Network(Protocol):
         The network is dense when the first set is requested. The linears of one set get their weights before the next
         set is requested; the sums of a set need not be computed. InputError if an activation is not finite.
         """
+        for part, calls in zip(sets, self.targeted_calls(sets, on_progress), strict=True):
+            yield partial(self._sums_of, part, calls)
+
+    def _sums_of(self, part: RefitSet, calls: Iterable[CallTokens]) -> Mapping[str, RefitSums]:
+        sums = {path: self._sums(path, part) for path in part.linears}
+        for call in calls:
+            inputs = call.inputs if part.columns is None else call.inputs[:, part.columns]
+            sums[call.linear].add(inputs, call.targets, self._weights(part.weighted_by, call))
+        return sums
+
+    def _sums(self, path: str, part: RefitSet | None = None) -> RefitSums:
+        """Sums without tokens for the refit of a linear, or for its Gram matrix alone."""
+        linear = self.linear(path)
+        outputs, inputs = linear.weight.shape
+        count = inputs if part is None or part.columns is None else len(part.columns)
+        return RefitSums(count, None if part is None else outputs, has_ones=linear.bias is not None, name=path)
+
+    def _weights(self, path: str | None, call: CallTokens) -> Array | None:
+        """The weights of a linear for the tokens of a call; None: all are equal."""
+        if path is None or not self.token_weights:
+            return None
+        return self.token_weights[call.batch][path][call.number][call.mask]
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +337,7 @@ def _refit(
     gathered = sums()[linear]
     start = choice.reconstruction(count)
     kept = LinearWeights(start.weight[:, columns], start.bias)
-    refit = gathered.solve(kept, np.arange(len(columns)), ridge=ridge)
+    refit = gathered.solve(kept, ridge=ridge)
     weight = np.zeros_like(start.weight)
     weight[:, columns] = refit.weight
     network.set_linear(linear, LinearWeights(weight, refit.bias))
@@ -289,8 +348,7 @@ def _refit_feeders(network: Network, gathered: Mapping[str, RefitSums], ridge: f
     """Refit the feeders of one group; the largest ridge that was used."""
     used = [ridge]
     for name, sums in gathered.items():
-        dense = network.linear(name)
-        refit = sums.solve(dense, np.arange(dense.weight.shape[1]), ridge=ridge)
+        refit = sums.solve(network.linear(name), ridge=ridge)
         network.set_linear(name, refit)
         used.append(refit.damp)
     return max(used)

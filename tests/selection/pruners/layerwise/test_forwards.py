@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.models.forwards import forward_arguments, scored_mask
-from compressor.selection.pruners.layerwise.forwards import collect_inputs, count_tokens, token_mask
+from compressor.selection.pruners.layerwise.layer_run import collect_inputs, count_tokens, token_mask
 from compressor.selection.pruners.layerwise.output_sensitivity import sensitivity_of
+from compressor.selection.pruners.layerwise.refit import CallTokens
 from tests.selection.pruners.reconstruct.shared import CASES, bert, linears_in_layers, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import FAMILIES, text
@@ -23,11 +24,12 @@ def gram(batch: dict[str, Tensor]) -> Tensor:
     model, total = bert(2), torch.zeros(44, 44)
     (weights,) = sensitivity_of(model, [batch], [LINEAR], ("logits",)).weights
 
-    def add(name: str, x: Tensor, weight: Tensor) -> None:
+    def add(call: CallTokens) -> None:
+        x, weight = call.inputs, weights[LINEAR][call.number][call.mask]
         total.add_(x.T @ (x * weight[:, None]))
 
     with unchanged(model):
-        collect_inputs(model, batch, [LINEAR], add, weights)
+        collect_inputs(model, batch, [LINEAR], add)
     return total
 
 
@@ -49,8 +51,8 @@ def test_tokens_are_counted_by_one_batch(family: str) -> None:
     linears, counts = ends(model), dict[str, int]()
     batches = [{name: value[:2] for name, value in batch.items()}, batch, batch]  # only the last row is padded
 
-    def add(name: str, x: Tensor, weight: Tensor) -> None:
-        counts[name] = counts.get(name, 0) + len(x)
+    def add(call: CallTokens) -> None:
+        counts[call.linear] = counts.get(call.linear, 0) + len(call.inputs)
 
     for item in batches:
         collect_inputs(model, item, linears, add)
@@ -64,9 +66,9 @@ def test_tokens_of_each_side(family: str) -> None:
     linears = ends(model)
     counts: dict[str, int] = {}
 
-    def add(name: str, x: Tensor, weight: Tensor) -> None:
-        assert torch.equal(weight, torch.ones(len(x)))
-        counts[name] = counts.get(name, 0) + len(x)
+    def add(call: CallTokens) -> None:
+        assert int(call.mask.sum()) == len(call.inputs)
+        counts[call.linear] = counts.get(call.linear, 0) + len(call.inputs)
 
     for _ in range(2):
         collect_inputs(model, batch, linears, add)

@@ -222,10 +222,11 @@ def test_terms_of_several_outputs_have_the_information_of_each() -> None:
     draws, rows = 4000, 100  # each row has draws of its own
     batch = {"attention_mask": torch.tensor([[1, 1, 0]] * rows)}
     squares = {name: torch.zeros_like(value) for name, value in values.items()}
-    random = output_sensitivity.Draws(torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    random = output_sensitivity.ScoredForwards(bert(2), tuple(values), generator, None, None)
     for _ in range(draws // 2 // rows):
         inputs = [torch.cat([value] * rows).requires_grad_() for value in values.values()]
-        for term, weight in output_sensitivity._terms(inputs, tuple(values), batch, random):
+        for term, weight in output_sensitivity.scored_terms(inputs, batch, random):
             for name, gradient in zip(values, torch.autograd.grad(term.sum(), inputs), strict=True):
                 squares[name] += torch.einsum("r...,r->...", gradient.square(), weight)
     p, tags = values["topic"].softmax(-1), values["tags"].softmax(-1)

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import graph_passes
 from compressor.graph.file import GraphFile
-from compressor.graph.layers import LayeredGraph
 from compressor.selection.pruners.base import PruningInputs
 from compressor.selection.pruners.layerwise.session_network import SessionNetwork, sessions_of
 from compressor.selection.pruners.layerwise.torch_network import TorchNetwork
@@ -121,21 +119,8 @@ def test_a_second_refit_starts_from_the_whole_graph(graph_of: Callable[[str], Pa
 
 
 def test_without_gradients_every_token_counts_alike(graph_of: Callable[[str], Path], tmp_path: Path) -> None:
-    path = graph_of("bert")
-    inputs = graph_inputs(path, tmp_path)
-    groups = graph_passes.find_groups(model := graph_passes.load(path)).groups
-    statistics, held_out = (
-        [{name: value.numpy() for name, value in batch.items()} for batch in batches]
-        for batches in (inputs.statistics, inputs.held_out)
-    )
-    sessions_alone = SessionNetwork(
-        LayeredGraph(model),
-        LayeredGraph(model),
-        {group.linear: group.weight for group in groups},
-        statistics,
-        held_out,
-        lambda dense: lambda number, before, after: np.square(before["logits"] - after["logits"]).mean(1),
-    )
+    inputs = graph_inputs(graph_of("bert"), tmp_path)
+    sessions_alone = network_of(inputs, "equal")
     pruner = ReconstructPruner(inputs, network=sessions_alone)
     pruner.rank()
     losses = pruner.losses()

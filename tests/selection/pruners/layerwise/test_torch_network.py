@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compressor.answers import IGNORED
 from compressor.progress import ignore_progress
-from compressor.selection.pruners.layerwise.forwards import token_mask
+from compressor.selection.pruners.layerwise.layer_run import token_mask
 from compressor.selection.pruners.layerwise.torch_network import TEMPERATURE, PartialKL, feeders_of, with_weight
 from compressor.selection.pruners.reconstruct.pruner import ReconstructPruner
 from compressor.training.divergence import divergence
@@ -55,7 +55,6 @@ def check(case: Case, names: tuple[str, ...] = ("logits",)) -> None:
             rows = partial.rows(linear, *halved(model.get_submodule(linear)))
             torch.testing.assert_close(rows, torch.cat([expected, expected]), rtol=1e-3, atol=1e-6)
             assert float(expected.mean()) > 1e-6
-            assert partial.mean(linear, *halved(model.get_submodule(linear))) == pytest.approx(float(rows.mean()))
 
 
 @pytest.mark.parametrize(
