@@ -220,7 +220,6 @@ class CheckRequest(Request):
         Rule(
             "is_mixed",
             "model and baseline have to be two endpoints, by their URLs, or two output folders that generate",
-            excludes=("is_mixed",),
         ),
         Rule(
             "expects_file",

@@ -38,7 +38,7 @@ class FieldConflictError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """An option that needs others, or excludes them.
+    """An option that needs others, or excludes them; or a fact that may not hold, without either.
 
     Names are those of options, which count where they differ from their default, of options with a text as their value
     (`device=cpu`), and of facts that hold.
@@ -47,7 +47,7 @@ class Rule:
         option: the option or fact that the rule is about.
         text: why, and how to mend it; `<name>` stands for a field.
         needs: of these, at least one has to be set; empty: none has to be.
-        excludes: of these, none may be set; a fact that excludes itself may not hold.
+        excludes: of these, none may be set.
         fields: the fields at fault, the main one first; by default those of `option` and of the first of the others.
         code: the kind of the error.
     """
@@ -59,33 +59,35 @@ class Rule:
     fields: tuple[str, ...] = ()
     code: ErrorCode = ErrorCode.CONTRADICTION
 
-    def check(self, values: Mapping[str, Any], fields: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Check that the rule holds.
 
-        Args:
-            values: option that is set (see `with_texts`), or fact that holds -> value to show.
-            fields: fact -> the field that it follows from.
+def check_rules(
+    rules: Sequence[Rule],
+    options: Mapping[str, Any],
+    facts: Mapping[str, tuple[str, Any]],
+    fields: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Check that options and facts follow rules.
 
-        Raises:
-            FieldConflictError: it does not hold.
-        """
-        if self.option not in values:
-            return
-        excluded = [name for name in self.excludes if name in values][:1]
-        if not excluded and (not self.needs or any(name in values for name in self.needs)):
-            return
+    Args:
+        options: option that is set -> its value.
+        facts: fact that holds -> the field that it follows from, and the value to show.
+        fields: fact that may not hold -> the field that it follows from.
 
-        def field(name: str) -> str:
-            return fields.get(name, name.partition("=")[0])
-
-        subject = ", ".join(shown(field(name), values[name]) for name in dict.fromkeys((self.option, *excluded)))
-        at_fault = self.fields or map(field, (self.option, *(excluded or self.needs[:1])))
-        raise FieldConflictError(self.code, f"{subject}: {self.text}", *at_fault)
-
-
-def with_texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for `Rule.check`: each by its name, and where its value is a text by its name and that, `device=cpu`."""
-    return {**options, **{f"{name}={value}": value for name, value in options.items() if isinstance(value, str)}}
+    Raises:
+        FieldConflictError: a rule is violated.
+    """
+    texts = {f"{name}={value}": (name, value) for name, value in options.items() if isinstance(value, str)}
+    known = {name: (name, value) for name, value in options.items()} | texts | dict(facts)
+    for rule in rules:
+        excluded = [name for name in rule.excludes if name in known][:1]
+        is_met = any(name in known for name in rule.needs) if rule.needs else bool(rule.excludes)
+        if rule.option not in known or (is_met and not excluded):
+            continue
+        subject = ", ".join(shown(*known[name]) for name in (rule.option, *excluded))
+        at_fault = [known[name][0] for name in (rule.option, *excluded)]
+        if not excluded:
+            at_fault += [fields.get(name, name.partition("=")[0]) for name in rule.needs[:1]]
+        raise FieldConflictError(rule.code, f"{subject}: {rule.text}", *(rule.fields or at_fault))
 
 
 def shown(name: str, value: Any) -> str:
@@ -118,10 +120,8 @@ class Config(BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _follows_rules(self) -> Self:
-        if self.rules:
-            holding = {name: getattr(self, field) for name, field in self.facts.items() if getattr(self, name)}
-            for rule in self.rules:
-                rule.check(with_texts(self.changed) | holding, self.facts)
+        facts = {name: (field, getattr(self, field)) for name, field in self.facts.items() if getattr(self, name)}
+        check_rules(self.rules, self.changed, facts, self.facts)
         return self
 
 
@@ -176,11 +176,6 @@ def extra_of(field: FieldInfo, name: str) -> Any:
     """One of the properties that `config_field` gave a field."""
     extra = field.json_schema_extra
     return extra.get(name) if isinstance(extra, dict) else None
-
-
-def heading_of(field: FieldInfo) -> str:
-    """The section of `--help` and of the documentation that lists a field."""
-    return str(extra_of(field, "heading"))
 
 
 def flag_of(name: str) -> str:
@@ -281,11 +276,8 @@ def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
 
 def _share_of(text: str) -> float | None:
     """The number that a percentage stands for; None for any other text."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*%\s*", text)
-    try:
-        return float(match[1]) / 100 if match else None
-    except ValueError:  # several points
-        return None
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", text)
+    return float(match[1]) / 100 if match else None
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

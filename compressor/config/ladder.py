@@ -12,7 +12,7 @@ from compressor.config.methods import BUDGET_METHODS
 from compressor.config.recipe_file import recipe_of, stored_recipe
 from compressor.config.run import BUDGETS, Recipe
 from compressor.config.step_list import OPTIONS_OF_STEPS, rungs_of, steps_of, with_flags
-from compressor.config.steps import Blocks, Step, Units, steps_from
+from compressor.config.steps import Blocks, Step, Units, part_of, steps_from
 from compressor.config.values import PER_TOKEN, milliseconds_of
 from compressor.errors import ErrorCode, UsageError
 
@@ -136,7 +136,9 @@ def _budget(recipe: Recipe, name: str) -> Any:
 
 
 def _units_of(recipe: Recipe) -> Units:
-    return next(step.units for step in steps_of(recipe) if step.units is not None)
+    units = part_of(steps_of(recipe), Units)
+    assert units is not None
+    return units
 
 
 def rung_name(name: str, value: float | str) -> str:

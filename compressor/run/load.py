@@ -13,7 +13,7 @@ from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Step, parts_of
+from compressor.config.steps import Blocks, Follow, Step, Units, part_of, parts_of
 from compressor.config.values import GroupBy
 from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, InputError, UsageError
@@ -141,7 +141,8 @@ def _find_units(
     feeds, attention, access = example_feeds(folder, 2, 8), recipe.export.attention, folder.access
     groups: tuple[PrunableGroup, ...] = ()
     if any(step.prunes_groups for step in steps):
-        group_by: GroupBy = next((step.units.group_by for step in steps if step.units is not None), "kv")
+        units = part_of(steps, Units)
+        group_by: GroupBy = "kv" if units is None else units.group_by
         groups = tuple(access.groups(feeds, attention, group_by))
         sites = tuple(group.site for group in groups if group.site is not None)
     else:
@@ -211,7 +212,7 @@ def read_rows_again(report: Report, scratch: Path) -> Data | None:
     recipe = Recipe(**stored)
     steps = steps_of(recipe)
     data = _open_rows(recipe, steps, load_folder(recipe, recipe.source.model, needs_processor=True))
-    follows = any(step.follows for step in steps) and not any(step.blocks for step in steps)
+    follows = part_of(steps, Follow) is not None and part_of(steps, Blocks) is None
     return data if follows or report.plan.data in (None, data.train_hash) else None
 
 
@@ -253,7 +254,7 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
-    is_bounded = any(step.units is not None and step.units.is_unbounded for step in steps)
+    is_bounded = any(isinstance(part, Units) and part.is_unbounded for part in parts_of(steps))
     selects_by_metric = recipe.engine.compares or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"

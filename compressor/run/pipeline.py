@@ -22,7 +22,7 @@ from compressor.config.fields import extra_of, flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Step, parts_of
+from compressor.config.steps import Follow, Step, Units, part_of, parts_of
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, drops_unread, require_complete
 from compressor.engines.choices import Choice, choices
@@ -46,11 +46,11 @@ from compressor.run import run_notes
 from compressor.run.generation import deliver_cached, export_cached
 from compressor.run.load import load_folder, load_model, missing_target, read_rows, with_point, with_row_layout
 from compressor.run.plan_source import compared_plan, load_plan, on_first_model, selection_notes, whole_plan
-from compressor.run.prune_units import delivered_rows
 from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
 from compressor.run.step_stores import open_stores, step_store
 from compressor.run.steps.base import Graphs, Rungs, State, StepContext, functions_of, stored_state
+from compressor.run.steps.units import delivered_rows
 from compressor.run.write_report import make_report, write_output
 from compressor.selection.checks import check_every_option
 from compressor.selection.plan_and_curves import SelectedPlan
@@ -416,7 +416,7 @@ def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
     Raises:
         SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
     """
-    if run.followed is not None and not any(step.units is not None for step in run.steps):
+    if run.followed is not None and part_of(run.steps, Units) is None:
         return ()
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):
@@ -434,7 +434,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
         CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
     """
     context, model = StepContext(run, whole), run.model.folder.access
-    learns = any(step.follows is None for step in run.steps)
+    learns = not all(isinstance(step, Follow) for step in run.steps)
 
     def rehearse_steps() -> None:
         for number, step in enumerate(run.steps):

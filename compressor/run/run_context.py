@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
-from compressor.config.steps import Blocks, Step
+from compressor.config.steps import Blocks, Step, part_of
 from compressor.engines.build import ExportedGraph, ShrunkGraph, drops_unread, shrink_graph
 from compressor.engines.export import export_graph
 from compressor.engines.matmul_times import MatmulTimes
@@ -99,7 +99,7 @@ class RunInputs:
     @property
     def blocks(self) -> Blocks | None:
         """The options by which a step masks blocks of attention maps; None: no step masks any."""
-        return next(filter(None, (step.blocks for step in self.steps)), None)
+        return part_of(self.steps, Blocks)
 
     @property
     def rows(self) -> Data:

@@ -287,9 +287,9 @@ def _(w: World) -> None:
     w.right("fnet", "--data", "rows.tsv", "--macs", "70%", "-o", "out")
 
 
-@advice("run.prune_units timed_sizes contradiction")
+@advice("run.steps.units timed_sizes contradiction")
 def _(w: World) -> None:
-    from compressor.run.prune_units import timed_sizes
+    from compressor.run.steps.units import timed_sizes
 
     step = Units(macs=0.5, budget_at=("4x8",))
     w.fails(timed_sizes, step, MeasureConfig(batch=(1,)), [8])
