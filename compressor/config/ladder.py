@@ -90,7 +90,9 @@ def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Re
             code=ErrorCode.CONTRADICTION,
             fields=(name, "plan"),
         )
-    rungs = [recipe.updated(out=recipe.output.out / rung_name(name, _budget(recipe, name))) for recipe in recipes]
+    rungs = [
+        recipe.updated(out=recipe.output.out / rung_name(name, getattr(_units_of(recipe), name))) for recipe in recipes
+    ]
     if len({recipe.output.out for recipe in rungs}) < len(rungs):
         raise UsageError(
             f"{flag_of(name)}: a value is given twice; give each once", code=ErrorCode.CONTRADICTION, field=name
@@ -100,7 +102,7 @@ def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Re
         rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
     ordered = sorted(rungs, key=lambda recipe: _mildness(recipe, name), reverse=True)
     if is_listed and ordered != rungs:
-        values_in_order = ", ".join(str(_budget(rung, name)) for rung in rungs)
+        values_in_order = ", ".join(str(getattr(_units_of(rung), name)) for rung in rungs)
         text = f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest"
         milder = (_mildness(rung, name) > _mildness(before, name) for before, rung in itertools.pairwise(rungs))
         step = len(rungs[0].steps or ()) * (1 + list(milder).index(True))
@@ -130,11 +132,6 @@ def _budgets_of(parts: Sequence[Sequence[Step]]) -> dict[str, list[Any]]:
     return {name: several for name, several in values.items() if len(set(several)) > 1}
 
 
-def _budget(recipe: Recipe, name: str) -> Any:
-    """The value of a budget of a rung, whether flags or a list of steps set it."""
-    return getattr(_units_of(recipe), name)
-
-
 def _units_of(recipe: Recipe) -> Units:
     units = part_of(steps_of(recipe), Units)
     assert units is not None
@@ -154,7 +151,7 @@ def rung_name(name: str, value: float | str) -> str:
 
 def _mildness(recipe: Recipe, name: str) -> float:
     """A number that is larger the more a budget allows."""
-    units = _units_of(recipe)
-    if name in ("latency", "ttft"):
-        return milliseconds_of(getattr(units, name)) or 0.0
-    return -(units.speedup or 0.0) if name == "speedup" else float(getattr(units, name))
+    value = getattr(_units_of(recipe), name)
+    if isinstance(value, str):
+        return milliseconds_of(value) or 0.0
+    return -value if name == "speedup" else float(value)

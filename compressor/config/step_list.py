@@ -115,20 +115,9 @@ class RecipeSections(Sections):
         return budget.is_set and not budget.is_timed and selection.keep is None
 
     @property
-    def learns(self) -> bool:
-        """Whether a plan is learned from rows."""
-        return self.prunes or (self.plan_file is None and (self.selects_heads or self.blocks.drops_any))
-
-    @property
     def prunes(self) -> bool:
         """Whether units are removed under a budget, or as many as the metric allows."""
         return self.budget.is_set or (self.plan_file is None and self.selection.method in BUDGET_METHODS)
-
-    @property
-    def pruner(self) -> str:
-        """Name of the method that removes units under a budget."""
-        method = self.selection.method
-        return method if method in BUDGET_METHODS else DEFAULT_BUDGET_METHOD
 
     @property
     def fields_set(self) -> frozenset[str]:

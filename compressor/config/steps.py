@@ -32,14 +32,7 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 _OF_REQUESTS = ("no_cache", "prompt_tokens", "new_tokens")
 _OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
 _OF_ENGINES = (
-    "target",
-    "provider",
-    "precision",
-    "threads",
-    "batch",
-    "seq",
-    "shapes",
-    "kernel",
+    *("target", "provider", "precision", "threads", "batch", "seq", "shapes", "kernel"),
     *_OF_GRAPHS,
     *_OF_REQUESTS,
 )
@@ -591,16 +584,13 @@ class Within(Step):
         if not isinstance(values["steps"], list | tuple):
             return values
         steps = list[Step]()
-        for step in values["steps"]:
-            if isinstance(step, dict) and isinstance(options := step.get(Units.name), dict):
-                step = {Units.name: {"max_drop": bound, **options}}
-            elif isinstance(step, Units) and step.is_unbounded:
+        for table in values["steps"]:
+            step = step_of(table)
+            if isinstance(step, Units) and step.is_unbounded and (step is table or step.max_drop is None):
                 step = step.model_copy(update={"max_drop": bound})
-            elif isinstance(step, dict) and isinstance(options := step.get(Distill.name), dict):
-                step = {Distill.name: {"learning_rate": _RATE_OF_ATTEMPTS, **options}}
             elif isinstance(step, Distill) and "learning_rate" not in step.model_fields_set:
                 step = step.model_copy(update={"learning_rate": _RATE_OF_ATTEMPTS})
-            steps.append(step_of(step))
+            steps.append(step)
         return {**values, "steps": tuple(steps)}
 
     @property

@@ -250,9 +250,7 @@ def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> Ru
 def _steps_before_start(recipe: Recipe) -> tuple[Step, ...]:
     """The steps of a later rung without the folder that it goes on from, which does not exist yet."""
     steps = steps_of(recipe)
-    return tuple(
-        step.model_copy(update={"start_from": None}) if "start_from" in step.changed else step for step in steps
-    )
+    return tuple(step.model_copy(update={"start_from": None} if isinstance(step, Units) else {}) for step in steps)
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector | None:

@@ -282,7 +282,7 @@ def test_a_budget_removes_more_than_the_plan_in_the_model_folder(flags: dict[str
     follow, units, *_ = steps_of(recipe)
     assert isinstance(follow, Follow)
     assert isinstance(units, Units)
-    assert (follow.plan, units.speedup, recipe.learns) == (tmp_path / "plan.json", 6, True)
+    assert (follow.plan, units.speedup) == (tmp_path / "plan.json", 6)
     assert extended_plan(recipe) == follow.plan
     assert extended_plan(Recipe(model="m", data="x", speedup=6, plan=follow.plan)) is None
     assert extended_plan(Recipe(model=tmp_path, data="x")) is None
