@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from compressor.errors import ErrorCode, UsageError, suggestion
 
-_PLACEHOLDER = re.compile(r"<(\w+)>")
+_PLACEHOLDER, _PERCENTAGE = re.compile(r"<(\w+)>"), re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 
 
 class FieldConflictError(ValueError):
@@ -254,30 +254,20 @@ def usage_error(
 
 
 def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
-    """Code and message of an error in one field.
-
-    Args:
-        fault: an item of `pydantic.ValidationError.errors()`.
-    """
+    """Code and message of an error in one field, an item of `pydantic.ValidationError.errors()`."""
     kind, cause = str(fault["type"]), fault.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
         return cause.code, str(cause)
     if kind == "literal_error" and (names := re.findall(r"'([^']*)'", str(fault["ctx"]["expected"]))):
         return ErrorCode.UNKNOWN_NAME, f"unknown; {suggestion(str(fault['input']), names)}"
-    if kind == "float_parsing" and (share := _share_of(str(fault["input"]))) is not None:
-        return ErrorCode.INVALID_VALUE, f"not a number; write {share:g}"
+    if kind == "float_parsing" and (percentage := _PERCENTAGE.fullmatch(str(fault["input"]))):
+        return ErrorCode.INVALID_VALUE, f"not a number; write {float(percentage[1]) / 100:g}"
     ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
     code = ErrorCode.OUT_OF_RANGE if kind.startswith(ranges) else ErrorCode.INVALID_VALUE
     if kind in _MESSAGES:
         return code, _MESSAGES[kind].format(**fault.get("ctx", {}))
     message = " ".join(str(fault["msg"]).removeprefix("Value error, ").split())
     return code, message[0].lower() + message[1:]
-
-
-def _share_of(text: str) -> float | None:
-    """The number that a percentage stands for; None for any other text."""
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", text)
-    return float(match[1]) / 100 if match else None
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

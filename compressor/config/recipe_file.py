@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -146,7 +145,8 @@ def read_recipe(path: Path) -> RecipeFile:
         UsageError: the file is missing, is not TOML, or has an unknown key.
     """
     try:
-        content = tomllib.loads(_read_text(path))
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UsageError.of_file(path, "no such recipe; name a TOML file (--recipe)", ErrorCode.FILE_MISSING) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -155,7 +155,7 @@ def read_recipe(path: Path) -> RecipeFile:
         ) from error
     fields, lines = dict[str, Any](), tuple[int, ...]()
     if "steps" in content:
-        fields["steps"], lines = _read_steps(path, content.pop("steps"))
+        fields["steps"], lines = _read_steps(path, text, content.pop("steps"))
     for key, value in content.items():
         table = value if key in SECTIONS and isinstance(value, dict) else {key: value}
         for name, entry in ((name.replace("-", "_"), entry) for name, entry in table.items()):
@@ -173,14 +173,10 @@ def read_recipe(path: Path) -> RecipeFile:
     return RecipeFile(path, fields, lines)
 
 
-def _read_steps(path: Path, tables: Any) -> tuple[list[Step], tuple[int, ...]]:
-    """The steps of `[[steps]]`, and the line of each; relative paths in their options are joined to the file's folder.
-
-    Raises:
-        UsageError: a table is no step; the message names the file and the line of the table.
-    """
+def _read_steps(path: Path, text: str, tables: Any) -> tuple[list[Step], tuple[int, ...]]:
+    """The steps of `[[steps]]`, and the line of each; relative paths in their options are joined to the folder."""
     tables = tables if isinstance(tables, list) else [tables]
-    content = _read_text(path).splitlines()
+    content = text.splitlines()
     lines = tuple(number for number, line in enumerate(content, 1) if _STEPS_HEADER.match(line))
     if len(lines) != len(tables):  # they are an array, `steps = [...]`, whose steps have no lines of their own
         first = next((number for number, line in enumerate(content, 1) if _STEPS_KEY.match(line)), 1)
@@ -249,16 +245,6 @@ def _is_path(name: str, path: Path) -> bool:
     if name in ROW_SOURCES:
         return names_row_file(path) or path.exists()
     return bool(extra_of(FIELDS[name], "is_path"))
-
-
-def _read_text(path: Path) -> str:
-    return _read_pipe(path, path.stat().st_ino) if path.is_fifo() else path.read_text(encoding="utf-8")
-
-
-@functools.cache
-def _read_pipe(path: Path, inode: int) -> str:
-    """The content of a pipe, which can be read once, for every reader; another pipe of the path has another inode."""
-    return path.read_text(encoding="utf-8")
 
 
 def command_line(recipe: Recipe) -> str:

@@ -140,9 +140,6 @@ def error_of_own_task(error: BaseException) -> UsageError | None:
     """The error that names the method of a custom task in which another was raised; None: it was not.
 
     Of the frames of this package and of modules that define a task, the innermost decides; libraries do not count.
-
-    Args:
-        error: an error that this package does not raise on purpose.
     """
     if _BASE not in sys.modules:
         return None

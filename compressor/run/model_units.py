@@ -91,12 +91,9 @@ def prunable_groups(
 ) -> tuple[list[PrunableGroup], tuple[Note, ...]]:
     """The groups whose units a budget may remove, and notes on those that are kept whole and on experts.
 
-    Args:
-        refused: groups that cannot be removed from the graph.
-
     Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the step does not allow to skip it; or the tensors
-            of the model have positions before rows.
+        SiteRefusedError: one cannot be removed from the graph (`refused`), and the step does not allow to skip it; or
+            the tensors of the model have positions before rows.
     """
     if any(site.batch_axis for site in model.sites):
         raise SiteRefusedError(
@@ -209,10 +206,6 @@ def measure_costs(recipe: Recipe, listener: Listener | None = None) -> ModelCost
 
     No rows are needed, since times do not depend on weights. A table of the same model, engine and machine that was
     measured earlier is used.
-
-    Args:
-        recipe: the model, the engine, and the sizes to time.
-        listener: receives stages, progress and notes.
 
     Returns:
         A table of median times of a call in ms for each size, in the order of the recipe's batch sizes and lengths.

@@ -409,13 +409,9 @@ def _deliver_rungs(run: RunContext, rungs: Rungs, graphs: Graphs, report: Report
 
 
 def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
-    """The groups that cannot be removed from the graph; a plan that is followed is validated when it is shrunk.
-
-    Raises:
-        SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
-    """
+    """The groups that cannot be removed from the graph; they are refused unless a budget can leave them whole."""
     if run.followed is not None and part_of(run.steps, Units) is None:
-        return ()
+        return ()  # the plan is validated when the graph is shrunk
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):
         require_complete(rehearsed)

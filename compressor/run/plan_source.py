@@ -97,7 +97,8 @@ def on_first_model(recipe: Recipe) -> tuple[Recipe, tuple[Note, ...]]:
             reason = str(error)
         else:
             text = f"{stored.parent} goes on from {first}: the result is compared with that model"
-            return recipe.following(stored, first), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
+            plans = {} if recipe.steps is not None else {"plan": stored}  # a list has it
+            return recipe.updated(model=first, **plans), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
     text = f"the result is compared with {stored.parent}, not with a model that it was made from: {reason}"
     return recipe, (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
 
@@ -233,11 +234,7 @@ def _signed(plan: Plan, folder: ModelFolder) -> Plan:
 
 
 def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, *, distills: bool) -> Path:
-    """The folder that holds the weights of the plan of a file, which its run fitted to those of the model.
-
-    Raises:
-        InputError: the plan is that of another model, or its weights are not beside it.
-    """
+    """The folder that holds the weights of the plan of a file, which its run fitted to those of the model."""
     # Files of version 0.1 do not record weights of their own.
     methods = [METHODS[name] for name in (plan.method or "").split("+") if name in METHODS]
     changes_weights = any(method.trains_model or method.kind == "budget" for method in methods)
@@ -273,11 +270,8 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
 
 
 def _require_groups(plan: Plan, file: Path, model: ModelFolder) -> None:
-    """Raise InputError unless a model that knows its groups has those of a plan, with as many units.
-
-    The groups of a model of PyTorch are checked where it is gated.
-    """
-    if not isinstance(model.model, KnowsGroups):
+    """Raise InputError unless a model that knows its groups has those of a plan, with as many units."""
+    if not isinstance(model.model, KnowsGroups):  # those of a model of PyTorch are checked where it is gated
         return
     sizes = {site.name: site.heads for site in model.model.sites} | dict(model.model.feed_forwards)
     group = next((group for group in plan.groups if sizes.get(group.name) != group.units), None)

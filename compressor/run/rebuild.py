@@ -265,11 +265,7 @@ _Cached = tuple[Generation, tuple[Proof, ...]]
 
 
 def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> _Cached | None:
-    """Build the engines with caches again; None: the run has no graphs of them, or the target no engines.
-
-    Raises:
-        CompressorError: they cannot be built, or a proof does not hold.
-    """
+    """Build the engines with caches again; None: the run has no graphs of them, or the target no engines."""
     generation, engine, out = run.report.generation, run.recipe.engine, run.graphs["compressed"].parent
     runtime = target(engine.target)
     if generation is None or runtime.caches is None or not (out / DECODER).is_file():
@@ -347,9 +343,6 @@ def _build(name: VariantName, run: FinishedRun, stages: Stages, products: Matmul
     """Build and prove an engine: from the first graph of the run from which that is possible.
 
     By the times of single products (`products`), an int8 engine computes some in floats; without them all in int8.
-
-    Raises:
-        CompressorError: it is possible from none; the error is that of the first one.
     """
     graph, is_dense = run.graphs[name], name == "dense"
     config = run.recipe.engine.reference if is_dense else run.recipe.engine
@@ -504,19 +497,13 @@ def _report(
 
 
 def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
-    """Move a new engine and its report into the folder of a run.
+    """Move a new engine of a target, by its name, with its files from `built` and its report into the folder of a run.
 
     The file without which the engine cannot be loaded (the metadata of a TensorRT engine, else the engine itself) is
     removed first and moved last, after the report. An interruption therefore leaves no engine beside the report of
     another one. Files of the former engine of this target that the new one lacks, such as those of its weights, are
     removed; engines of other targets stay. New engines with caches replace those of every target, since a folder
     generates with one.
-
-    Args:
-        built: folder of the files that were built.
-        out: folder of the run.
-        name: name of the target.
-        report: the new report.
     """
     runtime = target(name)
     metadata = runtime.metadata_file

@@ -141,9 +141,15 @@ def _rehearse(step: Units, context: StepContext, earlier: Sequence[Step]) -> Non
     if _requests(step, context) is None:
         _require_no_caches(step)
         timed_sizes(step, run.recipe.measure, run.sizes.lengths)
-    prunable_groups(step, run.model, context.graphs.refused)
-    if not all(isinstance(before, Follow) for before in earlier):  # which may learn for hours
-        check_reachable(step, context, cost_source(step, context))
+    groups, _ = prunable_groups(step, run.model, context.graphs.refused)
+    if all(isinstance(before, Follow) for before in earlier):
+        return
+    # Earlier steps may learn for hours. Times are not known before, nor is their plan.
+    pruner_of(step, run.model, run.rows, groups, _statistics(step, context))
+    if step.macs is not None or step.parameters is not None:
+        counted = budgets_of(step).constraints(cost_source(step, context).count_tables())
+        heads = [group for group in run.model.groups if group.type == "heads"]
+        require_reachable([*groups, *heads], counted)
 
 
 @versioned(
@@ -385,11 +391,7 @@ def _choose_first(step: Units, context: StepContext, scorer: EvaluationScorer, s
 
 
 def _build_plan(context: StepContext, candidate: Trial | ChosenEngine, folder: Path, plan: Plan) -> Engine:
-    """The engine of a plan with the settings of a candidate, which has the engine of the whole model.
-
-    Raises:
-        InputError: the candidate mixes int8 and floats, and no product of the plan is faster in int8.
-    """
+    """The engine of a plan with the settings of a candidate, which has the engine of the whole model."""
     assert candidate.variant is not None
     engines = _plan_engines(context, candidate.choice, folder, candidate.source)
     engine = replace(engines, unpruned=candidate.variant.engine).build(plan)
@@ -530,23 +532,6 @@ def statistics_folder(step: Units, model: LoadedModel, data: Data, groups: Seque
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
     return path / digest(key)[:16]
-
-
-def check_reachable(step: Units, context: StepContext, source: CostSource) -> None:
-    """Check what is known of a budget without measuring times, and without the plan of an earlier step.
-
-    Raises:
-        SiteRefusedError: a group cannot be removed from the graph.
-        InputError: the rows have fewer tokens than a linear has inputs.
-        BudgetError: a budget of multiply-accumulates or parameters is below the cost of a plan without any unit.
-    """
-    model = context.run.model
-    groups, _ = prunable_groups(step, model, context.graphs.refused)
-    pruner_of(step, model, context.run.rows, groups, _statistics(step, context))
-    if step.macs is not None or step.parameters is not None:
-        counted = budgets_of(step).constraints(source.count_tables())
-        heads = [group for group in model.groups if group.type == "heads"]
-        require_reachable([*groups, *heads], counted)
 
 
 def timed_sizes(
