@@ -57,7 +57,7 @@ class StudyContext:
         self.heads: tuple[Head, ...] = all_heads(self.sites)
         self.rows = (
             limit_rows(open_data(recipe.rows, self.folder, recipe.selection.seed), size, recipe.selection.seed)
-            if recipe.rows.available
+            if recipe.rows.sources
             else None
         )
         self.make_evaluator: EvaluatorFactory = ModelSubsetEvaluator

@@ -140,7 +140,6 @@ def config_field(
     *,
     required: bool = False,
     runs_code: bool = False,
-    is_path: bool = False,
     is_secret: bool = False,
     is_basic: bool = False,
     choices: Sequence[str] = (),
@@ -154,7 +153,6 @@ def config_field(
         required: whether the field has no default.
         runs_code: whether the field makes the command load code or trust another machine; a model folder's own recipe
             may not set it.
-        is_path: whether the field names a file or folder; in a recipe it is relative to the recipe's folder.
         is_secret: whether no message may show its value; such a field is a list, and its flag may be repeated.
         is_basic: whether `--help` lists the field of a command whose options do not all fit on one screen.
         choices: the accepted names, where they come from a registry rather than from a `Literal`.
@@ -162,7 +160,6 @@ def config_field(
     extra: dict[str, Any] = {
         "heading": heading,
         "runs_code": runs_code,
-        "is_path": is_path,
         "is_secret": is_secret,
         "is_basic": is_basic,
     }
@@ -176,6 +173,11 @@ def extra_of(field: FieldInfo, name: str) -> Any:
     """One of the properties that `config_field` gave a field."""
     extra = field.json_schema_extra
     return extra.get(name) if isinstance(extra, dict) else None
+
+
+def is_path(field: FieldInfo) -> bool:
+    """Whether a field names a file or folder; in a recipe it is relative to the recipe's folder."""
+    return any(kind is Path or Path in get_args(kind) for kind in (field.annotation, *get_args(field.annotation)))
 
 
 def flag_of(name: str) -> str:

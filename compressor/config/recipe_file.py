@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.config.fields import extra_of, flag_of
+from compressor.config.fields import extra_of, flag_of, is_path
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import BUDGETS, ROW_SOURCES
 from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of, with_flags
@@ -168,8 +168,8 @@ def read_recipe(path: Path) -> RecipeFile:
             if name in fields:
                 text = f"{name} is set twice; keep one of both"
                 raise UsageError.of_file(path, text, ErrorCode.CONTRADICTION, field=name)
-            is_path = isinstance(entry, str) and _is_path(name, path.parent / entry)
-            fields[name] = str(path.parent / entry) if is_path else entry
+            names_file = isinstance(entry, str) and _names_file(name, path.parent / entry)
+            fields[name] = str(path.parent / entry) if names_file else entry
     return RecipeFile(path, fields, lines)
 
 
@@ -236,15 +236,15 @@ def _unsafe_fields(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
             continue
         if (extra_of(FIELDS[name], "runs_code") and value is not False) or (name == "task" and is_own_task(value)):
             yield name, name, "it can run code"
-        if isinstance(value, str) and _is_path(name, Path(value)) and leaves(Path(value)):
+        if isinstance(value, str) and _names_file(name, Path(value)) and leaves(Path(value)):
             yield name, name, f"{value} lies outside the model folder"
 
 
-def _is_path(name: str, path: Path) -> bool:
+def _names_file(name: str, path: Path) -> bool:
     """Whether a value names a file; the value of a field of rows may name a data set of a hub instead."""
     if name in ROW_SOURCES:
         return names_row_file(path) or path.exists()
-    return bool(extra_of(FIELDS[name], "is_path"))
+    return is_path(FIELDS[name])
 
 
 def command_line(recipe: Recipe) -> str:
@@ -329,7 +329,7 @@ def _steps_schema() -> dict[str, Any]:
 def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a field with all forms of values that a file may have."""
     kept = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
-    extras = {"heading", "runs_code", "is_path", "is_secret", "is_basic", *kept}
+    extras = {"heading", "runs_code", "is_secret", "is_basic", *kept}
     content = {key: value for key, value in schema.items() if key not in extras}
     forms = [content]
     if content.get("type") not in ("string", "boolean") and "enum" not in content:

@@ -208,7 +208,7 @@ def _facts_of_settings(recipe: RecipeSections) -> dict[str, tuple[str, Any]]:
     devices = f"{runtime.name} on {' or '.join(runtime.providers)}"
     says_how = {"method", "plan"} & selection.model_fields_set or recipe.blocks.model_fields_set
     facts = {
-        "rows": ("data", recipe.rows.available),
+        "rows": ("data", recipe.rows.sources),
         "no_rows": ("data", recipe.rows.data is None),
         "lacks_device": ("target", engine.provider not in (None, *runtime.providers) and devices),
         "lacks_kernels": ("target", ("kernel" not in runtime.options or engine.provider == "cuda") and devices),

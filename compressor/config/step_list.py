@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import SerializeAsAny
 
 from compressor.config.fields import flag_of
-from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
+from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS, SEARCH_METHODS
 from compressor.config.sections import (
     BUDGETS,
     FIELDS,
@@ -100,8 +100,9 @@ class RecipeSections(Sections):
             return False
         # A budget without a method has one of its own, so that this one was set.
         taught = self.distillation.distill and self.distillation.teacher is not None
+        drops = self.blocks.drop_blocks is not None or self.blocks.drop_blocks_by_kind
         is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
-        return is_set or not (self.blocks.requested or self.engine.compares or taught)
+        return is_set or not (drops or self.engine.compares or taught)
 
     @property
     def learns_units(self) -> bool:
@@ -211,7 +212,7 @@ def step_of_flags(recipe: RecipeSections, kind: type[StepT]) -> StepT:
     options = {name: recipe.value(kind.flags.get(name, name)) for name in kind.model_fields}
     if kind is Follow:
         options["plan"] = selection.plan or recipe.stored_plan
-    elif kind is Heads and not (selection.searches and selection.keep is None):
+    elif kind is Heads and (selection.method not in SEARCH_METHODS or selection.keep is not None):
         options["max_drop"] = None
     elif kind is Blocks:
         options["share"] = options["share"] or 0.0

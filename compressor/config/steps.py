@@ -7,7 +7,6 @@ of its name.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +59,6 @@ class Step(Config):
         is_parallel: whether every process of a distributed run takes part; else the main process alone does.
         prunes_groups: whether it may remove any unit, so that plans list neurons beside heads.
         needs_heads: whether the model must have attention heads.
-        run_minutes: time that the whole run may take; infinite: as long as it takes.
         neutral: options that change how the result is computed, not what it is.
         files: options that name a file or folder, whose content decides the result.
         learning: what an interrupted run was doing in it, for readers.
@@ -72,7 +70,6 @@ class Step(Config):
     is_parallel: ClassVar[bool] = True
     prunes_groups: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False
-    run_minutes: ClassVar[float] = math.inf
     neutral: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     learning: ClassVar[str] = "learning"
@@ -596,10 +593,6 @@ class Within(Step):
     @property
     def parts(self) -> tuple[Step, ...]:
         return self.steps
-
-    @property
-    def run_minutes(self) -> float:  # type: ignore[override]
-        return math.inf if self.minutes is None else self.minutes
 
     @pydantic.field_serializer("steps")
     def _as_tables(self, steps: tuple[Step, ...]) -> list[dict[str, Any]]:

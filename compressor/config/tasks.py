@@ -14,6 +14,7 @@ import traceback
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +38,7 @@ class TaskEntry:
 
     def load(self) -> Any:
         """The class of the task."""
-        module, _, name = self.path.partition(":")
-        return getattr(import_module(module), name)
+        return resolve_name(self.path)
 
 
 def _task(name: str, path: str, model_task: str | None = None) -> TaskEntry:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from compressor.config.fields import flag_of
-from compressor.config.methods import BUDGET_METHODS, METHODS
+from compressor.config.methods import BUDGET_METHODS, METHODS, SEARCH_METHODS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BUDGETS, BlocksConfig, BudgetConfig
 from compressor.config.step_list import steps_of
@@ -27,7 +27,7 @@ _ROW_FIELDS = ("prune_rows", "statistics")
 def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[Note]:
     """Fields that were set and have no effect; `maximum_length` is that of the model, None without a limit."""
     rows = recipe.rows
-    if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
+    if rows.sources and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
         yield Note(
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
@@ -67,7 +67,7 @@ def _unused_fields(recipe: Recipe) -> Iterator[tuple[Iterable[str], str]]:
     if not learns:
         yield _changed(_TRAINING_FIELDS, recipe), "nothing is trained on labels"
     elif METHODS[selection.method].kind != "gate" and not masks:  # dropping blocks trains the model
-        activity = "searches" if selection.searches else "removes units"
+        activity = "searches" if selection.method in SEARCH_METHODS else "removes units"
         yield _changed(_TRAINING_FIELDS, recipe), f"{selection.method} {activity} and does not train"
     elif selection.training_steps is not None:
         yield ("epochs",), f"--training-steps {selection.training_steps} counts"

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from compressor.config.fields import extra_of, flag_of
+from compressor.config.fields import flag_of, is_path
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
@@ -173,7 +173,7 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     out = recipe.output.out.resolve()
     if not (recipe.output.force and out.exists()):
         return
-    paths = [name for name, field in FIELDS.items() if extra_of(field, "is_path") and name != "out"]
+    paths = [name for name, field in FIELDS.items() if is_path(field) and name != "out"]
     named = [(name, recipe.value(name)) for name in (*paths, *ROW_SOURCES)]
     named += [(name, value) for step in parts_of(steps_of(recipe)) for name, value in step if isinstance(value, Path)]
     for name, value in named:
@@ -210,7 +210,7 @@ def load_context(
     if model.missing is not None:
         log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
-    if recipe.rows.available:
+    if recipe.rows.sources:
         with log.stage("reading the rows"):
             data = read_rows(recipe, steps, model)
             model = with_row_layout(model, data)
