@@ -122,7 +122,11 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
             field="precision",
             stored=stored,
         )
-    sites, groups = _find_units(recipe, steps, folder)
+    units = part_of(steps, Units)
+    prunes = any(step.prunes_groups for step in steps)
+    sites, groups = find_units(recipe, folder, (units.group_by if units else "kv") if prunes else None)
+    if any(step.needs_heads for step in steps) and not sites:
+        raise folder.access.no_heads_error()
     example_feeds(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     return LoadedModel(folder, sites, groups, None if reason is None else missing_target(recipe, reason))
 
@@ -134,22 +138,15 @@ def missing_target(recipe: Recipe, reason: str) -> MissingTarget:
     return MissingTarget(target=name, reason=reason, command=command)
 
 
-def _find_units(
-    recipe: Recipe, steps: Sequence[Step], folder: ModelFolder
+def find_units(
+    recipe: Recipe, folder: ModelFolder, group_by: GroupBy | None
 ) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
-    """The sites of a model, and all of its groups if a step may remove neurons; those that a step needs exist."""
+    """The sites of a model and all of its groups; the sites alone without a way to group heads."""
     feeds, attention, access = example_feeds(folder, 2, 8), recipe.export.attention, folder.access
-    groups: tuple[PrunableGroup, ...] = ()
-    if any(step.prunes_groups for step in steps):
-        units = part_of(steps, Units)
-        group_by: GroupBy = "kv" if units is None else units.group_by
-        groups = tuple(access.groups(feeds, attention, group_by))
-        sites = tuple(group.site for group in groups if group.site is not None)
-    else:
-        sites = tuple(access.attentions(feeds, attention))
-    if any(step.needs_heads for step in steps) and not sites:
-        raise access.no_heads_error()
-    return sites, groups
+    if group_by is None:
+        return tuple(access.attentions(feeds, attention)), ()
+    groups = tuple(access.groups(feeds, attention, group_by))
+    return tuple(group.site for group in groups if group.site is not None), groups
 
 
 def _check_calibration(recipe: Recipe) -> None:

@@ -24,7 +24,7 @@ from compressor.pruning.costs import PlanEngines, count_costs, float_graph
 from compressor.pruning.measure import CostSource, latest_tables
 from compressor.quantization import require_nncf
 from compressor.results import CostUnit, Note, NoteCode
-from compressor.run.load import load_folder
+from compressor.run.load import find_units, load_folder
 from compressor.run.run_context import LoadedModel, RunInputs
 from compressor.run.sizes import timed_lengths, work_out_sizes
 from compressor.targets import QUANTIZED, target
@@ -73,10 +73,7 @@ def list_units(recipe: Recipe, listener: Listener | None = None, *, count: bool 
 def load_units(recipe: Recipe) -> LoadedModel:
     """The model of a recipe and its groups, without the processor of its rows."""
     folder = load_folder(recipe, recipe.source.model)
-    feeds, attention, group_by = example_feeds(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
-    groups = tuple(folder.access.groups(feeds, attention, group_by))
-    sites = tuple(group.site for group in groups if group.site is not None)
-    return LoadedModel(folder, sites, groups)
+    return LoadedModel(folder, *find_units(recipe, folder, recipe.budget.group_by))
 
 
 def note_refusals(refused: Collection[Refusal], log: RunLog) -> None:

@@ -147,7 +147,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "70%", "--statistics", "folder"))
 
 
-@advice("run.steps.blocks _require_text text")
+@advice("run.steps.blocks _check text")
 def _(w: World) -> None:
     from compressor.run.steps import blocks
     from tests.tasks.pictures import save_classifier, write_folder
