@@ -34,7 +34,7 @@ from benchmarks.machine import machine
 from benchmarks.studies.cell_store import Cell, CellStore
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.step_list import heads_of
+from compressor.config.step_list import step_of_flags
 from compressor.config.steps import Heads
 from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
@@ -179,7 +179,7 @@ class Study:
             "gate_learning_rate": self.size.gate_rate,
             **pace(self.size.pruning, self.size.precision),
         }
-        return heads_of(self.recipe.updated(method="bin-concrete")).model_copy(
+        return step_of_flags(self.recipe.updated(method="bin-concrete"), Heads).model_copy(
             update={
                 "method": "bin-concrete",
                 "keep": None,

@@ -31,7 +31,8 @@ from benchmarks.studies.request import StudyRequest, StudySize
 from benchmarks.studies.run import study
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.step_list import heads_of
+from compressor.config.step_list import step_of_flags
+from compressor.config.steps import Heads
 from compressor.measure import paired_interval
 from compressor.model_folder import example_inputs, load
 from compressor.selection.learn import learn
@@ -112,7 +113,7 @@ def tune(
         if max_steps is not None and max_steps < epochs * len(rows.train) / recipe.selection.batch_size:
             recipe = recipe.updated(training_steps=max_steps)
         sites = find_sites(loaded.model, example_inputs(loaded, 2, 8))
-        learn(loaded.model, sites, rows, heads_of(recipe), folder.with_name(f"{folder.name}-checkpoints"))
+        learn(loaded.model, sites, rows, step_of_flags(recipe, Heads), folder.with_name(f"{folder.name}-checkpoints"))
         partial = folder.with_name(f"{folder.name}.partial")
         AutoTokenizer.from_pretrained(model).save_pretrained(partial)
         loaded.model.save_pretrained(partial)

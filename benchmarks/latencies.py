@@ -41,9 +41,9 @@ from compressor.pruning.allocate import MAX_BUDGET_RATIO, MIN_BUDGET_RATIO, Cons
 from compressor.pruning.costs import PlanEngines, keep_counts
 from compressor.pruning.measure import CostSource
 from compressor.run.load import load_model, read_rows
-from compressor.run.prune_units import pruner_of
 from compressor.run.run_context import RunInputs
 from compressor.run.sizes import work_out_sizes
+from compressor.run.steps.units import pruner_of
 from compressor.selection.allocation import Curve
 from compressor.tasks.calibration import calibration_rows
 from compressor.units import keep_all

@@ -47,14 +47,14 @@ def sharing_exports() -> Iterator[None]:
     """
     from compressor.engines import export_module
     from compressor.generation import export_module as cached_export
-    from compressor.run import measure, proof_lengths
+    from compressor.run import proof_lengths, stages
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cached_export, "export_generation", shared_generation)
         for module in (export_module, proof_lengths):
             patch.setattr(module, "export_reference", shared_export)
         patch.setattr(engine, "fuse", shared_fusion)
-        patch.setattr(measure, "facts_of", _measuring_memory_once(measure.facts_of))
+        patch.setattr(stages, "facts_of", _measuring_memory_once(stages.facts_of))
         patch.setattr(EngineTrials, "measure_memory", _measuring_memory_once(EngineTrials.measure_memory))
         yield
 

@@ -26,7 +26,7 @@ from compressor.block_masks.attention_maps import (
 )
 from compressor.block_masks.train_masked import train_with_masks
 from compressor.config import steps
-from compressor.config.step_list import blocks_of
+from compressor.config.step_list import step_of_flags
 from compressor.errors import ErrorCode, UsageError, suggestion
 from compressor.progress import ProgressCallback
 from compressor.tasks.data import SourceRows, encode_rows, rows_hash
@@ -155,7 +155,7 @@ class Blocks(Study):
             "share_by_kind": {} if every else dict.fromkeys(kinds, share),
         }
         # A step drops some share; cells without masks train by the same settings.
-        return blocks_of(self.request.recipe.updated(drop_blocks=1.0)).model_copy(update=shares)
+        return step_of_flags(self.request.recipe.updated(drop_blocks=1.0), steps.Blocks).model_copy(update=shares)
 
     def _masks(
         self, maps: AttentionMaps, plan: Plan, step: steps.Blocks, drawn: int | None = None

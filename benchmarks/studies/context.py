@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.studies.request import StudySize
 from compressor.config.run import Recipe
-from compressor.config.step_list import heads_of
+from compressor.config.step_list import step_of_flags
+from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs
 from compressor.models.forwards import reader
@@ -56,7 +57,7 @@ class StudyContext:
         self.heads: tuple[Head, ...] = all_heads(self.sites)
         self.rows = (
             limit_rows(open_data(recipe.rows, self.folder, recipe.selection.seed), size, recipe.selection.seed)
-            if recipe.rows.available
+            if recipe.rows.sources
             else None
         )
         self.make_evaluator: EvaluatorFactory = ModelSubsetEvaluator
@@ -167,7 +168,7 @@ class StudyContext:
         Returns:
             The plan, and the course of the selection.
         """
-        step = heads_of(self.recipe.updated(method=method, keep=keep)).model_copy(
+        step = step_of_flags(self.recipe.updated(method=method, keep=keep), Heads).model_copy(
             update={
                 "max_drop": None,
                 "options": {**self.options_of(method), **options},

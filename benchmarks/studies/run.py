@@ -24,7 +24,7 @@ from benchmarks.studies.importance import Importance
 from benchmarks.studies.penalty import Penalty
 from benchmarks.studies.request import RESERVED, StudyRequest, StudySize
 from benchmarks.studies.speed import SpeedStudy
-from compressor.config.fields import flag_of, heading_of
+from compressor.config.fields import extra_of, flag_of
 from compressor.config.run import FIELDS
 from compressor.environment import machine
 from compressor.errors import ErrorCode, InputError, UsageError, suggestion
@@ -158,7 +158,7 @@ def _recipe(kind: str, study_class: type[Study], request: StudyRequest, context:
     fields = {
         name: value
         for name, value in request.recipe.flat().items()
-        if heading_of(FIELDS[name]) in study_class.groups and name not in _IGNORED_FIELDS
+        if extra_of(FIELDS[name], "heading") in study_class.groups and name not in _IGNORED_FIELDS
     }
     data = context.rows
     rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []

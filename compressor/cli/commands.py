@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from compressor.cli.console import Console
-from compressor.config.fields import choices_of, extra_of, flag_of, has_default, heading_of
+from compressor.config.fields import choices_of, extra_of, flag_of, has_default
 from compressor.config.sections import HEADINGS, MODEL
 from compressor.errors import ErrorCode, UsageError, most_similar
 
@@ -219,7 +219,7 @@ def option_of(name: str, field: FieldInfo, *, multiple: bool = False, help_text:
     if len(metavar) > _LONGEST_CHOICES:
         metavar = name.split("_")[-1].upper()
         clauses.append(f"one of {', '.join(choices)}")
-    settings: dict[str, Any] = {"heading": heading_of(field), "is_basic": bool(extra_of(field, "is_basic"))}
+    settings: dict[str, Any] = {"heading": extra_of(field, "heading"), "is_basic": bool(extra_of(field, "is_basic"))}
     settings |= {"help": f"{'; '.join(clauses)}{note}", "summary": f"{summary}{note}", "cls": HeadedOption}
     if field.annotation is bool:
         return click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, **settings)

@@ -57,10 +57,6 @@ def _as_scenarios(value: Any) -> tuple[Scenario, ...]:
     return tuple(by_name[name] for name in dict.fromkeys(names))
 
 
-def _as_text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def _as_headers(value: Any) -> tuple[SecretStr, ...]:
     """Headers of the form `NAME: VALUE`, in ASCII.
 
@@ -93,7 +89,7 @@ _STREAMS = ("is_url", "prompt_tokens")
 """Facts of a request for the times of tokens."""
 _HEADER_NAME = re.compile(r"[\w.-]+", re.ASCII)
 Headers = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_headers)]
-Name = Annotated[str, BeforeValidator(_as_text)]
+Name = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
 """Name of a model on a server, or path of a file."""
 Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
 Milliseconds = Annotated[float, BeforeValidator(_as_milliseconds)]
@@ -220,7 +216,6 @@ class CheckRequest(Request):
         Rule(
             "is_mixed",
             "model and baseline have to be two endpoints, by their URLs, or two output folders that generate",
-            excludes=("is_mixed",),
         ),
         Rule(
             "expects_file",

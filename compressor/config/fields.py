@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from compressor.errors import ErrorCode, UsageError, suggestion
 
-_PLACEHOLDER = re.compile(r"<(\w+)>")
+_PLACEHOLDER, _PERCENTAGE = re.compile(r"<(\w+)>"), re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 
 
 class FieldConflictError(ValueError):
@@ -38,7 +38,7 @@ class FieldConflictError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """An option that needs others, or excludes them.
+    """An option that needs others, or excludes them; or a fact that may not hold, without either.
 
     Names are those of options, which count where they differ from their default, of options with a text as their value
     (`device=cpu`), and of facts that hold.
@@ -47,7 +47,7 @@ class Rule:
         option: the option or fact that the rule is about.
         text: why, and how to mend it; `<name>` stands for a field.
         needs: of these, at least one has to be set; empty: none has to be.
-        excludes: of these, none may be set; a fact that excludes itself may not hold.
+        excludes: of these, none may be set.
         fields: the fields at fault, the main one first; by default those of `option` and of the first of the others.
         code: the kind of the error.
     """
@@ -59,33 +59,35 @@ class Rule:
     fields: tuple[str, ...] = ()
     code: ErrorCode = ErrorCode.CONTRADICTION
 
-    def check(self, values: Mapping[str, Any], fields: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Check that the rule holds.
 
-        Args:
-            values: option that is set (see `with_texts`), or fact that holds -> value to show.
-            fields: fact -> the field that it follows from.
+def check_rules(
+    rules: Sequence[Rule],
+    options: Mapping[str, Any],
+    facts: Mapping[str, tuple[str, Any]],
+    fields: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Check that options and facts follow rules.
 
-        Raises:
-            FieldConflictError: it does not hold.
-        """
-        if self.option not in values:
-            return
-        excluded = [name for name in self.excludes if name in values][:1]
-        if not excluded and (not self.needs or any(name in values for name in self.needs)):
-            return
+    Args:
+        options: option that is set -> its value.
+        facts: fact that holds -> the field that it follows from, and the value to show.
+        fields: fact that may not hold -> the field that it follows from.
 
-        def field(name: str) -> str:
-            return fields.get(name, name.partition("=")[0])
-
-        subject = ", ".join(shown(field(name), values[name]) for name in dict.fromkeys((self.option, *excluded)))
-        at_fault = self.fields or map(field, (self.option, *(excluded or self.needs[:1])))
-        raise FieldConflictError(self.code, f"{subject}: {self.text}", *at_fault)
-
-
-def with_texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for `Rule.check`: each by its name, and where its value is a text by its name and that, `device=cpu`."""
-    return {**options, **{f"{name}={value}": value for name, value in options.items() if isinstance(value, str)}}
+    Raises:
+        FieldConflictError: a rule is violated.
+    """
+    texts = {f"{name}={value}": (name, value) for name, value in options.items() if isinstance(value, str)}
+    known = {name: (name, value) for name, value in options.items()} | texts | dict(facts)
+    for rule in rules:
+        excluded = [name for name in rule.excludes if name in known][:1]
+        is_met = any(name in known for name in rule.needs) if rule.needs else bool(rule.excludes)
+        if rule.option not in known or (is_met and not excluded):
+            continue
+        subject = ", ".join(shown(*known[name]) for name in (rule.option, *excluded))
+        at_fault = [known[name][0] for name in (rule.option, *excluded)]
+        if not excluded:
+            at_fault += [fields.get(name, name.partition("=")[0]) for name in rule.needs[:1]]
+        raise FieldConflictError(rule.code, f"{subject}: {rule.text}", *(rule.fields or at_fault))
 
 
 def shown(name: str, value: Any) -> str:
@@ -118,10 +120,8 @@ class Config(BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _follows_rules(self) -> Self:
-        if self.rules:
-            holding = {name: getattr(self, field) for name, field in self.facts.items() if getattr(self, name)}
-            for rule in self.rules:
-                rule.check(with_texts(self.changed) | holding, self.facts)
+        facts = {name: (field, getattr(self, field)) for name, field in self.facts.items() if getattr(self, name)}
+        check_rules(self.rules, self.changed, facts, self.facts)
         return self
 
 
@@ -140,7 +140,6 @@ def config_field(
     *,
     required: bool = False,
     runs_code: bool = False,
-    is_path: bool = False,
     is_secret: bool = False,
     is_basic: bool = False,
     choices: Sequence[str] = (),
@@ -154,7 +153,6 @@ def config_field(
         required: whether the field has no default.
         runs_code: whether the field makes the command load code or trust another machine; a model folder's own recipe
             may not set it.
-        is_path: whether the field names a file or folder; in a recipe it is relative to the recipe's folder.
         is_secret: whether no message may show its value; such a field is a list, and its flag may be repeated.
         is_basic: whether `--help` lists the field of a command whose options do not all fit on one screen.
         choices: the accepted names, where they come from a registry rather than from a `Literal`.
@@ -162,7 +160,6 @@ def config_field(
     extra: dict[str, Any] = {
         "heading": heading,
         "runs_code": runs_code,
-        "is_path": is_path,
         "is_secret": is_secret,
         "is_basic": is_basic,
     }
@@ -178,9 +175,9 @@ def extra_of(field: FieldInfo, name: str) -> Any:
     return extra.get(name) if isinstance(extra, dict) else None
 
 
-def heading_of(field: FieldInfo) -> str:
-    """The section of `--help` and of the documentation that lists a field."""
-    return str(extra_of(field, "heading"))
+def is_path(field: FieldInfo) -> bool:
+    """Whether a field names a file or folder; in a recipe it is relative to the recipe's folder."""
+    return any(kind is Path or Path in get_args(kind) for kind in (field.annotation, *get_args(field.annotation)))
 
 
 def flag_of(name: str) -> str:
@@ -259,33 +256,20 @@ def usage_error(
 
 
 def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
-    """Code and message of an error in one field.
-
-    Args:
-        fault: an item of `pydantic.ValidationError.errors()`.
-    """
+    """Code and message of an error in one field, an item of `pydantic.ValidationError.errors()`."""
     kind, cause = str(fault["type"]), fault.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
         return cause.code, str(cause)
     if kind == "literal_error" and (names := re.findall(r"'([^']*)'", str(fault["ctx"]["expected"]))):
         return ErrorCode.UNKNOWN_NAME, f"unknown; {suggestion(str(fault['input']), names)}"
-    if kind == "float_parsing" and (share := _share_of(str(fault["input"]))) is not None:
-        return ErrorCode.INVALID_VALUE, f"not a number; write {share:g}"
+    if kind == "float_parsing" and (percentage := _PERCENTAGE.fullmatch(str(fault["input"]))):
+        return ErrorCode.INVALID_VALUE, f"not a number; write {float(percentage[1]) / 100:g}"
     ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
     code = ErrorCode.OUT_OF_RANGE if kind.startswith(ranges) else ErrorCode.INVALID_VALUE
     if kind in _MESSAGES:
         return code, _MESSAGES[kind].format(**fault.get("ctx", {}))
     message = " ".join(str(fault["msg"]).removeprefix("Value error, ").split())
     return code, message[0].lower() + message[1:]
-
-
-def _share_of(text: str) -> float | None:
-    """The number that a percentage stands for; None for any other text."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*%\s*", text)
-    try:
-        return float(match[1]) / 100 if match else None
-    except ValueError:  # several points
-        return None
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

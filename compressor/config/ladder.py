@@ -9,10 +9,10 @@ from typing import Any
 
 from compressor.config.fields import as_list, flag_of
 from compressor.config.methods import BUDGET_METHODS
-from compressor.config.recipe_file import recipe_of, stored_recipe
+from compressor.config.recipe_file import stored_recipe
 from compressor.config.run import BUDGETS, Recipe
 from compressor.config.step_list import OPTIONS_OF_STEPS, rungs_of, steps_of, with_flags
-from compressor.config.steps import Blocks, Step, Units, steps_from
+from compressor.config.steps import Blocks, Step, Units, part_of, steps_from
 from compressor.config.values import PER_TOKEN, milliseconds_of
 from compressor.errors import ErrorCode, UsageError
 
@@ -44,7 +44,7 @@ def recipes_of(
     if len(parts) > 1:
         several = _budgets_of(parts)
     if not several:
-        recipe = recipe_of(model, file, flags, options=options)
+        recipe = stored.with_flags(model, flags, options)
         if recipe.budget.compare_points is not None:
             raise UsageError(
                 "--compare-points: only ladders have a page for them; give the budget several values: --speedup 2,4",
@@ -57,9 +57,9 @@ def recipes_of(
         raise UsageError(text, code=ErrorCode.CONTRADICTION, fields=tuple(several))
     ((name, values),) = several.items()
     if "steps" not in fields:
-        recipes = [recipe_of(model, file, {**flags, name: value}, options=options) for value in values]
+        recipes = [stored.with_flags(model, {**flags, name: value}, options) for value in values]
     elif "steps" in flags:
-        recipes = [recipe_of(model, file, {**flags, "steps": part}, options=options) for part in parts]
+        recipes = [stored.with_flags(model, {**flags, "steps": part}, options) for part in parts]
     else:
         steps = with_flags(stored.fields, stored.fields["steps"], flags)["steps"]  # refuses flags of several rungs
         starts = itertools.accumulate(map(len, parts), initial=0)
@@ -78,19 +78,16 @@ def recipes_of(
 
 
 def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Recipe, ...]:
-    """The recipes of a ladder in order, each with a folder of its own, and its start from the rung before.
-
-    Args:
-        name: the budget that differs.
-        is_listed: whether a list of steps has the budgets, which is in order.
-    """
+    """The recipes of a ladder of a budget in order, each with its folder, and its start from the rung before."""
     if (followed := recipes[0].plan_file) is not None:
         raise UsageError(
             f"{flag_of(name)}: a ladder begins with the whole model, not with the plan {followed}; give one value",
             code=ErrorCode.CONTRADICTION,
             fields=(name, "plan"),
         )
-    rungs = [recipe.updated(out=recipe.output.out / rung_name(name, _budget(recipe, name))) for recipe in recipes]
+    rungs = [
+        recipe.updated(out=recipe.output.out / rung_name(name, getattr(_units_of(recipe), name))) for recipe in recipes
+    ]
     if len({recipe.output.out for recipe in rungs}) < len(rungs):
         raise UsageError(
             f"{flag_of(name)}: a value is given twice; give each once", code=ErrorCode.CONTRADICTION, field=name
@@ -100,7 +97,7 @@ def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Re
         rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
     ordered = sorted(rungs, key=lambda recipe: _mildness(recipe, name), reverse=True)
     if is_listed and ordered != rungs:
-        values_in_order = ", ".join(str(_budget(rung, name)) for rung in rungs)
+        values_in_order = ", ".join(str(getattr(_units_of(rung), name)) for rung in rungs)
         text = f"steps: the budgets of a ladder, {name} {values_in_order}, are not in order; begin with the mildest"
         milder = (_mildness(rung, name) > _mildness(before, name) for before, rung in itertools.pairwise(rungs))
         step = len(rungs[0].steps or ()) * (1 + list(milder).index(True))
@@ -112,12 +109,9 @@ def _rungs(recipes: Sequence[Recipe], name: str, *, is_listed: bool) -> tuple[Re
 
 
 def _removes_units_first(recipe: Recipe) -> bool:
-    """Whether the first step of a recipe removes units without training, so that it can go on from another run.
-
-    Masks, which are learned after that, belong to the units of their run.
-    """
+    """Whether the first step of a recipe removes units without training, so that it can go on from another run."""
     first, *later = steps_of(recipe)
-    if any(isinstance(step, Blocks) for step in later):
+    if any(isinstance(step, Blocks) for step in later):  # masks belong to the units of their run
         return False
     is_alone = recipe.steps is not None or recipe.selection.method in BUDGET_METHODS
     return is_alone and isinstance(first, Units) and not first.learns
@@ -130,21 +124,14 @@ def _budgets_of(parts: Sequence[Sequence[Step]]) -> dict[str, list[Any]]:
     return {name: several for name, several in values.items() if len(set(several)) > 1}
 
 
-def _budget(recipe: Recipe, name: str) -> Any:
-    """The value of a budget of a rung, whether flags or a list of steps set it."""
-    return getattr(_units_of(recipe), name)
-
-
 def _units_of(recipe: Recipe) -> Units:
-    return next(step.units for step in steps_of(recipe) if step.units is not None)
+    units = part_of(steps_of(recipe), Units)
+    assert units is not None
+    return units
 
 
 def rung_name(name: str, value: float | str) -> str:
-    """The folder of a rung: `speedup-4`, `macs-50`, `latency-5ms`.
-
-    Args:
-        value: its value in the recipe: a ratio, a share, or a time with its unit.
-    """
+    """The folder of a rung, by its budget, a ratio, a share or a time: `speedup-4`, `macs-50`, `latency-5ms`."""
     if isinstance(value, str):
         return f"{name}-{value.replace(PER_TOKEN, '-per-token')}"
     return f"{name}-{value if name == 'speedup' else 100 * value:g}"
@@ -152,7 +139,7 @@ def rung_name(name: str, value: float | str) -> str:
 
 def _mildness(recipe: Recipe, name: str) -> float:
     """A number that is larger the more a budget allows."""
-    units = _units_of(recipe)
-    if name in ("latency", "ttft"):
-        return milliseconds_of(getattr(units, name)) or 0.0
-    return -(units.speedup or 0.0) if name == "speedup" else float(getattr(units, name))
+    value = getattr(_units_of(recipe), name)
+    if isinstance(value, str):
+        return milliseconds_of(value) or 0.0
+    return -value if name == "speedup" else float(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 _SELECTION = "compressor.selection"
@@ -38,8 +38,7 @@ class Method:
 
     def load(self) -> Any:
         """The class of its gate, search or pruner."""
-        module, _, name = self.path.partition(":")
-        return getattr(import_module(module), name)
+        return resolve_name(self.path)
 
 
 def _gate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.config.fields import extra_of, flag_of
+from compressor.config.fields import extra_of, flag_of, is_path
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.sections import BUDGETS, ROW_SOURCES
 from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of, with_flags
@@ -146,7 +145,8 @@ def read_recipe(path: Path) -> RecipeFile:
         UsageError: the file is missing, is not TOML, or has an unknown key.
     """
     try:
-        content = tomllib.loads(_read_text(path))
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UsageError.of_file(path, "no such recipe; name a TOML file (--recipe)", ErrorCode.FILE_MISSING) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -155,7 +155,7 @@ def read_recipe(path: Path) -> RecipeFile:
         ) from error
     fields, lines = dict[str, Any](), tuple[int, ...]()
     if "steps" in content:
-        fields["steps"], lines = _read_steps(path, content.pop("steps"))
+        fields["steps"], lines = _read_steps(path, text, content.pop("steps"))
     for key, value in content.items():
         table = value if key in SECTIONS and isinstance(value, dict) else {key: value}
         for name, entry in ((name.replace("-", "_"), entry) for name, entry in table.items()):
@@ -168,19 +168,15 @@ def read_recipe(path: Path) -> RecipeFile:
             if name in fields:
                 text = f"{name} is set twice; keep one of both"
                 raise UsageError.of_file(path, text, ErrorCode.CONTRADICTION, field=name)
-            is_path = isinstance(entry, str) and _is_path(name, path.parent / entry)
-            fields[name] = str(path.parent / entry) if is_path else entry
+            names_file = isinstance(entry, str) and _names_file(name, path.parent / entry)
+            fields[name] = str(path.parent / entry) if names_file else entry
     return RecipeFile(path, fields, lines)
 
 
-def _read_steps(path: Path, tables: Any) -> tuple[list[Step], tuple[int, ...]]:
-    """The steps of `[[steps]]`, and the line of each; relative paths in their options are joined to the file's folder.
-
-    Raises:
-        UsageError: a table is no step; the message names the file and the line of the table.
-    """
+def _read_steps(path: Path, text: str, tables: Any) -> tuple[list[Step], tuple[int, ...]]:
+    """The steps of `[[steps]]`, and the line of each; relative paths in their options are joined to the folder."""
     tables = tables if isinstance(tables, list) else [tables]
-    content = _read_text(path).splitlines()
+    content = text.splitlines()
     lines = tuple(number for number, line in enumerate(content, 1) if _STEPS_HEADER.match(line))
     if len(lines) != len(tables):  # they are an array, `steps = [...]`, whose steps have no lines of their own
         first = next((number for number, line in enumerate(content, 1) if _STEPS_KEY.match(line)), 1)
@@ -240,25 +236,15 @@ def _unsafe_fields(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
             continue
         if (extra_of(FIELDS[name], "runs_code") and value is not False) or (name == "task" and is_own_task(value)):
             yield name, name, "it can run code"
-        if isinstance(value, str) and _is_path(name, Path(value)) and leaves(Path(value)):
+        if isinstance(value, str) and _names_file(name, Path(value)) and leaves(Path(value)):
             yield name, name, f"{value} lies outside the model folder"
 
 
-def _is_path(name: str, path: Path) -> bool:
+def _names_file(name: str, path: Path) -> bool:
     """Whether a value names a file; the value of a field of rows may name a data set of a hub instead."""
     if name in ROW_SOURCES:
         return names_row_file(path) or path.exists()
-    return bool(extra_of(FIELDS[name], "is_path"))
-
-
-def _read_text(path: Path) -> str:
-    return _read_pipe(path, path.stat().st_ino) if path.is_fifo() else path.read_text(encoding="utf-8")
-
-
-@functools.cache
-def _read_pipe(path: Path, inode: int) -> str:
-    """The content of a pipe, which can be read once, for every reader; another pipe of the path has another inode."""
-    return path.read_text(encoding="utf-8")
+    return is_path(FIELDS[name])
 
 
 def command_line(recipe: Recipe) -> str:
@@ -343,7 +329,7 @@ def _steps_schema() -> dict[str, Any]:
 def _accepted(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a field with all forms of values that a file may have."""
     kept = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
-    extras = {"heading", "runs_code", "is_path", "is_secret", "is_basic", *kept}
+    extras = {"heading", "runs_code", "is_secret", "is_basic", *kept}
     content = {key: value for key, value in schema.items() if key not in extras}
     forms = [content]
     if content.get("type") not in ("string", "boolean") and "enum" not in content:

@@ -59,7 +59,7 @@ OutputFile = Annotated[Path, AfterValidator(_check_writable)]
 class CostsOutput(Config):
     """The page or picture that `compress costs` writes."""
 
-    out: Path | None = output_field("page (.html) or picture (.svg) to write", is_path=True)
+    out: Path | None = output_field("page (.html) or picture (.svg) to write")
     force: bool = output_field("replace the file if it exists", False)
 
 
@@ -103,9 +103,7 @@ class GenerateRequest(Request):
     """
 
     prompt: str | None = prompts_field("the prompt; default: the text on stdin")
-    batch_file: Path | None = prompts_field(
-        "file of prompts, one per line; prints a line of JSON for each", is_path=True
-    )
+    batch_file: Path | None = prompts_field("file of prompts, one per line; prints a line of JSON for each")
     batch_size: Count = prompts_field("prompts of the file that are completed at once", 8)
     chat: bool = prompts_field("format each prompt as a message by the chat template of the tokenizer", False)
 

@@ -8,13 +8,13 @@ them or they are written out; `option_of` then names an option as the list does.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from compressor.config.fields import FieldConflictError, Rule, shown, with_texts
+from compressor.config.fields import FieldConflictError, Rule, check_rules, shown
 from compressor.config.methods import BUDGET_METHODS
 from compressor.config.sections import AUTO, FIELDS, DistillationConfig
-from compressor.config.step_list import OPTIONS_OF_STEPS, RecipeSections, requested_kinds, requested_steps, value_of
+from compressor.config.step_list import OPTIONS_OF_STEPS, RecipeSections, requested_kinds, requested_steps
 from compressor.config.steps import (
     CERTIFIES_A_LOSS,
     RAY_NEEDS_A_SEARCH,
@@ -26,6 +26,7 @@ from compressor.config.steps import (
     Step,
     Units,
     Within,
+    part_of,
     parts_of,
 )
 from compressor.errors import ErrorCode
@@ -88,7 +89,6 @@ _SETTINGS = (
         "requests_nothing",
         "nothing says how much to remove; set a budget (<speedup>, <latency>, <macs>, <parameters>), the loss allowed"
         " (<max_drop>), or the number of heads (<keep>)",
-        excludes=("requests_nothing",),
         fields=("keep", "speedup"),
         code=ErrorCode.MISSING_VALUE,
     ),
@@ -105,7 +105,6 @@ _STEPS = (
         "ignores_plan",
         "the weights in the model folder belong to its plan; begin with the step follow, or name the folder of the"
         " whole model",
-        excludes=("ignores_plan",),
         fields=("steps",),
     ),
     # 5. Rows are settings of the run, since all steps share them, and a plan is followed without any. The loss that
@@ -127,7 +126,6 @@ _STEPS = (
         "has_no_bound",
         "it needs a budget; set <speedup>, <latency>, <macs>, <parameters>, the number of heads (<keep>), or the loss"
         " allowed (<max_drop>)",
-        excludes=("has_no_bound",),
         fields=("method", "speedup"),
         code=ErrorCode.MISSING_VALUE,
     ),
@@ -181,9 +179,6 @@ _STEPS = (
     ),
 )
 
-_Facts = Mapping[str, tuple[str, Any]]
-"""Fact that holds -> the field that it follows from, and the value to show."""
-
 
 def check(recipe: RecipeSections) -> None:
     """Check that the settings and the steps of a recipe go together.
@@ -200,26 +195,20 @@ def check(recipe: RecipeSections) -> None:
         raise FieldConflictError(ErrorCode.CONTRADICTION, text, flag, "steps")
     listed = {name: value for step in parts_of(recipe.steps or ()) for name, value in step.changed.items()}
     settings = {name: listed[name] for name in ("teacher", "quantized_share") if name in listed} | settings
-    _check_rules(_SETTINGS, settings, _facts_of_settings(recipe))
+    check_rules(_SETTINGS, settings, _facts_of_settings(recipe))
     steps = parts_of(requested_steps(recipe))
     _check_order(recipe, steps)
     _check_units_after_heads(recipe, steps)
-    _check_rules(_STEPS, settings, dict(_facts_of_steps(recipe, steps)))
+    check_rules(_STEPS, settings, dict(_facts_of_steps(recipe, steps)))
 
 
-def _check_rules(rules: Sequence[Rule], settings: Mapping[str, Any], facts: _Facts) -> None:
-    values = with_texts(settings) | {name: value for name, (_, value) in facts.items()}
-    for rule in rules:
-        rule.check(values, {name: field for name, (field, _) in facts.items()})
-
-
-def _facts_of_settings(recipe: RecipeSections) -> _Facts:
+def _facts_of_settings(recipe: RecipeSections) -> dict[str, tuple[str, Any]]:
     kinds, engine, selection = requested_kinds(recipe), recipe.engine, recipe.selection
     runtime = target(engine.reference.target)
     devices = f"{runtime.name} on {' or '.join(runtime.providers)}"
     says_how = {"method", "plan"} & selection.model_fields_set or recipe.blocks.model_fields_set
     facts = {
-        "rows": ("data", recipe.rows.available),
+        "rows": ("data", recipe.rows.sources),
         "no_rows": ("data", recipe.rows.data is None),
         "lacks_device": ("target", engine.provider not in (None, *runtime.providers) and devices),
         "lacks_kernels": ("target", ("kernel" not in runtime.options or engine.provider == "cuda") and devices),
@@ -234,7 +223,7 @@ def _facts_of_settings(recipe: RecipeSections) -> _Facts:
 
 def _facts_of_steps(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[tuple[str, tuple[str, Any]]]:
     def subject(step: Step) -> tuple[str, Any]:
-        return ("steps", step.name) if recipe.steps is not None else (step.flag, value_of(step, step.flag))
+        return ("steps", step.name) if recipe.steps is not None else step.request
 
     engine, first = recipe.engine, next(iter(steps), None)
     if recipe.stored_plan is not None and recipe.steps is not None and not isinstance(first, Follow):
@@ -249,15 +238,15 @@ def _facts_of_steps(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[t
     if isinstance(first, Distill):
         yield "begins_to_distill", subject(first)
     if (labelled := next((step for step in steps if step.reads_labels), None)) is not None:
-        yield "reads_labels", (labelled.flag, value_of(labelled, labelled.flag))
+        yield "reads_labels", labelled.request
     if engine.chooses or any(step.rows_drawn(1) for step in steps):
         yield "draws_rows", ("data", True)
     for number, step in enumerate(steps):
         if "certify" in step.changed:
             yield "certified", ("certify", step.changed["certify"])
             if later := steps[number + 1 :]:
-                yield "changes_certified", (later[0].flag, value_of(later[0], later[0].flag))
-            elif step.units is not None and engine.rounds:
+                yield "changes_certified", later[0].request
+            elif isinstance(step, Units) and engine.rounds:
                 yield "rounds_certified", ("precision", engine.precision)
     if recipe.graph is not None:
         yield "graph", ("model", recipe.graph)
@@ -268,7 +257,7 @@ def _subject(recipe: RecipeSections, steps: Sequence[Step]) -> str:
     """The steps of a conflict: `<steps> units, distill` of a list, `<macs> 0.5, <distill>` of flags."""
     if recipe.steps is not None:
         return f"<steps> {', '.join(step.name for step in steps)}"
-    return ", ".join(shown(step.flag, value_of(step, step.flag)) for step in steps)
+    return ", ".join(shown(*step.request) for step in steps)
 
 
 def _check_order(recipe: RecipeSections, steps: Sequence[Step]) -> None:
@@ -340,7 +329,7 @@ def _number(recipe: RecipeSections, part: Step) -> int | None:
 def _check_units_after_heads(recipe: RecipeSections, steps: Sequence[Step]) -> None:
     # 12. The types of units that a step may remove depend on the steps before it.
     heads = next((step for step in steps if isinstance(step, Heads)), None)
-    units = next((step.units.changed for step in steps if step.units is not None), {})
+    units = {} if (step := part_of(steps, Units)) is None else step.changed
     options = ("prune_units", "group_by", "start_from")
     option = next((name for name in options if name in units and units[name] != "neurons"), None)
     if heads is not None and option is not None:

@@ -6,7 +6,7 @@ all sections, so a recipe can be written flat: `Recipe(model="model", data="trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,8 +87,9 @@ class Recipe(RecipeSections):
             if (option := option_of(steps or (), fault.details["field"])) is not None:
                 fault.details.setdefault("step", option[0])
             raise fault from error
-        named = {name for section in SECTIONS for name in _names_of(fields.get(section))} | fields.keys()
-        if steps is None and "max_drop" not in named:
+        selection = fields.get("selection") or ()
+        named = selection.model_fields_set if isinstance(selection, Config) else selection
+        if steps is None and "max_drop" not in (*named, *fields):
             self.selection.model_fields_set.discard("max_drop")
 
     @pydantic.model_validator(mode="before")
@@ -138,10 +139,6 @@ class Recipe(RecipeSections):
         copies = {key: getattr(self, key).model_copy(update=values) for key, values in sections.items()}
         return self.model_copy(update=copies)
 
-    def following(self, plan: Path, model: Path) -> Recipe:
-        """A copy that follows the plan of its model folder on another model, whether flags or a list request it."""
-        return self.updated(model=model, **({} if self.steps is not None else {"plan": plan}))
-
     def with_option(self, kind: type[Step], name: str, value: Any) -> Recipe:
         """A copy with another value for an option of its step of a kind, which flags or a list request.
 
@@ -151,11 +148,6 @@ class Recipe(RecipeSections):
         if self.steps is None:
             return self.updated(**{name: value})
         return self.model_copy(update={"steps": tuple(with_option(step, kind, name, value) for step in self.steps)})
-
-
-def _names_of(section: Any) -> Collection[str]:
-    """The names of the fields that a section sets, which may be missing."""
-    return section.model_fields_set if isinstance(section, Config) else section or ()
 
 
 def _implied(fields: Mapping[str, Any]) -> dict[str, Any]:

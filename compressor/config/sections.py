@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
 from compressor.config.fields import Config, config_field, extra_of, one_of
-from compressor.config.methods import METHODS, SEARCH_METHODS
+from compressor.config.methods import METHODS
 from compressor.config.tasks import ARRAYS, TASK_NAMES
 from compressor.config.values import (
     PER_TOKEN,
@@ -62,20 +62,18 @@ AUTO = "auto"
 class SourceConfig(Config):
     """The model to compress."""
 
-    model: Path = model_field("the model folder", required=True, is_path=True)
+    model: Path = model_field("the model folder", required=True)
     task: str | None = model_field(
         "task, where the class of the model does not determine it; one of"
         f" {', '.join(name for name in TASK_NAMES if name != ARRAYS)}, or a custom task (package.module:Class, or an"
         " entry point)",
         is_basic=True,
     )
-    tokenizer: Path | None = model_field(
-        "folder of the tokenizer, for an ONNX file without one in its folder", is_path=True
-    )
+    tokenizer: Path | None = model_field("folder of the tokenizer, for an ONNX file without one in its folder")
     allow_pickle: bool = model_field("load pickled weights, which can run code", False, runs_code=True)
     trust_remote_code: bool = model_field("run the Python files of the model folder", False, runs_code=True)
     inputs: Path | None = model_field(
-        ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated", is_path=True
+        ".npz file with one array [example, ...] per input, for a model whose inputs cannot be generated"
     )
 
 
@@ -134,11 +132,6 @@ class RowsConfig(Config):
     stride: Natural = data_field("tokens shared by consecutive windows of a long context (question answering)", 128)
 
     @property
-    def available(self) -> bool:
-        """Whether any rows are configured."""
-        return bool(self.sources)
-
-    @property
     def sources(self) -> tuple[str, ...]:
         """The files, folders and data sets that are configured."""
         every = (getattr(self, name) for name in ROW_SOURCES)
@@ -159,7 +152,7 @@ class TrainingOptions(Config):
 class SelectionConfig(TrainingOptions):
     """How heads are selected, and how the model is trained meanwhile."""
 
-    plan: Path | None = heads_field("plan.json to follow instead of selecting units", is_path=True)
+    plan: Path | None = heads_field("plan.json to follow instead of selecting units")
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = heads_field(
         "method that selects units; default with a budget or a maximum drop alone: reconstruct",
         "dsp",
@@ -179,11 +172,6 @@ class SelectionConfig(TrainingOptions):
         " budget the run removes as many units as it permits (a search without --keep: as many heads)",
         is_basic=True,
     )
-
-    @property
-    def searches(self) -> bool:
-        """Whether the method evaluates subsets instead of learning gates."""
-        return self.method in SEARCH_METHODS
 
 
 class UnitOptions(Config):
@@ -223,12 +211,9 @@ class UnitOptions(Config):
     )
     statistics: Path | None = budget_field(
         "folder that keeps Gram matrices and losses for runs with other budgets on the same model and examples;"
-        " default: they are deleted after the run",
-        is_path=True,
+        " default: they are deleted after the run"
     )
-    start_from: Path | None = budget_field(
-        "output folder of an earlier run under a budget on MODEL, to prune further", is_path=True
-    )
+    start_from: Path | None = budget_field("output folder of an earlier run under a budget on MODEL, to prune further")
     skip_refused: bool = budget_field(
         "keep groups of units that cannot be removed from the graph, instead of failing", False
     )
@@ -263,8 +248,7 @@ class BudgetConfig(UnitOptions):
         False,
     )
     compare_points: Path | None = budget_field(
-        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows",
-        is_path=True,
+        "JSON file of engines of other tools, with their metrics and speeds, which the page of a ladder shows"
     )
 
     @property
@@ -281,8 +265,7 @@ class BlockOptions(Config):
     )
     maps: MapsFile | None = blocks_field(
         "attention maps to derive masks from, or the folder of a run that has them; default: computed from training"
-        " examples",
-        is_path=True,
+        " examples"
     )
     map_rows: Count = blocks_field("maximum number of training examples that attention maps are averaged over", 2000)
     random_blocks: bool = blocks_field("drop random blocks, as a baseline", False)
@@ -323,18 +306,12 @@ class BlocksConfig(BlockOptions):
         """Whether any block is to be dropped."""
         return bool(self.drop_blocks) or any(self.drop_blocks_by_kind.values())
 
-    @property
-    def requested(self) -> bool:
-        """Whether a share of blocks to drop is set, even if it is zero."""
-        return self.drop_blocks is not None or bool(self.drop_blocks_by_kind)
-
 
 class DistillOptions(Config):
     """How the compressed model learns the outputs of a whole one; also options of the step `distill`."""
 
     teacher: Path | None = distillation_field(
-        "folder of the model whose outputs are learned, with the layers and widths of MODEL; default: MODEL",
-        is_path=True,
+        "folder of the model whose outputs are learned, with the layers and widths of MODEL; default: MODEL"
     )
     minutes: Positive | None = distillation_field(
         "maximum minutes of the whole run in the plain command and with --max-drop and --distill, else of the"
@@ -343,8 +320,7 @@ class DistillOptions(Config):
     )
     teacher_outputs: Path | None = distillation_field(
         "folder that keeps the outputs of the teacher for runs on the same examples; default: kept only within a run"
-        " that reads its examples several times, or within a ladder",
-        is_path=True,
+        " that reads its examples several times, or within a ladder"
     )
     quantized_share: Annotated[float, Field(ge=0, le=1)] = distillation_field(
         "share of the training steps, at their end, in which linears round as the engine does, to 8 bits or to"
@@ -400,7 +376,6 @@ class EngineConfig(Config):
         "library that compress kernel built, for block-sparse attention in ONNX Runtime on the CPU; default: plain"
         " ONNX",
         runs_code=True,
-        is_path=True,
     )
     shapes: Shapes = engine_field(
         "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; a batch runs"
@@ -412,7 +387,7 @@ class EngineConfig(Config):
         "MiB of GPU memory that TensorRT may use in a build; default: all free memory"
     )
     timing_cache: Path | None = engine_field(
-        "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache", is_path=True
+        "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache"
     )
     hardware_compatible: bool = engine_field("build a TensorRT engine for other GPUs too, Ampere or newer", False)
     version_compatible: bool = engine_field("build a TensorRT engine for later versions too", False)
@@ -527,7 +502,7 @@ class MeasureConfig(Config):
 class OutputConfig(Config):
     """The folder to write, and what its report shows of the rows."""
 
-    out: Path = output_field("folder to write", Path("out"), is_path=True, is_basic=True)
+    out: Path = output_field("folder to write", Path("out"), is_basic=True)
     force: bool = output_field(
         "replace the output folder, and what an interrupted run with another recipe left", False, is_basic=True
     )

@@ -6,31 +6,40 @@ walks the list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import SerializeAsAny
 
-from compressor.config.fields import Config, flag_of
-from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
+from compressor.config.fields import flag_of
+from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS, SEARCH_METHODS
 from compressor.config.sections import (
     BUDGETS,
     FIELDS,
     SECTION_OF,
     SECTIONS,
-    BlockOptions,
     BlocksConfig,
     BudgetConfig,
     DistillationConfig,
-    DistillOptions,
     Sections,
     SelectionConfig,
-    TrainingOptions,
-    UnitOptions,
     graph_of,
 )
-from compressor.config.steps import STEPS, Blocks, Distill, Follow, Heads, Step, Units, Within, parts_of, step_of
+from compressor.config.steps import (
+    STEPS,
+    Blocks,
+    Distill,
+    Follow,
+    Heads,
+    Step,
+    StepT,
+    Units,
+    Within,
+    part_of,
+    parts_of,
+    step_of,
+)
 from compressor.errors import ErrorCode, UsageError
 
 _LEARNING = ("batch_size", "seed")
@@ -91,8 +100,9 @@ class RecipeSections(Sections):
             return False
         # A budget without a method has one of its own, so that this one was set.
         taught = self.distillation.distill and self.distillation.teacher is not None
+        drops = self.blocks.drop_blocks is not None or self.blocks.drop_blocks_by_kind
         is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
-        return is_set or not (self.blocks.requested or self.engine.compares or taught)
+        return is_set or not (drops or self.engine.compares or taught)
 
     @property
     def learns_units(self) -> bool:
@@ -106,20 +116,9 @@ class RecipeSections(Sections):
         return budget.is_set and not budget.is_timed and selection.keep is None
 
     @property
-    def learns(self) -> bool:
-        """Whether a plan is learned from rows."""
-        return self.prunes or (self.plan_file is None and (self.selects_heads or self.blocks.drops_any))
-
-    @property
     def prunes(self) -> bool:
         """Whether units are removed under a budget, or as many as the metric allows."""
         return self.budget.is_set or (self.plan_file is None and self.selection.method in BUDGET_METHODS)
-
-    @property
-    def pruner(self) -> str:
-        """Name of the method that removes units under a budget."""
-        method = self.selection.method
-        return method if method in BUDGET_METHODS else DEFAULT_BUDGET_METHOD
 
     @property
     def fields_set(self) -> frozenset[str]:
@@ -172,7 +171,16 @@ def _budgets_of(step: Step) -> tuple[str, ...]:
 
 def requested_kinds(recipe: RecipeSections) -> tuple[type[Step], ...]:
     """The kinds of the steps that flags or the list of a recipe request, whether or not they go together."""
-    return tuple(map(type, parts_of(recipe.steps))) if recipe.steps is not None else tuple(_requests(recipe))
+    if recipe.steps is not None:
+        return tuple(map(type, parts_of(recipe.steps)))
+    requests: dict[type[Step], object] = {
+        Follow: recipe.selection.plan or recipe.stored_plan,
+        Heads: recipe.selects_heads,
+        Units: recipe.prunes,
+        Blocks: recipe.blocks.drops_any,
+        Distill: recipe.distillation.distill,
+    }
+    return tuple(kind for kind, is_requested in requests.items() if is_requested)
 
 
 def requested_steps(recipe: RecipeSections) -> tuple[Step, ...]:
@@ -181,30 +189,59 @@ def requested_steps(recipe: RecipeSections) -> tuple[Step, ...]:
     Raises:
         pydantic.ValidationError: a rule of one of the steps is violated.
     """
-    steps = tuple(make(recipe) for make in _requests(recipe).values()) if recipe.steps is None else recipe.steps
+    steps = recipe.steps
+    if steps is None:
+        steps = tuple(step_of_flags(recipe, kind) for kind in requested_kinds(recipe))
     *_, last, distill = (None, None, *steps)
-    if isinstance(last, Units) and isinstance(distill, Distill) and _is_bounded_by_loss(last):
-        # As many units are removed as the metric permits after they are distilled.
-        parts = (last, distill.model_copy(update={"minutes": None}))
-        return (*steps[:-2], Within(max_drop=last.max_drop, minutes=distill.minutes, steps=parts))
-    return steps
+    if not (isinstance(last, Units) and isinstance(distill, Distill)):
+        return steps
+    if not last.is_unbounded or last.max_drop is None or last.certify is not None:
+        return steps
+    # As many units are removed as the metric permits after they are distilled.
+    parts = (last, distill.model_copy(update={"minutes": None}))
+    return (*steps[:-2], Within(max_drop=last.max_drop, minutes=distill.minutes, steps=parts))
 
 
-def _is_bounded_by_loss(units: Units) -> bool:
-    return units.is_unbounded and units.max_drop is not None and units.certify is None
+def step_of_flags(recipe: RecipeSections, kind: type[StepT]) -> StepT:
+    """The step of a kind, with the options that the flags of a recipe set.
+
+    Raises:
+        pydantic.ValidationError: a rule of the step is violated.
+    """
+    selection = recipe.selection
+    options = {name: recipe.value(kind.flags.get(name, name)) for name in kind.model_fields}
+    if kind is Follow:
+        options["plan"] = selection.plan or recipe.stored_plan
+    elif kind is Heads and (selection.method not in SEARCH_METHODS or selection.keep is not None):
+        options["max_drop"] = None
+    elif kind is Blocks:
+        options["share"] = options["share"] or 0.0
+    elif kind is Distill and options["learning_rate"] is None:
+        del options["learning_rate"]
+    elif kind is Units:
+        options |= _changes_of_units(recipe)
+        if recipe.learns_units:
+            del options["statistics"]  # a note says that it has no effect
+    return kind(**options)
 
 
-def _requests(recipe: RecipeSections) -> dict[type[Step], Callable[[RecipeSections], Step]]:
-    """The kinds of steps that flags request, in order, and what makes each of flags."""
-    plan = recipe.selection.plan or recipe.stored_plan
-    requests: tuple[tuple[type[Step], object, Callable[[RecipeSections], Step]], ...] = (
-        (Follow, plan, lambda _: Follow(plan=plan)),
-        (Heads, recipe.selects_heads, heads_of),
-        (Units, recipe.prunes, units_of),
-        (Blocks, recipe.blocks.drops_any, blocks_of),
-        (Distill, recipe.distillation.distill, distill_of),
-    )
-    return {kind: make for kind, is_requested, make in requests if is_requested}
+def _changes_of_units(recipe: RecipeSections) -> dict[str, Any]:
+    """The options of the step that meets a budget which are not those of its flags.
+
+    Where heads are selected first, or a gate learns the units, flags of the selection concern these. Where all heads
+    stay, neurons alone are removed.
+    """
+    selection, changes = recipe.selection, dict[str, Any]()
+    prunes_alone = selection.method in BUDGET_METHODS
+    if not (prunes_alone or recipe.learns_units):
+        changes = {"method": DEFAULT_BUDGET_METHOD, "options": {}}
+    if not prunes_alone:
+        changes["keep"] = None
+    if recipe.selects_heads:
+        changes["certify"] = None
+    if selection.keep == "100%" and not (prunes_alone or recipe.selects_heads):
+        changes["prune_units"] = "neurons"
+    return changes
 
 
 def _completed(recipe: RecipeSections, steps: Sequence[Step]) -> Iterator[Step]:
@@ -236,69 +273,7 @@ def extended_plan(recipe: RecipeSections) -> Path | None:
     steps, stored = parts_of(steps_of(recipe)), recipe.stored_plan
     first = steps[0] if steps and stored is not None else None
     is_followed = isinstance(first, Follow) and first.plan.resolve() == (stored or first.plan).resolve()
-    return stored if is_followed and any(step.units is not None for step in steps) else None
-
-
-def heads_of(recipe: RecipeSections) -> Heads:
-    """The step that selects heads by the flags of a recipe."""
-    selection = recipe.selection
-    ends_by_loss = selection.searches and selection.keep is None
-    return Heads(
-        method=selection.method,
-        keep=selection.keep,
-        max_drop=selection.max_drop if ends_by_loss else None,
-        certify=selection.certify,
-        ray=selection.ray,
-        **_values(selection, TrainingOptions),
-    )
-
-
-def blocks_of(recipe: RecipeSections) -> Blocks:
-    """The step that drops blocks by the flags of a recipe."""
-    blocks = recipe.blocks
-    options = _values(blocks, BlockOptions) | _values(recipe.selection, TrainingOptions)
-    return Blocks(share=blocks.drop_blocks or 0.0, share_by_kind=blocks.drop_blocks_by_kind, **options)
-
-
-def units_of(recipe: RecipeSections) -> Units:
-    """The step that meets the budget of a recipe's flags.
-
-    Where all heads stay, it removes neurons alone.
-    """
-    selection = recipe.selection
-    prunes_alone = selection.method in BUDGET_METHODS
-    method = selection.method if prunes_alone or recipe.learns_units else DEFAULT_BUDGET_METHOD
-    options = _values(recipe.budget, UnitOptions) | _values(selection, TrainingOptions)
-    if method != selection.method:
-        options["options"] = {}
-    if recipe.learns_units:
-        del options["statistics"]  # a note says that it has no effect
-    if selection.keep == "100%" and not (prunes_alone or recipe.selects_heads):
-        options["prune_units"] = "neurons"
-    return Units(
-        method=method,
-        keep=selection.keep if prunes_alone else None,
-        max_drop=selection.max_drop,
-        certify=None if recipe.selects_heads else selection.certify,
-        **options,
-    )
-
-
-def distill_of(recipe: RecipeSections) -> Distill:
-    """The step that distills by the flags of a recipe."""
-    settings = recipe.distillation
-    rate = settings.distill_learning_rate
-    return Distill(
-        training_steps=settings.distill_steps,
-        **({} if rate is None else {"learning_rate": rate}),
-        **_values(settings, DistillOptions),
-        **{name: getattr(recipe.selection, name) for name in _LEARNING},
-    )
-
-
-def _values(section: Config, options: type[Config]) -> dict[str, Any]:
-    """The values of a section for the options that it shares with a step."""
-    return {name: getattr(section, name) for name in options.model_fields}
+    return stored if is_followed and part_of(steps, Units) is not None else None
 
 
 def option_of(steps: Sequence[Step], flag: str) -> tuple[int, str] | None:
@@ -306,26 +281,13 @@ def option_of(steps: Sequence[Step], flag: str) -> tuple[int, str] | None:
 
     The step is given by its index in the list.
     """
-    option = _RENAMED.get(flag, flag)
     parts = [(number, part) for number, step in enumerate(steps) for part in (step, *step.parts)]
     for number, part in parts:
-        if part.name == flag or option in part.model_fields_set:
-            return number, flag if part.name == flag else f"{part.name}.{option}"
+        if part.name == flag:
+            return number, flag
+        if (option := part.option_of(flag)) in part.model_fields_set:
+            return number, f"{part.name}.{option}"
     return None
-
-
-def value_of(step: Step, flag: str) -> Any:
-    """The value of a flag's option in a step; True where the flag requests the step and is no option of it."""
-    return getattr(step, _RENAMED.get(flag, flag), True)
-
-
-_RENAMED = {
-    "drop_blocks": "share",
-    "drop_blocks_by_kind": "share_by_kind",
-    "distill_steps": "training_steps",
-    "distill_learning_rate": "learning_rate",
-}
-"""Flag -> option of its step, where they differ."""
 
 
 def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,8 +300,7 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
     """
     changed = list(steps)
     for name in (name for name in flags if name in OPTIONS_OF_STEPS):
-        option = _RENAMED.get(name, name)
-        readers = ((step, [part for part in (step, *step.parts) if _reads(part, name, option)]) for step in changed)
+        readers = ((step, [part for part in (step, *step.parts) if part.option_of(name)]) for step in changed)
         matching = [(step, parts[0]) for step, parts in readers if parts]
         heads = [pair for pair in matching if isinstance(pair[1], Heads)]
         matching = heads or matching  # the flags of a selection are those of the heads where there are any
@@ -352,11 +313,11 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
                 value=flags[name],
             )
         ((step, part),) = matching
-        changed[changed.index(step)] = _with_option(step, part, option, flags[name])
+        changed[changed.index(step)] = with_option(step, type(part), part.option_of(name) or name, flags[name])
     bounded = [step for step in changed if getattr(step, "max_drop", None) is not None]
     if "max_drop" in flags and len(bounded) == 1:
         step = bounded[0]
-        changed[changed.index(step)] = _with_option(step, step, "max_drop", flags["max_drop"])
+        changed[changed.index(step)] = with_option(step, type(step), "max_drop", flags["max_drop"])
     replaced = flags.keys() & OPTIONS_OF_STEPS
     return {**{name: value for name, value in fields.items() if name not in replaced}, "steps": changed}
 
@@ -364,23 +325,13 @@ def with_flags(fields: Mapping[str, Any], steps: Sequence[Step], flags: Mapping[
 def with_option(step: Step, kind: type[Step], option: str, value: Any) -> Step:
     """A step with another value for an option of the part of it that is of a kind; as it is if it has no such part."""
     part = step.part(kind)
-    return step if part is None else _with_option(step, part, option, value)
-
-
-def _with_option(step: Step, part: Step, option: str, value: Any) -> Step:
-    """A step with another value for an option of it, or of the part that it carries out."""
-    changed = step_of({part.name: {**{name: getattr(part, name) for name in part.model_fields_set}, option: value}})
+    if part is None:
+        return step
+    changed = _changed(part, option, value)
     if part is step:
         return changed
-    parts = tuple(changed if each is part else each for each in step.parts)
-    return step_of({step.name: {**{name: getattr(step, name) for name in step.model_fields_set}, "steps": parts}})
+    return _changed(step, "steps", tuple(changed if each is part else each for each in step.parts))
 
 
-def _reads(step: Step, flag: str, option: str) -> bool:
-    """Whether a flag sets an option of a step."""
-    if option not in type(step).model_fields:
-        return False
-    if isinstance(step, Distill | Within):
-        return flag in DistillationConfig.model_fields
-    is_of_blocks = flag in BlocksConfig.model_fields
-    return flag not in DistillationConfig.model_fields and (isinstance(step, Blocks) or not is_of_blocks)
+def _changed(step: Step, option: str, value: Any) -> Step:
+    return step_of({step.name: {**{name: getattr(step, name) for name in step.model_fields_set}, option: value}})

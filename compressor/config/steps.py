@@ -7,7 +7,6 @@ of its name.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,14 +31,7 @@ from compressor.errors import ErrorCode, UsageError, suggestion
 _OF_REQUESTS = ("no_cache", "prompt_tokens", "new_tokens")
 _OF_GRAPHS = ("keep_unread_positions", "pool_in_graph", "opset", "attention")
 _OF_ENGINES = (
-    "target",
-    "provider",
-    "precision",
-    "threads",
-    "batch",
-    "seq",
-    "shapes",
-    "kernel",
+    *("target", "provider", "precision", "threads", "batch", "seq", "shapes", "kernel"),
     *_OF_GRAPHS,
     *_OF_REQUESTS,
 )
@@ -67,9 +59,10 @@ class Step(Config):
         is_parallel: whether every process of a distributed run takes part; else the main process alone does.
         prunes_groups: whether it may remove any unit, so that plans list neurons beside heads.
         needs_heads: whether the model must have attention heads.
-        run_minutes: time that the whole run may take; infinite: as long as it takes.
         neutral: options that change how the result is computed, not what it is.
+        files: options that name a file or folder, whose content decides the result.
         learning: what an interrupted run was doing in it, for readers.
+        flags: option -> its flag, where they differ.
     """
 
     name: ClassVar[str]
@@ -77,29 +70,10 @@ class Step(Config):
     is_parallel: ClassVar[bool] = True
     prunes_groups: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False
-    run_minutes: ClassVar[float] = math.inf
     neutral: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = ()
     learning: ClassVar[str] = "learning"
-
-    @property
-    def follows(self) -> Path | None:
-        """The file of the plan that it follows; None: it learns."""
-        return None
-
-    @property
-    def units(self) -> Units | None:
-        """The options by which it removes units; None: it removes none."""
-        return self.part(Units)
-
-    @property
-    def blocks(self) -> Blocks | None:
-        """The options by which it masks blocks of attention maps; None: it masks none."""
-        return self.part(Blocks)
-
-    @property
-    def distill(self) -> Distill | None:
-        """The options by which it trains on the outputs of a teacher; None: it does not."""
-        return self.part(Distill)
+    flags: ClassVar[Mapping[str, str]] = {}
 
     @property
     def settings_read(self) -> tuple[str, ...]:
@@ -113,7 +87,7 @@ class Step(Config):
     @property
     def contents(self) -> dict[str, Path | None]:
         """Option -> the file or folder that it names, whose content decides the result."""
-        return {}
+        return {name: getattr(self, name) for name in self.files}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -126,13 +100,28 @@ class Step(Config):
         return (self,)
 
     def part(self, kind: type[StepT]) -> StepT | None:
-        """The first of its parts that is of a kind; None: there is none."""
-        return next((part for part in self.parts if isinstance(part, kind)), None)
+        """Itself or the first of its parts, if it is of a kind; None: none is."""
+        return next((part for part in (self, *self.parts) if isinstance(part, kind)), None)
+
+    @classmethod
+    def option_of(cls, flag: str) -> str | None:
+        """The option that a flag sets; None: none is."""
+        return next((name for name in cls.model_fields if cls.flags.get(name, name) == flag), None)
+
+    @property
+    def main_option(self) -> str:
+        """The option that requests the step; its name where none does."""
+        return self.name
 
     @property
     def flag(self) -> str:
         """The field of a recipe that requests the step, for messages."""
-        return self.name
+        return self.flags.get(self.main_option, self.main_option)
+
+    @property
+    def request(self) -> tuple[str, Any]:
+        """The field of a recipe that requests the step, and its value, for messages."""
+        return self.flag, getattr(self, self.main_option, True)
 
     @property
     def summary(self) -> str:
@@ -171,6 +160,11 @@ def parts_of(steps: Sequence[Step]) -> list[Step]:
     return [part for step in steps for part in step.parts]
 
 
+def part_of(steps: Sequence[Step], kind: type[StepT]) -> StepT | None:
+    """The first part of a list that is of a kind; None: none is."""
+    return next(filter(None, (step.part(kind) for step in steps)), None)
+
+
 class Follow(Step):
     """Apply the plan of a file, and the weights in its folder if its run trained or refitted some.
 
@@ -179,23 +173,16 @@ class Follow(Step):
     """
 
     name = "follow"
+    files = ("plan",)
     plan: Path
 
     @property
-    def follows(self) -> Path:
-        return self.plan
-
-    @property
-    def flag(self) -> str:
+    def main_option(self) -> str:
         return "plan"
 
     @property
     def summary(self) -> str:
         return f"follow the plan {self.plan}, with the weights in its folder if its run changed some"
-
-    @property
-    def contents(self) -> dict[str, Path | None]:
-        return {"plan": self.plan}
 
     @property
     def prunes_groups(self) -> bool:  # type: ignore[override]
@@ -278,7 +265,7 @@ class Heads(TrainingOptions, Step):
         return not self.searches and self.method not in PENALISED_METHODS
 
     @property
-    def flag(self) -> str:
+    def main_option(self) -> str:
         return "method" if self.keep is None else "keep"
 
 
@@ -295,7 +282,9 @@ class Blocks(BlockOptions, TrainingOptions, Step):
     name = "blocks"
     reads_labels = True
     needs_heads = True
+    files = ("maps",)
     learning = "learning with masks"
+    flags: ClassVar[Mapping[str, str]] = {"share": "drop_blocks", "share_by_kind": "drop_blocks_by_kind"}
     share: Share = 0.0
     share_by_kind: ShareByKind = Field(default_factory=dict)
 
@@ -304,7 +293,6 @@ class Blocks(BlockOptions, TrainingOptions, Step):
         Rule(
             "drops_none",
             "no share of the blocks is to be dropped; set share = 0.5, or omit the step",
-            excludes=("drops_none",),
             fields=("share",),
             code=ErrorCode.MISSING_VALUE,
         ),
@@ -319,8 +307,8 @@ class Blocks(BlockOptions, TrainingOptions, Step):
         return f"drop {shares} of the blocks of attention maps where that is faster, and train with the masks"
 
     @property
-    def flag(self) -> str:
-        return "drop_blocks" if self.share else "drop_blocks_by_kind"
+    def main_option(self) -> str:
+        return "share" if self.share else "share_by_kind"
 
     @property
     def drops_none(self) -> bool:
@@ -330,10 +318,6 @@ class Blocks(BlockOptions, TrainingOptions, Step):
     @property
     def settings_read(self) -> tuple[str, ...]:
         return ("provider", "precision", "threads", "batch", "seq", "kernel")
-
-    @property
-    def contents(self) -> dict[str, Path | None]:
-        return {"maps": self.maps}
 
 
 class Units(UnitOptions, TrainingOptions, Step):
@@ -454,7 +438,7 @@ class Units(UnitOptions, TrainingOptions, Step):
         return values
 
     @property
-    def flag(self) -> str:
+    def main_option(self) -> str:
         fields = (*BUDGETS, "keep", "max_drop")
         return next((name for name in fields if getattr(self, name) is not None), "method")
 
@@ -507,7 +491,12 @@ class Distill(DistillOptions, Step):
 
     name = "distill"
     neutral = ("teacher_outputs",)
+    files = ("teacher",)
     learning = "distillation"
+    flags: ClassVar[Mapping[str, str]] = {
+        "training_steps": "distill_steps",
+        "learning_rate": "distill_learning_rate",
+    }
     training_steps: Count = 2000
     learning_rate: Positive = 2e-4
     batch_size: Count = 32
@@ -527,10 +516,6 @@ class Distill(DistillOptions, Step):
     @property
     def settings_read(self) -> tuple[str, ...]:
         return ("target", "precision") if self.quantized_share else ()
-
-    @property
-    def contents(self) -> dict[str, Path | None]:
-        return {"teacher": self.teacher}
 
     def rows_drawn(self, processes: int) -> int:
         return self.training_steps * self.batch_size * processes
@@ -565,13 +550,11 @@ class Within(Step):
         Rule(
             "has_other_steps",
             "each attempt runs these steps; write units and distill, or units alone",
-            excludes=("has_other_steps",),
         ),
         Rule(
             "has_other_bounds",
             "its max_drop determines how many units are removed; omit budgets, gates, and with distill certificates, or"
             " use the step units outside of within",
-            excludes=("has_other_bounds",),
         ),
         Rule(
             "minutes",
@@ -598,25 +581,18 @@ class Within(Step):
         if not isinstance(values["steps"], list | tuple):
             return values
         steps = list[Step]()
-        for step in values["steps"]:
-            if isinstance(step, dict) and isinstance(options := step.get(Units.name), dict):
-                step = {Units.name: {"max_drop": bound, **options}}
-            elif isinstance(step, Units) and step.is_unbounded:
+        for table in values["steps"]:
+            step = step_of(table)
+            if isinstance(step, Units) and step.is_unbounded and (step is table or step.max_drop is None):
                 step = step.model_copy(update={"max_drop": bound})
-            elif isinstance(step, dict) and isinstance(options := step.get(Distill.name), dict):
-                step = {Distill.name: {"learning_rate": _RATE_OF_ATTEMPTS, **options}}
             elif isinstance(step, Distill) and "learning_rate" not in step.model_fields_set:
                 step = step.model_copy(update={"learning_rate": _RATE_OF_ATTEMPTS})
-            steps.append(step_of(step))
+            steps.append(step)
         return {**values, "steps": tuple(steps)}
 
     @property
     def parts(self) -> tuple[Step, ...]:
         return self.steps
-
-    @property
-    def run_minutes(self) -> float:  # type: ignore[override]
-        return math.inf if self.minutes is None else self.minutes
 
     @pydantic.field_serializer("steps")
     def _as_tables(self, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
@@ -652,14 +628,20 @@ class Within(Step):
 
     @property
     def units(self) -> Units:
+        """The step that removes units."""
         return next(step for step in self.steps if isinstance(step, Units))
+
+    @property
+    def distill(self) -> Distill | None:
+        """The step that trains what is left; None: there is none."""
+        return self.part(Distill)
 
     @property
     def settings_read(self) -> tuple[str, ...]:
         return tuple(name for step in self.steps for name in step.settings_read)
 
     @property
-    def flag(self) -> str:
+    def main_option(self) -> str:
         return "max_drop"
 
     @property

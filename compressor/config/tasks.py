@@ -14,6 +14,7 @@ import traceback
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +38,7 @@ class TaskEntry:
 
     def load(self) -> Any:
         """The class of the task."""
-        module, _, name = self.path.partition(":")
-        return getattr(import_module(module), name)
+        return resolve_name(self.path)
 
 
 def _task(name: str, path: str, model_task: str | None = None) -> TaskEntry:
@@ -140,9 +140,6 @@ def error_of_own_task(error: BaseException) -> UsageError | None:
     """The error that names the method of a custom task in which another was raised; None: it was not.
 
     Of the frames of this package and of modules that define a task, the innermost decides; libraries do not count.
-
-    Args:
-        error: an error that this package does not raise on purpose.
     """
     if _BASE not in sys.modules:
         return None

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from compressor.config.fields import flag_of
-from compressor.config.methods import BUDGET_METHODS, METHODS
+from compressor.config.methods import BUDGET_METHODS, METHODS, SEARCH_METHODS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BUDGETS, BlocksConfig, BudgetConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Blocks, Heads, Units, Within, parts_of
+from compressor.config.steps import Blocks, Follow, Heads, Units, Within, part_of, parts_of
 from compressor.results import Note, NoteCode
 from compressor.targets import unused_options
 
@@ -27,7 +27,7 @@ _ROW_FIELDS = ("prune_rows", "statistics")
 def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[Note]:
     """Fields that were set and have no effect; `maximum_length` is that of the model, None without a limit."""
     rows = recipe.rows
-    if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
+    if rows.sources and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
         yield Note(
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
@@ -40,12 +40,13 @@ def unused_field_notes(recipe: Recipe, maximum_length: int | None) -> Iterator[N
 
 def _unused_fields(recipe: Recipe) -> Iterator[tuple[Iterable[str], str]]:
     """Fields that have no effect where they are set, and why."""
-    blocks, engine, selection, learns = recipe.blocks, recipe.engine, recipe.selection, recipe.learns
-    if not (blocks.drops_any or any(isinstance(step, Blocks) for step in recipe.steps or ())):
-        if learns:  # else the masks of a plan may use the kernel
-            yield (*_BLOCK_FIELDS, "kernel"), "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)"
-        else:
-            yield _BLOCK_FIELDS, "no masks are learned"
+    engine, selection, steps = recipe.engine, recipe.selection, parts_of(steps_of(recipe))
+    units, masks = part_of(steps, Units), part_of(steps, Blocks) is not None
+    learns = any(isinstance(step, Heads | Units | Blocks) for step in steps)
+    if not masks and learns:  # else the masks of a plan may use the kernel
+        yield (*_BLOCK_FIELDS, "kernel"), "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)"
+    elif not masks:
+        yield _BLOCK_FIELDS, "no masks are learned"
     if engine.target != AUTO:
         ignored = unused_options(engine.target)
         yield (name for name in FIELDS if name in ignored), f"the target is {engine.target}"
@@ -55,18 +56,18 @@ def _unused_fields(recipe: Recipe) -> Iterator[tuple[Iterable[str], str]]:
         yield names, f"the precision is {engine.precision}"
     if recipe.steps is not None:  # flags of steps are refused beside them
         return
-    if not recipe.prunes:
+    if units is None:
         yield _BUDGET_FIELDS, "no units are removed to meet a budget"
-    if learns and recipe.learns_units:
-        yield ("statistics",), f"{selection.method} keeps no statistics"
-    if learns and recipe.prunes and not METHODS[recipe.pruner].reads_rows:
-        yield _changed(_ROW_FIELDS, recipe), f"{recipe.pruner} orders units by weights and reads no rows"
-    if recipe.plan_file is not None and not (recipe.prunes and selection.method in BUDGET_METHODS):
+    elif units.learns:
+        yield ("statistics",), f"{units.method} keeps no statistics"
+    elif not METHODS[units.method].reads_rows:
+        yield _changed(_ROW_FIELDS, recipe), f"{units.method} orders units by weights and reads no rows"
+    if part_of(steps, Follow) is not None and not masks and not (units and selection.method in BUDGET_METHODS):
         yield _LEARNING_FIELDS, "a plan is followed"
     if not learns:
         yield _changed(_TRAINING_FIELDS, recipe), "nothing is trained on labels"
-    elif METHODS[selection.method].kind != "gate" and not blocks.drops_any:  # dropping blocks trains the model
-        activity = "searches" if selection.searches else "removes units"
+    elif METHODS[selection.method].kind != "gate" and not masks:  # dropping blocks trains the model
+        activity = "searches" if selection.method in SEARCH_METHODS else "removes units"
         yield _changed(_TRAINING_FIELDS, recipe), f"{selection.method} {activity} and does not train"
     elif selection.training_steps is not None:
         yield ("epochs",), f"--training-steps {selection.training_steps} counts"

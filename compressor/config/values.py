@@ -92,11 +92,6 @@ def _check_workers(value: Any) -> Any:
     return value
 
 
-def _maps_file(path: Path) -> Path:
-    """The file of attention maps, which has a fixed name where the path is the folder of a run."""
-    return path / "maps.safetensors" if path.is_dir() else path
-
-
 def _check_block_size(value: int) -> int:
     if value != 1 and (value < 8 or value % 8):
         raise InvalidValueError(
@@ -171,7 +166,8 @@ AttentionKind = Literal["bidirectional", "causal", "cross"]
 """`graph_passes.Kind`, repeated so that reading a recipe does not load the graph libraries."""
 ShareByKind = Annotated[dict[AttentionKind, Share], BeforeValidator(_as_table)]
 BlockSize = Annotated[int, AfterValidator(_check_block_size)]
-MapsFile = Annotated[Path, AfterValidator(_maps_file)]
+MapsFile = Annotated[Path, AfterValidator(lambda path: path / "maps.safetensors" if path.is_dir() else path)]
+"""A file of attention maps, which has a fixed name where the path is the folder of a run."""
 AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
 Shapes = Annotated[tuple[Annotated[str, AfterValidator(_check_shape)], ...], BeforeValidator(as_list)]
 """Batch sizes with lengths in tokens: `1x32,1x128`."""

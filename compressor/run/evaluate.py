@@ -10,8 +10,7 @@ from compressor.config.run import Recipe
 from compressor.engines.build import Variant
 from compressor.engines.score import forward_of, metric_sums_of, reads_in_order, score, score_notes
 from compressor.progress import RunLog
-from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode
-from compressor.run.measure import Results
+from compressor.results import AnsweredRow, EmbeddingAgreement, Note, NoteCode, Score
 from compressor.tasks import Data, batches
 from compressor.tasks.base import Forward
 from compressor.tasks.encoding import row_texts, shorten, shorten_both
@@ -26,10 +25,16 @@ from compressor.tasks.sentence_similarity import (
 )
 
 
-def evaluate(variants: Sequence[Variant], data: Data, recipe: Recipe, log: RunLog) -> Results:
-    """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree."""
+def evaluate(
+    variants: Sequence[Variant], data: Data, recipe: Recipe, log: RunLog
+) -> tuple[tuple[Score, ...], EmbeddingAgreement | None, tuple[AnsweredRow, ...]]:
+    """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree.
+
+    Returns:
+        Their metric, the agreement of their embeddings, and their answers to a few rows.
+    """
     if not len(data.test):
-        return Results()
+        return (), None, ()
     selection, count = recipe.selection, recipe.output.report_rows
     sums, logits = [], []
     for variant in variants:
@@ -45,12 +50,12 @@ def evaluate(variants: Sequence[Variant], data: Data, recipe: Recipe, log: RunLo
     if data.task.embeds:
         agreement = agreement_of(logits[0], logits[1], data)
         log.add_notes([agreement_note(agreement)])
-        return Results(scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ())
+        return scores, agreement, embedded_rows(logits[0], logits[1], data, count) if count else ()
     if not count or any(reads_in_order(variant, data.task) for variant in variants):
-        return Results(scores)
+        return scores, None, ()
     with log.stage("comparing answers"):
         forwards = [forward_of(variant, data.task) for variant in variants]
-        return Results(scores, answers=answered_rows(forwards, sums, data, count))
+        return scores, None, answered_rows(forwards, sums, data, count)
 
 
 def answered_rows(

@@ -138,14 +138,11 @@ def deliver_cached(
     chosen: ChosenEngine,
     scorer: EvaluationScorer,
 ) -> Delivered:
-    """Write the graphs that generate text beside the engine, proven and timed.
+    """Write the graphs that generate text beside the engine, proven and timed; the model has the weights of the plan.
 
     Args:
-        run: the run, whose model has the weights of the plan.
-        plan: the plan.
         whole: the graphs of the whole model; None: there are none.
-        dense: the dense variant, whose engine reads whole texts.
-        chosen: the compressed variant, whose engine reads whole texts.
+        dense: the dense variant, whose engine reads whole texts, as that of `chosen` does.
         scorer: scores engines on the evaluation rows, in comparison with the dense one.
 
     Returns:
@@ -207,10 +204,7 @@ def _scores_caches(run: RunContext, config: EngineConfig) -> bool:
 def rounded_engine(run: RunContext, plan: Plan, whole: CachedGraphs) -> CachedEngine:
     """The engine with caches of a plan, all of whose decoder's weights are rounded as the recipe wants it.
 
-    Args:
-        run: the run, whose model has the weights of the plan; the engine is written into its folder.
-        plan: the plan.
-        whole: the graphs of the whole model.
+    The model has the weights of the plan; the engine is written into the folder of the run.
 
     Raises:
         CompressorError: a proof does not hold, or the engine cannot be built.
@@ -255,11 +249,7 @@ def _described(folder: ModelFolder) -> GeneratingModel:
 def _round_weights(
     run: RunContext, texts: Sequence[Case], workload: Workload, scorer: EvaluationScorer
 ) -> tuple[Candidate, ...]:
-    """Round the weights of the engine with caches, in the precision of the recipe or in the fastest that holds.
-
-    Returns:
-        Every precision that was tried; nothing where the weights stay in floats.
-    """
+    """Round the weights of the engine with caches, as the recipe says or the fastest that holds; what was tried."""
     precisions = _weight_precisions(run.recipe, scorer)
     if not precisions:
         return ()
@@ -293,11 +283,7 @@ def _weight_precisions(recipe: Recipe, scorer: EvaluationScorer) -> tuple[Weight
 
 @contextlib.contextmanager
 def _refusal_noted(run: RunContext) -> Iterator[None]:
-    """Inside, a refusal of the graphs with caches ends the block with a note, unless the recipe wants them.
-
-    Raises:
-        CompressorError: any other error, such as a proof that does not hold.
-    """
+    """Inside, a refusal of the graphs with caches ends the block with a note, unless the recipe wants them."""
     try:
         yield
     except (CompressorError, GraphPassError) as error:

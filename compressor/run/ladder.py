@@ -15,7 +15,7 @@ from compressor.config.recipe_file import FILE_NAME
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, graph_of
 from compressor.config.step_list import OPTIONS_OF_STEPS, steps_of
-from compressor.config.steps import Distill, parts_of
+from compressor.config.steps import Distill, Units, part_of, parts_of
 from compressor.config.tasks import load_own_task
 from compressor.errors import BudgetError, CompressorError, DivergedError, ErrorCode, InputError, UsageError
 from compressor.processes import by_main, process_state
@@ -129,7 +129,8 @@ def points_of(recipe: Recipe) -> tuple[ComparisonPoint, ...]:
 
 def _check_folders(recipes: Sequence[Recipe], out: Path) -> None:
     """Raise UsageError for a page in the folder of a model or of a run, which the next run replaces, or of no rung."""
-    teachers = [step.distill.teacher for recipe in recipes for step in steps_of(recipe) if step.distill is not None]
+    parts = [part for recipe in recipes for part in parts_of(steps_of(recipe))]
+    teachers = (part.teacher for part in parts if isinstance(part, Distill))
     models = filter(None, (*(recipe.source.model for recipe in recipes), *teachers))
     outside = [recipe.output.out for recipe in recipes if not recipe.output.out.is_relative_to(out)]
     code = ErrorCode.OUTPUT_EXISTS
@@ -180,7 +181,7 @@ def _climb(
 
 def _sharing_outputs(recipe: Recipe, out: Path) -> Recipe:
     """The recipe of a rung that keeps the outputs of its teacher for the others, unless it keeps them elsewhere."""
-    distill = next((step.distill for step in steps_of(recipe) if step.distill is not None), None)
+    distill = part_of(steps_of(recipe), Distill)
     if distill is None or distill.teacher_outputs is not None:
         return recipe
     return recipe.with_option(Distill, "teacher_outputs", out / _TEACHER_OUTPUTS)
@@ -199,7 +200,7 @@ def _finished(rungs: Sequence[Recipe], out: Path, listener: Listener) -> dict[Pa
         if not _is_output(folder) or _is_newer(out / _FORCED, folder):
             continue
         report = reports.load(folder)
-        starts = {step.units.start_from for step in steps_of(rung) if step.units is not None}
+        starts = {part.start_from for part in parts_of(steps_of(rung)) if isinstance(part, Units)}
         again = [start.output.out for start in rungs if start.output.out in starts - finished.keys()]
         change = _change(rung, report, out) or (f"{again[0].name} runs again" if again else None)
         if change is None:

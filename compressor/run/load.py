@@ -13,7 +13,7 @@ from compressor.config.fields import flag_of
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, ROW_SOURCES
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Step, parts_of
+from compressor.config.steps import Blocks, Follow, Step, Units, part_of, parts_of
 from compressor.config.values import GroupBy
 from compressor.environment import has_pytorch
 from compressor.errors import ErrorCode, InputError, UsageError
@@ -122,7 +122,11 @@ def load_model(recipe: Recipe, steps: Sequence[Step]) -> LoadedModel:
             field="precision",
             stored=stored,
         )
-    sites, groups = _find_units(recipe, steps, folder)
+    units = part_of(steps, Units)
+    prunes = any(step.prunes_groups for step in steps)
+    sites, groups = find_units(recipe, folder, (units.group_by if units else "kv") if prunes else None)
+    if any(step.needs_heads for step in steps) and not sites:
+        raise folder.access.no_heads_error()
     example_feeds(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     return LoadedModel(folder, sites, groups, None if reason is None else missing_target(recipe, reason))
 
@@ -134,21 +138,15 @@ def missing_target(recipe: Recipe, reason: str) -> MissingTarget:
     return MissingTarget(target=name, reason=reason, command=command)
 
 
-def _find_units(
-    recipe: Recipe, steps: Sequence[Step], folder: ModelFolder
+def find_units(
+    recipe: Recipe, folder: ModelFolder, group_by: GroupBy | None
 ) -> tuple[tuple[Site, ...], tuple[PrunableGroup, ...]]:
-    """The sites of a model, and all of its groups if a step may remove neurons; those that a step needs exist."""
+    """The sites of a model and all of its groups; the sites alone without a way to group heads."""
     feeds, attention, access = example_feeds(folder, 2, 8), recipe.export.attention, folder.access
-    groups: tuple[PrunableGroup, ...] = ()
-    if any(step.prunes_groups for step in steps):
-        group_by: GroupBy = next((step.units.group_by for step in steps if step.units is not None), "kv")
-        groups = tuple(access.groups(feeds, attention, group_by))
-        sites = tuple(group.site for group in groups if group.site is not None)
-    else:
-        sites = tuple(access.attentions(feeds, attention))
-    if any(step.needs_heads for step in steps) and not sites:
-        raise access.no_heads_error()
-    return sites, groups
+    if group_by is None:
+        return tuple(access.attentions(feeds, attention)), ()
+    groups = tuple(access.groups(feeds, attention, group_by))
+    return tuple(group.site for group in groups if group.site is not None), groups
 
 
 def _check_calibration(recipe: Recipe) -> None:
@@ -211,7 +209,7 @@ def read_rows_again(report: Report, scratch: Path) -> Data | None:
     recipe = Recipe(**stored)
     steps = steps_of(recipe)
     data = _open_rows(recipe, steps, load_folder(recipe, recipe.source.model, needs_processor=True))
-    follows = any(step.follows for step in steps) and not any(step.blocks for step in steps)
+    follows = part_of(steps, Follow) is not None and part_of(steps, Blocks) is None
     return data if follows or report.plan.data in (None, data.train_hash) else None
 
 
@@ -253,7 +251,7 @@ def with_row_layout(model: LoadedModel, data: Data) -> LoadedModel:
 
 def _require_labels(max_drop: float, recipe: Recipe, steps: Sequence[Step], data: Data) -> None:
     """Raise InputError where a loss of the metric is bounded, and the rows that it is measured on have no labels."""
-    is_bounded = any(step.units is not None and step.units.is_unbounded for step in steps)
+    is_bounded = any(isinstance(part, Units) and part.is_unbounded for part in parts_of(steps))
     selects_by_metric = recipe.engine.compares or is_bounded
     if selects_by_metric and len(data.eval) and not data.scores_eval:
         rows, field = "evaluation", "eval_data"
@@ -274,7 +272,7 @@ def _drawn_rows(recipe: Recipe, steps: Sequence[Step]) -> int | None:
     """The number of training rows that a run draws at most, or None where it may learn from the labels of all rows."""
     compares = recipe.rows.data is not None and recipe.engine.chooses
     drawn = [step.rows_drawn(process_count()) for step in steps]
-    follows_alone = bool(steps) and all(step.follows is not None for step in steps)
+    follows_alone = bool(steps) and all(isinstance(step, Follow) for step in steps)
     if any(step.reads_labels for step in steps) or not (any(drawn) or compares or follows_alone):
         return None
     return max(*drawn, recipe.engine.calibration_rows if recipe.engine.allows_quantized else 0, 0)

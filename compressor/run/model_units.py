@@ -24,7 +24,7 @@ from compressor.pruning.costs import PlanEngines, count_costs, float_graph
 from compressor.pruning.measure import CostSource, latest_tables
 from compressor.quantization import require_nncf
 from compressor.results import CostUnit, Note, NoteCode
-from compressor.run.load import load_folder
+from compressor.run.load import find_units, load_folder
 from compressor.run.run_context import LoadedModel, RunInputs
 from compressor.run.sizes import timed_lengths, work_out_sizes
 from compressor.targets import QUANTIZED, target
@@ -73,10 +73,7 @@ def list_units(recipe: Recipe, listener: Listener | None = None, *, count: bool 
 def load_units(recipe: Recipe) -> LoadedModel:
     """The model of a recipe and its groups, without the processor of its rows."""
     folder = load_folder(recipe, recipe.source.model)
-    feeds, attention, group_by = example_feeds(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
-    groups = tuple(folder.access.groups(feeds, attention, group_by))
-    sites = tuple(group.site for group in groups if group.site is not None)
-    return LoadedModel(folder, sites, groups)
+    return LoadedModel(folder, *find_units(recipe, folder, recipe.budget.group_by))
 
 
 def note_refusals(refused: Collection[Refusal], log: RunLog) -> None:
@@ -91,12 +88,9 @@ def prunable_groups(
 ) -> tuple[list[PrunableGroup], tuple[Note, ...]]:
     """The groups whose units a budget may remove, and notes on those that are kept whole and on experts.
 
-    Args:
-        refused: groups that cannot be removed from the graph.
-
     Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the step does not allow to skip it; or the tensors
-            of the model have positions before rows.
+        SiteRefusedError: one cannot be removed from the graph (`refused`), and the step does not allow to skip it; or
+            the tensors of the model have positions before rows.
     """
     if any(site.batch_axis for site in model.sites):
         raise SiteRefusedError(
@@ -209,10 +203,6 @@ def measure_costs(recipe: Recipe, listener: Listener | None = None) -> ModelCost
 
     No rows are needed, since times do not depend on weights. A table of the same model, engine and machine that was
     measured earlier is used.
-
-    Args:
-        recipe: the model, the engine, and the sizes to time.
-        listener: receives stages, progress and notes.
 
     Returns:
         A table of median times of a call in ms for each size, in the order of the recipe's batch sizes and lengths.

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from compressor.config.fields import extra_of, flag_of
+from compressor.config.fields import flag_of, is_path
 from compressor.config.run import Recipe
 from compressor.config.sections import FIELDS, ROW_SOURCES, EngineConfig
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Step, parts_of
+from compressor.config.steps import Follow, Step, Units, part_of, parts_of
 from compressor.config.unused_flags import nothing_learned_note, order_notes, unused_field_notes
 from compressor.engines.build import ExportedGraph, ShrunkGraph, Variant, drops_unread, require_complete
 from compressor.engines.choices import Choice, choices
@@ -46,11 +46,11 @@ from compressor.run import run_notes
 from compressor.run.generation import deliver_cached, export_cached
 from compressor.run.load import load_folder, load_model, missing_target, read_rows, with_point, with_row_layout
 from compressor.run.plan_source import compared_plan, load_plan, on_first_model, selection_notes, whole_plan
-from compressor.run.prune_units import delivered_rows
 from compressor.run.run_context import RunContext, RunInputs, RunSizes
 from compressor.run.sizes import work_out_sizes
 from compressor.run.step_stores import open_stores, step_store
 from compressor.run.steps.base import Graphs, Rungs, State, StepContext, functions_of, stored_state
+from compressor.run.steps.units import delivered_rows
 from compressor.run.write_report import make_report, write_output
 from compressor.selection.checks import check_every_option
 from compressor.selection.plan_and_curves import SelectedPlan
@@ -173,7 +173,7 @@ def _refuse_inputs_inside_output(recipe: Recipe) -> None:
     out = recipe.output.out.resolve()
     if not (recipe.output.force and out.exists()):
         return
-    paths = [name for name, field in FIELDS.items() if extra_of(field, "is_path") and name != "out"]
+    paths = [name for name, field in FIELDS.items() if is_path(field) and name != "out"]
     named = [(name, recipe.value(name)) for name in (*paths, *ROW_SOURCES)]
     named += [(name, value) for step in parts_of(steps_of(recipe)) for name, value in step if isinstance(value, Path)]
     for name, value in named:
@@ -210,7 +210,7 @@ def load_context(
     if model.missing is not None:
         log.add_notes([run_notes.missing_target_note(model.missing)])
     data = None
-    if recipe.rows.available:
+    if recipe.rows.sources:
         with log.stage("reading the rows"):
             data = read_rows(recipe, steps, model)
             model = with_row_layout(model, data)
@@ -250,9 +250,7 @@ def next_rung(run: RunContext, recipe: Recipe, work: WorkDir, log: RunLog) -> Ru
 def _steps_before_start(recipe: Recipe) -> tuple[Step, ...]:
     """The steps of a later rung without the folder that it goes on from, which does not exist yet."""
     steps = steps_of(recipe)
-    return tuple(
-        step.model_copy(update={"start_from": None}) if "start_from" in step.changed else step for step in steps
-    )
+    return tuple(step.model_copy(update={"start_from": None} if isinstance(step, Units) else {}) for step in steps)
 
 
 def _mask_selector(inputs: RunInputs, sizes: RunSizes) -> MaskSelector | None:
@@ -411,13 +409,9 @@ def _deliver_rungs(run: RunContext, rungs: Rungs, graphs: Graphs, report: Report
 
 
 def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
-    """The groups that cannot be removed from the graph; a plan that is followed is validated when it is shrunk.
-
-    Raises:
-        SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
-    """
-    if run.followed is not None and not any(step.units is not None for step in run.steps):
-        return ()
+    """The groups that cannot be removed from the graph; they are refused unless a budget can leave them whole."""
+    if run.followed is not None and part_of(run.steps, Units) is None:
+        return ()  # the plan is validated when the graph is shrunk
     rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
     if any(step.needs_heads for step in run.steps) and not any(step.prunes_groups for step in run.steps):
         require_complete(rehearsed)
@@ -434,7 +428,7 @@ def walk(run: RunContext, whole: Graphs | None = None) -> State:
         CompressorError: a step cannot be carried out; no step has changed anything if it could be foreseen.
     """
     context, model = StepContext(run, whole), run.model.folder.access
-    learns = any(step.follows is None for step in run.steps)
+    learns = not all(isinstance(step, Follow) for step in run.steps)
 
     def rehearse_steps() -> None:
         for number, step in enumerate(run.steps):

@@ -9,7 +9,7 @@ from pathlib import Path
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.config.step_list import extended_plan
-from compressor.config.steps import Step, Units
+from compressor.config.steps import Blocks, Distill, Follow, Step, Units, part_of, parts_of
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.access import ModelAccess
@@ -61,17 +61,17 @@ def load_plan(steps: Sequence[Step], recipe: Recipe, model: LoadedModel) -> Sele
         InputError: the plan belongs to another model, or to weights that do not lie beside it.
         PlanError: the plan cannot be read.
     """
-    folder, file = model.folder, steps[0].follows if steps else None
-    if file is None:
+    if not steps or not isinstance(steps[0], Follow):
         return None
-    plan, weights = Plan.load(file), None
+    folder, file, weights = model.folder, steps[0].plan, None
+    plan = Plan.load(file)
     _require_groups(plan, file, folder)
     if plan.model not in (None, folder.fingerprint):
-        distills = any(step.distill is not None and step.distill.teacher is None for step in steps)
+        distills = any(isinstance(part, Distill) and part.teacher is None for part in parts_of(steps))
         weights = _fitted_weights(recipe, plan, file, folder, distills=distills)
     check_plan(plan, model.sites, source=str(file))
     followed = _signed(plan, folder) if weights is None else plan
-    notes = () if any(step.blocks for step in steps) else (_followed(file, steps, folder, weights),)
+    notes = () if part_of(steps, Blocks) is not None else (_followed(file, steps, folder, weights),)
     return SelectedPlan(followed, trained=weights is not None, notes=notes, weights=weights)
 
 
@@ -97,7 +97,8 @@ def on_first_model(recipe: Recipe) -> tuple[Recipe, tuple[Note, ...]]:
             reason = str(error)
         else:
             text = f"{stored.parent} goes on from {first}: the result is compared with that model"
-            return recipe.following(stored, first), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
+            plans = {} if recipe.steps is not None else {"plan": stored}  # a list has it
+            return recipe.updated(model=first, **plans), (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
     text = f"the result is compared with {stored.parent}, not with a model that it was made from: {reason}"
     return recipe, (Note(code=NoteCode.DENSE_CHOSEN, text=text),)
 
@@ -223,7 +224,7 @@ def _followed(file: Path, steps: Sequence[Step], model: ModelFolder, weights: Pa
     location = f", which lies {preposition} the {model.kind}" if file == model.path / "plan.json" else ""
     source = "" if weights is None else f", and the weights are those of {weights}"
     learned = "nothing was learned" if len(steps) == 1 else "no unit was selected"
-    if any(step.units is not None for step in steps):
+    if part_of(steps, Units) is not None:
         learned = "units are removed from what it keeps"
     return Note(code=NoteCode.PLAN_FOLLOWED, text=f"the plan is {file}{location}{source}: {learned}")
 
@@ -233,11 +234,7 @@ def _signed(plan: Plan, folder: ModelFolder) -> Plan:
 
 
 def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, *, distills: bool) -> Path:
-    """The folder that holds the weights of the plan of a file, which its run fitted to those of the model.
-
-    Raises:
-        InputError: the plan is that of another model, or its weights are not beside it.
-    """
+    """The folder that holds the weights of the plan of a file, which its run fitted to those of the model."""
     # Files of version 0.1 do not record weights of their own.
     methods = [METHODS[name] for name in (plan.method or "").split("+") if name in METHODS]
     changes_weights = any(method.trains_model or method.kind == "budget" for method in methods)
@@ -273,11 +270,8 @@ def _fitted_weights(recipe: Recipe, plan: Plan, file: Path, model: ModelFolder, 
 
 
 def _require_groups(plan: Plan, file: Path, model: ModelFolder) -> None:
-    """Raise InputError unless a model that knows its groups has those of a plan, with as many units.
-
-    The groups of a model of PyTorch are checked where it is gated.
-    """
-    if not isinstance(model.model, KnowsGroups):
+    """Raise InputError unless a model that knows its groups has those of a plan, with as many units."""
+    if not isinstance(model.model, KnowsGroups):  # those of a model of PyTorch are checked where it is gated
         return
     sizes = {site.name: site.heads for site in model.model.sites} | dict(model.model.feed_forwards)
     group = next((group for group in plan.groups if sizes.get(group.name) != group.units), None)

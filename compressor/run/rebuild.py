@@ -52,8 +52,7 @@ from compressor.results import (
 )
 from compressor.run import run_notes
 from compressor.run.generation import EXPORT_STAGE
-from compressor.run.measure import Results, drop_status
-from compressor.run.stages import Stages, build_options, row_cases
+from compressor.run.stages import Results, Stages, build_options, drop_status, row_cases
 from compressor.targets import QUANTIZED, TARGETS, WEIGHT_BITS, BuildOptions, Target, cached_target, target
 from compressor.targets.caches import DECODER, ENCODER, GeneratingModel
 from compressor.targets.graph_facts import graph_digest
@@ -195,12 +194,12 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     return recipe.updated(max_drop=report.recipe.get("max_drop"))
 
 
-def _is_of_engine(row: BudgetRow | CostShare, cached: CachedBuild | None) -> bool:
+def _is_of_engine(row: BudgetRow | CostShare, cached: _Cached | None) -> bool:
     """Whether a row is a time of an engine that a build replaces."""
     return row.unit == "ms" and (row.phase is None or cached is not None)
 
 
-def _lasting_notes(run: FinishedRun, results: Results, cached: CachedBuild | None) -> list[Note]:
+def _lasting_notes(run: FinishedRun, results: Results, cached: _Cached | None) -> list[Note]:
     """The notes of a run that a build of its engine does not replace."""
     before, outdated = run.report, set(map(NoteCode, _OF_THE_ENGINE.split()))
     if cached is not None:
@@ -256,7 +255,8 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         cached = _build_cached(run, scratch, log)
         results = stages.finish(variants, {"dense": engine.reference, "compressed": engine})
         lost = bool((run.report.speeds and not results.speeds) or (run.report.scores and not results.scores))
-        lost = lost or (cached is not None and _has_results(run.report.generation))
+        if cached is not None and (generation := run.report.generation) is not None:
+            lost = lost or bool(generation.speeds or generation.is_scored)  # which a build does not measure
         _note_build(run, log, lost=lost)
         log.add_notes(_kept_files_notes(run))
         report = _report(run, variants, results, log.notes, cached, chooses=chose)
@@ -304,31 +304,21 @@ def whole_engines(out: Path, workload: Workload, threads: int | None, listener: 
         return
     limit, feeds = token_limit(folder.model), example_feeds(folder, 2, 8)
     cases = make_cases(partial(example_feeds, folder), maximum_length=limit, shapes=((2, 8),))
-    with tempfile.TemporaryDirectory() as scratch, log.stage(EXPORT_STAGE):
-        plan = keep_all(folder.access.groups(feeds, export.attention, "kv"))
-        whole = export_whole(folder, plan, cases, Path(scratch), opset=export.opset, attention=export.attention)
-        yield dense_engines(whole, runtime, workload, threads).path.parent
+    plan = keep_all(folder.access.groups(feeds, export.attention, "kv"))
+    with tempfile.TemporaryDirectory() as scratch:
+        with log.stage(EXPORT_STAGE):
+            whole = export_whole(folder, plan, cases, Path(scratch), opset=export.opset, attention=export.attention)
+        with log.stage("dense: building the engines with caches"):
+            dense = dense_engines(whole, runtime, workload, threads)
+        yield dense.path.parent
 
 
-@dataclass(frozen=True)
-class CachedBuild:
-    """Engines with caches that a build has made, beside the engine that reads whole texts.
-
-    Attributes:
-        generation: what the report says of them.
-        proofs: their proofs.
-    """
-
-    generation: Generation
-    proofs: tuple[Proof, ...]
+_Cached = tuple[Generation, tuple[Proof, ...]]
+"""What the report says of engines with caches that a build has made, and their proofs."""
 
 
-def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> CachedBuild | None:
-    """Build the engines with caches again; None: the run has no graphs of them, or the target no engines.
-
-    Raises:
-        CompressorError: they cannot be built, or a proof does not hold.
-    """
+def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> _Cached | None:
+    """Build the engines with caches again; None: the run has no graphs of them, or the target no engines."""
     generation, engine, out = run.report.generation, run.recipe.engine, run.graphs["compressed"].parent
     runtime = target(engine.target)
     if generation is None or runtime.caches is None or not (out / DECODER).is_file():
@@ -353,12 +343,7 @@ def _build_cached(run: FinishedRun, scratch: Path, log: RunLog) -> CachedBuild |
         "is_scored": False,
         "candidates": tuple(row.model_copy(update=measured) for row in generation.candidates),
     }
-    return CachedBuild(generation.model_copy(update=changes), proofs)
-
-
-def _has_results(generation: Generation | None) -> bool:
-    """Whether a report has times or a metric of engines with caches, which a build does not measure."""
-    return generation is not None and bool(generation.speeds or generation.is_scored)
+    return generation.model_copy(update=changes), proofs
 
 
 def _write_library_files(out: Path, folder: Path, runtime: Target, log: RunLog) -> None:
@@ -411,9 +396,6 @@ def _build(name: VariantName, run: FinishedRun, stages: Stages, products: Matmul
     """Build and prove an engine: from the first graph of the run from which that is possible.
 
     By the times of single products (`products`), an int8 engine computes some in floats; without them all in int8.
-
-    Raises:
-        CompressorError: it is possible from none; the error is that of the first one.
     """
     graph, is_dense = run.graphs[name], name == "dense"
     config = run.recipe.engine.reference if is_dense else run.recipe.engine
@@ -516,7 +498,7 @@ def _report(
     variants: Mapping[VariantName, Variant],
     results: Results,
     notes: Sequence[Note],
-    cached: CachedBuild | None,
+    cached: _Cached | None,
     *,
     chooses: bool,
 ) -> Report:
@@ -532,7 +514,8 @@ def _report(
     # Proofs of graphs hold whatever engine is built from them.
     lasting = _OF_GRAPHS if cached is not None else (*_OF_GRAPHS, *_OF_CACHED_ENGINES)
     proofs = [proof for proof in before.proofs if proof.stage in lasting] if before.graphs else []
-    proofs += () if cached is None else cached.proofs
+    generation, cached_proofs = cached or (before.generation, ())
+    proofs += cached_proofs
     dense = before.dense.model_copy(update=_WITHOUT_ENGINE)
     measured = replace(results, facts={"dense": dense, **results.facts}).fields(
         variants["compressed"],
@@ -558,7 +541,7 @@ def _report(
         "notes": tuple(dict.fromkeys((*_lasting_notes(run, results, cached), *notes))),
         "candidates": (),
         "costs": tuple(row for row in before.costs if not _is_of_engine(row, cached)),
-        "generation": before.generation if cached is None else cached.generation,
+        "generation": generation,
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "recipe": {**before.recipe, **fields},
@@ -567,19 +550,13 @@ def _report(
 
 
 def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
-    """Move a new engine and its report into the folder of a run.
+    """Move a new engine of a target, by its name, with its files from `built` and its report into the folder of a run.
 
     The file without which the engine cannot be loaded (the metadata of a TensorRT engine, else the engine itself) is
     removed first and moved last, after the report. An interruption therefore leaves no engine beside the report of
     another one. Files of the former engine of this target that the new one lacks, such as those of its weights, are
     removed; engines of other targets stay. New engines with caches replace those of every target, since a folder
     generates with one.
-
-    Args:
-        built: folder of the files that were built.
-        out: folder of the run.
-        name: name of the target.
-        report: the new report.
     """
     runtime = target(name)
     metadata = runtime.metadata_file

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
-from compressor.config.steps import Blocks, Step
+from compressor.config.steps import Blocks, Step, Within, part_of
 from compressor.engines.build import ExportedGraph, ShrunkGraph, drops_unread, shrink_graph
 from compressor.engines.export import export_graph
 from compressor.engines.matmul_times import MatmulTimes
@@ -99,7 +99,7 @@ class RunInputs:
     @property
     def blocks(self) -> Blocks | None:
         """The options by which a step masks blocks of attention maps; None: no step masks any."""
-        return next(filter(None, (step.blocks for step in self.steps)), None)
+        return part_of(self.steps, Blocks)
 
     @property
     def rows(self) -> Data:
@@ -183,7 +183,8 @@ class RunContext(RunInputs):
 
     def engine_trials(self, graph: ShrunkGraph, scorer: EvaluationScorer, scratch: Path) -> EngineTrials:
         """What candidates for the engine of a graph are built, scored and timed with, in a folder for all of them."""
-        minutes = min((step.run_minutes for step in self.steps), default=math.inf)
+        within = part_of(self.steps, Within)
+        minutes = (within and within.minutes) or math.inf
         return EngineTrials(
             graph=graph,
             scorer=scorer,

@@ -63,12 +63,7 @@ def emptied_head_notes(requested: Plan, carried_out: Plan) -> Iterator[Note]:
 
 
 def speed_notes(speeds: Iterable[Speed], again: Iterable[Speed] = ()) -> Iterator[Note]:
-    """Speeds that are too uncertain to be quoted.
-
-    Args:
-        speeds: times of the compressed engine beside dense.
-        again: times of the compressed engine beside another engine, at the same sizes.
-    """
+    """Speeds over dense that are too uncertain to be quoted; `again`: those over another engine, at the same sizes."""
     times = {speed.size_label: speed.compressed.p50 for speed in again}
     for speed in speeds:
         label, now = speed.size_label, speed.compressed.p50

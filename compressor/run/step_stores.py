@@ -12,7 +12,7 @@ from typing import Any
 
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig, SourceConfig
-from compressor.config.steps import Step
+from compressor.config.steps import Step, Units
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import Note, NoteCode
 from compressor.run.run_context import LoadedModel
@@ -130,7 +130,7 @@ def _resumed(stores: Sequence[Store], steps: Sequence[Step]) -> list[Note]:
         if (attempts := store.path / ATTEMPTS).is_file():
             count = len(json.loads(attempts.read_text()))
             texts.append(f"{step.name} goes on with the {count} attempts of an interrupted run")
-        if step.units is not None and any((store.path.parent / STATISTICS).glob("*/*")):
+        if step.part(Units) is not None and any((store.path.parent / STATISTICS).glob("*/*")):
             texts.append("pruning resumes with the statistics of an interrupted run")
         if _is_searched(store):
             texts.append("the search resumes with the evaluations of an interrupted run")

@@ -13,8 +13,8 @@ from compressor.engines.build import ShrunkGraph, Variant
 from compressor.engines.choose import ChosenEngine
 from compressor.model_folder import save_companions
 from compressor.results import Generation, Refusal, Report, SiteBlocks, TaskCode
-from compressor.run.measure import Results, drop_status
 from compressor.run.run_context import RunContext
+from compressor.run.stages import Results, drop_status
 from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS_FILE, QUANTIZED_GRAPHS, link_library_files

@@ -21,7 +21,8 @@ from compressor.block_masks.mask_selector import (
     median_milliseconds,
 )
 from compressor.config.run import Recipe
-from compressor.config.step_list import blocks_of
+from compressor.config.step_list import step_of_flags
+from compressor.config.steps import Blocks
 from compressor.results import NoteCode
 from compressor.store import Store
 from compressor.targets.base import Feeds
@@ -52,7 +53,7 @@ class TableTimer(AttentionTimer):
 def selector_of(table: Mapping[str, Mapping[str, tuple[float, float]]], **fields: Any) -> MaskSelector:
     """A selector for rows of up to 16 positions."""
     recipe = Recipe(model=Path("m"), data="d", drop_blocks=0.5, **{"batch": (1,), **fields})
-    return MaskSelector(recipe, (), LONGEST, timer=TableTimer(table), blocks=blocks_of(recipe))
+    return MaskSelector(recipe, (), LONGEST, timer=TableTimer(table), blocks=step_of_flags(recipe, Blocks))
 
 
 def gains(short: float, long: float) -> dict[str, tuple[float, float]]:

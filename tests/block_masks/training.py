@@ -13,7 +13,8 @@ from compressor.block_masks.attention_maps import mask_length
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.run import Recipe
-from compressor.config.step_list import blocks_of
+from compressor.config.step_list import step_of_flags
+from compressor.config.steps import Blocks
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import Note
 from compressor.store import Store
@@ -70,7 +71,7 @@ def train(
     model = tiny.classifier(seed)
     sites = tiny.sites_of(model)
     share = recipe.blocks.drop_blocks or 0.0  # a run has no step without a share, which trains all the same
-    step = blocks_of(recipe.updated(drop_blocks=1.0)).model_copy(update={"share": share})
+    step = step_of_flags(recipe.updated(drop_blocks=1.0), Blocks).model_copy(update={"share": share})
     length = mask_length(model, tiny.data(), recipe.rows.max_length)
     selector = selector or MaskSelector(recipe, (), recipe.rows.max_length, blocks=step)
     kept, work = Store(store, version=1), store / "work"

@@ -12,7 +12,7 @@ from compressor.config.ladder import recipes_of
 from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.config.step_list import steps_of
-from compressor.config.steps import Distill
+from compressor.config.steps import Distill, Units
 from compressor.errors import ErrorCode, UsageError
 from tests.faults import fails_with
 
@@ -140,11 +140,11 @@ def test_settings_beside_a_list_hold_for_every_rung(tmp_path: Path) -> None:
 def test_masks_of_a_rung_are_learned_of_the_whole_model() -> None:
     rungs = recipes_of("model", "/dev/null", {"data": "train.tsv", "macs": "90%,80%", "drop_blocks": 0.5})
     assert [[step.name for step in steps_of(rung)] for rung in rungs] == [["units", "blocks"]] * 2
-    assert all(step.units.start_from is None for rung in rungs for step in steps_of(rung) if step.units is not None)
+    assert all(step.start_from is None for rung in rungs for step in steps_of(rung) if isinstance(step, Units))
 
 
 def test_heads_of_a_list_are_selected_of_the_whole_model_for_every_rung() -> None:
     parts = "{ heads = { keep = 1 } }, { units = { macs = 0.9 } }, { heads = { keep = 1 } }, { units = { macs = 0.8 } }"
     rungs = recipes_of("model", "/dev/null", {"data": "train.tsv", "steps": f"[{parts}]"})
     assert [[step.name for step in steps_of(rung)] for rung in rungs] == [["heads", "units"]] * 2
-    assert all(step.units.start_from is None for rung in rungs for step in steps_of(rung) if step.units is not None)
+    assert all(step.start_from is None for rung in rungs for step in steps_of(rung) if isinstance(step, Units))

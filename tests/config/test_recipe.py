@@ -16,6 +16,7 @@ from compressor.config.methods import BUDGET_METHODS, METHODS, PENALISED_METHODS
 from compressor.config.recipe_file import command_line, json_schema, recipe_of
 from compressor.config.run import FIELDS, SECTION_OF, SECTIONS, Recipe
 from compressor.config.step_list import steps_of
+from compressor.config.steps import Units, part_of
 from compressor.config.values import AttentionKind
 from compressor.errors import ErrorCode, UsageError
 from compressor.report import formatting
@@ -162,9 +163,9 @@ def test_a_plain_run_of_few_minutes_reads_fewer_rows_and_measures_less(
 ) -> None:
     limit = {} if minutes is None else {"minutes": minutes}
     recipe = Recipe(model="m", data="d", **limit, **fields)
-    (step,) = steps_of(recipe)
-    assert step.units is not None
-    assert (step.units.prune_rows, recipe.engine.calibration_rows, recipe.measure.seconds) == expected
+    units = part_of(steps_of(recipe), Units)
+    assert units is not None
+    assert (units.prune_rows, recipe.engine.calibration_rows, recipe.measure.seconds) == expected
     again = recipe_of("m", "/dev/null", {"data": "d", "max_drop": 0.01, "distill": True, **limit})
     assert again.measure.seconds == 10.0  # a run that says what to do is measured as it says
 

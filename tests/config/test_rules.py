@@ -84,7 +84,7 @@ def test_rules_of_a_step_name_its_options_and_properties(step: Any) -> None:
         names = {name.partition("=")[0] for name in (rule.option, *rule.needs, *rule.excludes)}
         assert names <= step.model_fields.keys() | step.facts.keys(), rule
         assert set(rule.fields) <= step.model_fields.keys(), rule
-        assert rule.needs or rule.excludes, rule
+        assert rule.needs or rule.excludes or rule.option in step.facts, rule
 
 
 def test_rules_of_a_run_name_fields_steps_and_facts() -> None:

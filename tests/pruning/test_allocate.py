@@ -24,7 +24,7 @@ from compressor.pruning.allocate import (
     require_reachable,
 )
 from compressor.results import NoteCode
-from compressor.run.prune_units import budget_rows, budgets_of
+from compressor.run.steps.units import budget_rows, budgets_of
 from compressor.units import PrunableGroup
 from tests.faults import fails_with
 

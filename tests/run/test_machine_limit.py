@@ -16,15 +16,15 @@ from compressor.engines.matmul_times import ACTIVATIONS, matmul_graph
 from compressor.report import summary
 from compressor.report.html import render
 from compressor.results import Report
-from compressor.run import measure
+from compressor.run import stages
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from tests.report import reports
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_SIDE", 32)
-    monkeypatch.setattr(measure, "_SECONDS", 1e-6)
+    monkeypatch.setattr(stages, "_SIDE", 32)
+    monkeypatch.setattr(stages, "_SECONDS", 1e-6)
 
 
 @pytest.mark.parametrize("is_quantized", [False, True])
@@ -42,7 +42,7 @@ def test_the_product_is_that_of_its_factors(tmp_path: Path, is_quantized: bool) 
 def test_engines_of_one_configuration_share_a_limit(tmp_path: Path, precision: str) -> None:
     report = reports.report()
     config = EngineConfig(target="ort", precision=precision)
-    facts = measure.with_limits(
+    facts = stages.with_limits(
         {"dense": report.dense, "compressed": report.compressed}, {"dense": config, "compressed": config}, tmp_path
     )
     assert facts["dense"].machine_limit is not None
@@ -51,7 +51,7 @@ def test_engines_of_one_configuration_share_a_limit(tmp_path: Path, precision: s
 
 
 def test_a_target_that_is_missing_has_no_limit(tmp_path: Path) -> None:
-    assert measure.machine_limit(EngineConfig(target="trt", precision="fp32"), tmp_path) is None
+    assert stages.machine_limit(EngineConfig(target="trt", precision="fp32"), tmp_path) is None
 
 
 def test_the_share_is_operations_per_second_over_the_limit() -> None:

@@ -21,7 +21,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.report import load as load_report
 from compressor.results import DropStatus, NoteCode, ProofStage
 from compressor.run.load import load_model
-from compressor.run.measure import drop_status
+from compressor.run.stages import drop_status
 from compressor.targets import target
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command

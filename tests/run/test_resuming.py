@@ -20,7 +20,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.config.step_list import heads_of, steps_of
+from compressor.config.step_list import step_of_flags, steps_of
+from compressor.config.steps import Heads
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import NoteCode
@@ -266,7 +267,7 @@ def search(recipe: Recipe, store: Path, on_progress: ProgressCallback = ignore_p
     opened, _ = open_store(recipe, (loaded, data), store)
 
     def select(work: Path) -> SelectedPlan:
-        return signed(learn(folder.model, loaded.sites, data, heads_of(recipe), work, on_progress), folder)
+        return signed(learn(folder.model, loaded.sites, data, step_of_flags(recipe, Heads), work, on_progress), folder)
 
     return opened.memo(PLAN, {}, select, PlanFiles(folder.access))
 

@@ -40,16 +40,11 @@ def _check(step: Blocks, inputs: RunInputs, earlier: Sequence[Step]) -> None:
         )
     shares_by_kind(step, sites)
     require_interface(folder.network, sites, "block masks")
-    _require_text(folder)
-    if inputs.followed is not None:
-        _require_heads_alone(inputs.followed, folder)
-
-
-def _require_text(folder: ModelFolder) -> None:
-    """Raise UsageError for a model without text: masks are learned for lengths in tokens."""
-    if not takes_text(folder):
+    if not takes_text(folder):  # masks are learned for lengths in tokens
         text = f"--drop-blocks: {folder.path} takes no text, and masks of attention maps are learned on texts; omit it"
         raise UsageError(text, code=ErrorCode.UNSUPPORTED_MODEL, field="drop_blocks")
+    if inputs.followed is not None:
+        _require_heads_alone(inputs.followed, folder)
 
 
 def _require_heads_alone(followed: SelectedPlan, folder: ModelFolder) -> None:

@@ -39,7 +39,6 @@ from compressor.results import CertificateScope, CertifiedLoss, MetricUnit, Note
 from compressor.run.generation import EXPORT_STAGE, rounded_engine
 from compressor.run.model_units import prunable_groups
 from compressor.run.plan_source import PlanFiles
-from compressor.run.prune_units import fold_gates
 from compressor.run.run_context import RunContext, RunInputs
 from compressor.run.scorer import Scorer, metric_sums
 from compressor.run.steps import units
@@ -53,6 +52,7 @@ from compressor.run.steps.base import (
     functions_of,
     stored_state,
 )
+from compressor.run.steps.units import fold_gates
 from compressor.selection.certify import certify, record_certificate, split_rows
 from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Json, Store, versioned

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.config.step_list import blocks_of
+from compressor.config.step_list import step_of_flags
+from compressor.config.steps import Blocks
 from compressor.engines.prove import Case
 from compressor.model_folder import load
 from compressor.targets.caches import DECODER
@@ -89,7 +90,7 @@ def _(w: World) -> None:
 
     def select(*, everywhere: bool) -> None:
         recipe = Recipe(model="model", data="rows.tsv", drop_blocks=0.5, block_size=8, mask_all_sites=everywhere)
-        MaskSelector(recipe, (8,), 8, {}, blocks=blocks_of(recipe)).select(plan, masks)
+        MaskSelector(recipe, (8,), 8, {}, blocks=step_of_flags(recipe, Blocks)).select(plan, masks)
 
     w.notes(lambda: select(everywhere=False))
     w.right(lambda: select(everywhere=True))

@@ -147,7 +147,7 @@ def _(w: World) -> None:
     w.right(*w.run("--macs", "70%", "--statistics", "folder"))
 
 
-@advice("run.steps.blocks _require_text text")
+@advice("run.steps.blocks _check text")
 def _(w: World) -> None:
     from compressor.run.steps import blocks
     from tests.tasks.pictures import save_classifier, write_folder
@@ -287,9 +287,9 @@ def _(w: World) -> None:
     w.right("fnet", "--data", "rows.tsv", "--macs", "70%", "-o", "out")
 
 
-@advice("run.prune_units timed_sizes contradiction")
+@advice("run.steps.units timed_sizes contradiction")
 def _(w: World) -> None:
-    from compressor.run.prune_units import timed_sizes
+    from compressor.run.steps.units import timed_sizes
 
     step = Units(macs=0.5, budget_at=("4x8",))
     w.fails(timed_sizes, step, MeasureConfig(batch=(1,)), [8])

@@ -11,8 +11,8 @@ from compressor.model_folder.access import access_of
 from compressor.pruning.allocate import Allocation, Constraint
 from compressor.results import BudgetRow, CostShare, Latency, NoteCode, Speed
 from compressor.run.plan_source import PlanFiles
-from compressor.run.prune_units import budget_rows, cost_shares, delivered_rows, predicted_rows
 from compressor.run.steps.base import PLAN
+from compressor.run.steps.units import budget_rows, cost_shares, delivered_rows, predicted_rows
 from compressor.selection.plan_and_curves import SelectedPlan
 from compressor.store import Store
 from graph_passes import Plan, SitePlan

@@ -19,7 +19,7 @@ from compressor.model_folder.access import access_of
 from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.pruning import measure
 from compressor.results import NoteCode, Report
-from compressor.run.prune_units import fold_gates
+from compressor.run.steps.units import fold_gates
 from compressor.units import find_groups, gated, keep_all
 from graph_passes import Plan
 from graph_passes.attention.match_plan import weight_name

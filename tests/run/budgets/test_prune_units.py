@@ -10,7 +10,7 @@ from compressor.config.sections import MeasureConfig
 from compressor.config.steps import Units
 from compressor.errors import UsageError
 from compressor.results import Candidate
-from compressor.run.prune_units import share_left, timed_sizes
+from compressor.run.steps.units import share_left, timed_sizes
 
 
 def test_engines_are_timed_at_about_the_size_that_a_budget_leaves() -> None:

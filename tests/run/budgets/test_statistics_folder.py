@@ -7,8 +7,8 @@ from typing import Any
 
 from compressor.config.step_list import steps_of
 from compressor.config.steps import Units
-from compressor.run import prune_units
 from compressor.run.load import load_model, read_rows
+from compressor.run.steps.units import statistics_folder
 from tests.run.runs import learning_recipe
 
 
@@ -21,7 +21,7 @@ def test_statistics_of_other_rows_are_not_read(inputs: Path, tmp_path: Path) -> 
 
     def folder(**fields: Any) -> Path:
         changed = step.model_copy(update=fields)
-        return prune_units.statistics_folder(changed, model, data, model.groups, tmp_path / "statistics")
+        return statistics_folder(changed, model, data, model.groups, tmp_path / "statistics")
 
     assert folder().parent == tmp_path / "statistics"
     assert len({folder(), folder(prune_rows=9), folder(seed=1)}) == 3
