@@ -124,7 +124,7 @@ def test_the_tests_on_the_latency_check_page_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(12))
 def test_examples_of_extensions_run(number: int) -> None:
-    """The code of each extension in the architecture page runs, and its methods take what those of their class take."""
+    """The code of each extension runs, and its methods take what those of their class take."""
     names = _example(number)
     assert len(_examples()) == 12
     for name, method, inherited in _overrides(names.values()):
@@ -132,7 +132,7 @@ def test_examples_of_extensions_run(number: int) -> None:
         assert not missing, name
 
 
-def test_the_target_of_the_architecture_page_computes_its_graph(tmp_path: Path) -> None:
+def test_the_target_of_the_extending_page_computes_its_graph(tmp_path: Path) -> None:
     graph = text_model(tmp_path / "out") / "model.onnx"
     names = _example(_number_of("ReferenceTarget"))
     options = {"precision": "fp32", "provider": None, "threads": None, "options": BuildOptions()}
@@ -145,7 +145,7 @@ def test_the_target_of_the_architecture_page_computes_its_graph(tmp_path: Path) 
         np.testing.assert_allclose(outputs[name], values, rtol=1e-4, atol=1e-5)
 
 
-def test_the_task_of_the_architecture_page_ranks_pairs_by_scores_of_single_texts(tmp_path: Path) -> None:
+def test_the_task_of_the_extending_page_ranks_pairs_by_scores_of_single_texts(tmp_path: Path) -> None:
     folder = load_folder(folders.save(folders.bert(num_labels=1), tmp_path / "model"))
     task_class = _example(_number_of("PairRanking"))["PairRanking"]
     task = task_class(folder, folders.rows_config(), task_class.metrics[0])
@@ -159,7 +159,7 @@ def test_the_task_of_the_architecture_page_ranks_pairs_by_scores_of_single_texts
         assert task.score(task.measure(forward, labelled)) == 1
 
 
-def test_the_allocation_of_the_architecture_page_meets_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocation_of_the_extending_page_meets_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "least_loss", _example(_number_of("greedy"))["greedy"])
     random = np.random.default_rng(0)
     for _ in range(20):
@@ -173,7 +173,8 @@ def test_the_allocation_of_the_architecture_page_meets_budgets(monkeypatch: pyte
 
 
 def _examples() -> list[str]:
-    return [block.text for block in blocks(ROOT / "docs" / "architecture.md") if block.language == "python"]
+    pages = (ROOT / "docs" / f"{name}.md" for name in ("architecture", "extending"))
+    return [block.text for page in pages for block in blocks(page) if block.language == "python"]
 
 
 def _number_of(name: str) -> int:
@@ -185,7 +186,7 @@ def _number_of(name: str) -> int:
 def _example(number: int) -> dict[str, Any]:
     """The names that an example defines."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(_examples()[number], "architecture.md", "exec", dont_inherit=True), names)
+    exec(compile(_examples()[number], "extending.md", "exec", dont_inherit=True), names)
     return names
 
 
