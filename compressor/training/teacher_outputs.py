@@ -49,11 +49,7 @@ class _Layout:
 
     @classmethod
     def of(cls, outputs: Outputs, inputs: Mapping[str, Tensor]) -> _Layout:
-        """The layout of the outputs of a batch; without a mask of positions, every row has the same shapes.
-
-        Raises:
-            _NotKeptError: an output does not consist of rows and positions.
-        """
+        """The layout of the outputs of a batch; raise _NotKeptError if one does not consist of rows and positions."""
         shapes, by_position, masks = dict[str, tuple[int, ...]](), set[str](), _masks(inputs)
         for name, value in outputs.items():
             if MASK in inputs and (value.dim() > 2 or name in SPAN_ENDS):
@@ -119,11 +115,7 @@ class KeptOutputs:
         return None
 
     def _layout_for(self, inputs: Mapping[str, Tensor], outputs: Outputs) -> _Layout:
-        """The layout of the outputs of all rows, from those of a batch.
-
-        Raises:
-            _NotKeptError: outputs in this layout cannot be kept.
-        """
+        """The layout of the outputs of all rows, from those of a batch; raise _NotKeptError unless it can be kept."""
         if process_count() > 1:
             raise _NotKeptError(f"{process_count()} processes train, and only one can write the file")
         if DECODER_IDS in inputs:
@@ -194,11 +186,7 @@ class KeptOutputs:
             self._end += len(record)
 
     def _open(self, layout: _Layout) -> np.memmap:
-        """The file, with the index of an earlier run where there is one.
-
-        Raises:
-            _NotKeptError: the folder cannot be written, or another run uses it.
-        """
+        """The file, with the index of an earlier run where there is one; raise _NotKeptError if another run uses it."""
         try:
             self._folder = self._lock.enter_context(self._store.growing(_NAME, self._compute))
         except BlockingIOError as error:
@@ -216,11 +204,7 @@ class KeptOutputs:
         return self._mapped(self._bytes(layout))
 
     def _mapped(self, size: int) -> np.memmap:
-        """The file with at least as many bytes; what it holds stays.
-
-        Raises:
-            _NotKeptError: it cannot be written, or the disk is too small.
-        """
+        """The file, extended to at least as many bytes; raise _NotKeptError if the disk is too small."""
         file = self._folder / _VALUES
         try:
             with file.open("ab") as reserved:  # writing into a map of a full disk would end the process
