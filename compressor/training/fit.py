@@ -153,10 +153,7 @@ def _attached(
     model: PreTrainedModel, gating: GateSetup | None, rounding: Rounding | None, counter: StepCounter
 ) -> Iterator[None]:
     """Attach the gate and the rounding to the model, which is as before afterwards, except for its weights."""
-    with ExitStack() as contexts:
-        contexts.enter_context(quiet_transformers())
-        contexts.enter_context(restored_generators())
-        contexts.enter_context(restore_model_state(model))
+    with quiet_transformers(), restored_generators(), restore_model_state(model), ExitStack() as contexts:
         if gating is not None:
             if not gating.trains_model:
                 contexts.enter_context(frozen(model))
