@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class TextColumns:
         description: name of the columns in error messages.
         example: a value of `--text-columns` in error messages.
         allows_empty: whether a text may be empty.
+        pattern: pattern of the names of columns of text, such as those of languages, that are read without a convention
+            if they are as many as the task reads; None: conventions alone.
     """
 
     usual: tuple[tuple[str, ...], ...] = (*_PAIRS, *_SINGLES)
@@ -48,6 +51,7 @@ class TextColumns:
     description: str = "column of text"
     example: str = "text"
     allows_empty: bool = True
+    pattern: str | None = None
 
     def find(self, rows: Dataset, requested: Sequence[str], source: str) -> tuple[str, ...]:
         """The columns that are `requested`, or else have usual names, in the order in which the model reads them.
@@ -69,8 +73,13 @@ class TextColumns:
         return names
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of the first convention whose columns are all present; empty without such a convention."""
-        return next((names for names in self.usual if set(names) <= set(rows.column_names)), ())
+        """The columns of the first convention that is present, else those of the pattern; empty without either."""
+        usual = next((names for names in self.usual if set(names) <= set(rows.column_names)), ())
+        if usual or self.pattern is None:
+            return usual
+        pattern = re.compile(self.pattern, re.DOTALL)  # names may have line breaks
+        texts = tuple(name for name in rows.column_names if pattern.fullmatch(name) and is_text(rows, name))
+        return texts if len(texts) in self.counts else ()
 
     def _check_count(self, rows: Dataset, names: Sequence[str], requested: Sequence[str], source: str) -> None:
         """Raise InputError unless the task reads as many distinct columns as `names`."""

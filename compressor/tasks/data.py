@@ -104,8 +104,9 @@ class Data:
         """
         task = self.eval_task.chooser
         rows: dict[Split, Dataset] = {"train": self.train, "eval": self.eval}
-        if task is not self.eval_task:
-            _require_metric(task, {split: part for split, part in rows.items() if len(part)})
+        for split, part in rows.items():
+            if len(part) and task is not self.eval_task:
+                _require_metric(task, split, part)
         return self.with_task(task)
 
 
@@ -188,7 +189,7 @@ class _Reading:
         }
         scored = [name for name in encoded if name != "train" and labels[name] is not Labels.NONE]
         for name in scored:
-            _require_metric(tasks[name], {name: encoded[name]})
+            _require_metric(tasks[name], name, encoded[name])
         for split, rows in encoded.items():
             if split != "train" or self._drawn_rows is None:
                 task.check_files(rows)
@@ -440,16 +441,12 @@ def join_rows(train: Dataset, further: Dataset, source: str) -> Dataset:
     return concatenate_datasets([train, Dataset(table, fingerprint=generate_random_fingerprint())])
 
 
-def _require_metric(task: Task, scored: Mapping[Split, Dataset]) -> None:
-    """Raise InputError unless the metric of a task is defined on the examples of each split."""
-    for split, rows in scored.items():
-        if (obstacle := task.metric_obstacle(rows)) is not None:
-            raise InputError(
-                f"{obstacle} in the {PURPOSES[split]} rows, so there is no {task.metric}; name other rows"
-                f" (--{split}-data)",
-                code=ErrorCode.INVALID_ROWS,
-                field=f"{split}_data",
-            )
+def _require_metric(task: Task, split: Split, rows: Dataset) -> None:
+    """Raise InputError unless the metric of a task is defined on the examples of a split."""
+    if (obstacle := task.metric_obstacle(rows)) is not None:
+        problem = f"{obstacle} in the {PURPOSES[split]} rows, so there is no {task.metric}"
+        text = f"{problem}; name other rows (--{split}-data)"
+        raise InputError(text, code=ErrorCode.INVALID_ROWS, field=f"{split}_data")
 
 
 def rows_hash(examples: Dataset) -> str | None:

@@ -28,6 +28,7 @@ from compressor.tasks.row_store import RowStore
 _TYPES = "token_type_ids"
 _CHUNK_ROWS = 2000  # rows that are encoded at once
 _TEXTS = 2  # maximum number of texts of an example that are shown
+_SHOWN = 120  # maximum number of characters of a text that are shown
 _FRAMES = ("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")
 """Attributes of a tokenizer with the tokens that separate texts; a mask is a part of its text."""
 
@@ -242,18 +243,18 @@ def runs_between(ids: Sequence[int], frames: Collection[int | None]) -> list[lis
     return [list(run) for is_frame, run in itertools.groupby(ids, frames.__contains__) if not is_frame]
 
 
-def shorten(text: str, characters: int = 120) -> str:
-    """A text on a single line, truncated after a number of characters."""
+def shorten(text: str) -> str:
+    """A text on a single line, truncated after 120 characters."""
     line = " ".join(text.split())
-    return line if len(line) <= characters else f"{line[: characters - 1]}…"
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
 
 
-def shorten_both(first: str, second: str, characters: int = 120) -> tuple[str, str]:
+def shorten_both(first: str, second: str) -> tuple[str, str]:
     """Two texts on a line each, truncated so that both show where they begin to differ."""
     texts = [" ".join(text.split()) for text in (first, second)]
     pairs = zip(*texts, strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    start = common - characters // 2
-    if start <= 0 or texts[0] == texts[1]:
-        return shorten(first, characters), shorten(second, characters)
-    return shorten(f"…{texts[0][start:]}", characters), shorten(f"…{texts[1][start:]}", characters)
+    start = common - _SHOWN // 2
+    if start > 0 and texts[0] != texts[1]:
+        texts = [f"…{text[start:]}" for text in texts]
+    return shorten(texts[0]), shorten(texts[1])

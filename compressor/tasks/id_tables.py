@@ -44,7 +44,11 @@ class IdTables:
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: Any) -> IdTables:
         """The tables of a model, read from its modules, or from the inputs of a graph."""
-        sizes, positions = _tables_of_graph(model) if isinstance(model, HasSignature) else _tables_of_modules(model)
+        sizes: dict[str, int | None]
+        if isinstance(model, HasSignature):
+            sizes, positions = {name: spec.ids for name, spec in model.input_specs.items()}, dict[str, int]()
+        else:
+            sizes, positions = _table_sizes(model), _position_limits(model)
         if (limit := token_limit(model)) is not None:
             positions[_TOKENS] = min(limit, positions.get(_TOKENS, limit))
         return cls({name: size for name, size in sizes.items() if size is not None}, positions, tokenizer)
@@ -132,13 +136,8 @@ class IdTables:
         return f"{named} {relation} {name}, outside of the model's table of {size} tokens; {remedy}"
 
 
-def _tables_of_graph(model: HasSignature) -> tuple[dict[str, int | None], dict[str, int]]:
-    """The sizes of the tables of a graph by input; its modules show no positions."""
-    return {name: spec.ids for name, spec in model.input_specs.items()}, {}
-
-
-def _tables_of_modules(model: PreTrainedModel) -> tuple[dict[str, int | None], dict[str, int]]:
-    """The sizes of the tables of a model, and the maximum numbers of positions, by input."""
+def _table_sizes(model: PreTrainedModel) -> dict[str, int | None]:
+    """The sizes of the tables of a model by input."""
     types = [_table_length(module) for path, module in model.named_modules() if path.endswith("token_type_embeddings")]
     sizes = {
         _TOKENS: _table_size(model, "get_encoder" if model.config.is_encoder_decoder else None),
@@ -148,7 +147,7 @@ def _tables_of_modules(model: PreTrainedModel) -> tuple[dict[str, int | None], d
     head: Any = model.get_output_embeddings()
     if isinstance(outputs := getattr(head, "out_features", None), int):  # labels are shifted to the decoder's inputs
         sizes[LABELS] = min(filter(None, (outputs, sizes[_TARGET_TOKENS])))
-    return sizes, _position_limits(model)
+    return sizes
 
 
 def _table_size(model: PreTrainedModel, part: str | None) -> int | None:

@@ -204,11 +204,7 @@ class ImageSource:
         """Raise InputError unless the image can be decoded."""
         import PIL.Image
 
-        def load(content: bytes) -> None:
-            with PIL.Image.open(io.BytesIO(content)) as image:
-                image.load()
-
-        self._use("cannot be decoded", load)
+        self._use("cannot be decoded", lambda content: PIL.Image.open(io.BytesIO(content)).load())
 
     def pixels(self, processor: Any) -> np.ndarray:
         """The pixels `[channel, height, width]` that an image processor returns.

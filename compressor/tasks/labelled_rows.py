@@ -9,7 +9,6 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -273,7 +272,7 @@ class SeveralClasses(LabelledRows):
     the loss reads as they are; the metric counts labels from 0.5.
 
     Attributes:
-        thresholds: the minimum probabilities of assigned classes.
+        thresholds: the minimum probability of an assigned class, for each class in their order.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -287,7 +286,7 @@ class SeveralClasses(LabelledRows):
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)
-        self.thresholds = read_thresholds(folder.path, folder.config)
+        self.thresholds, self._threshold_file = read_thresholds(folder.path, folder.config)
 
     @property
     def placeholder(self) -> list[float]:
@@ -314,8 +313,8 @@ class SeveralClasses(LabelledRows):
             )
             raise InputError(text, code=ErrorCode.INVALID_ROWS, column=column)
         if self._metric.compute is not mean_average_precision:
-            text = f"{source}: both models assign a class from its threshold in {self.thresholds.file} on"
-            if self.thresholds.file is None:
+            text = f"{source}: both models assign a class from its threshold in {self._threshold_file} on"
+            if self._threshold_file is None:
                 text = (
                     f"{source}: both models assign a class from a probability of 0.5 on; for other thresholds, add "
                     f"'thresholds' to the model's config.json"
@@ -392,7 +391,7 @@ class SeveralClasses(LabelledRows):
 
     def _assigned(self, logits: np.ndarray) -> np.ndarray:
         """Whether the probability of each class reaches its threshold, `[batch, classes]`."""
-        thresholds = np.asarray(self.thresholds.values)
+        thresholds = np.asarray(self.thresholds)
         with np.errstate(divide="ignore"):
             limits = np.log(thresholds) - np.log1p(-thresholds)
         return np.asarray(logits >= limits)
@@ -402,21 +401,8 @@ class SeveralClasses(LabelledRows):
         return " | ".join(names[index] for index in np.flatnonzero(assigned).tolist()) or "no class"
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """The thresholds of the classes.
-
-    Attributes:
-        values: a threshold for each class, in their order.
-        file: the file that declares them; None: no file of the folder does.
-    """
-
-    values: tuple[float, ...]
-    file: Path | None = None
-
-
-def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
-    """The thresholds of a folder; 0.5 for every class if it declares none.
+def read_thresholds(folder: Path, config: PretrainedConfig) -> tuple[tuple[float, ...], Path | None]:
+    """The threshold of each class, and the file that declares them; 0.5 and None if no file of the folder does.
 
     They are the entry `thresholds` of `config.json`, else of a file such as `thresholds.json` or
     `best_thresholds.json`, or the content of that file: a number for all classes, a list in the order of the classes,
@@ -429,7 +415,7 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
     if declared is None:
         files = sorted(folder.glob(THRESHOLD_FILES))
         if not files:
-            return Thresholds((_DEFAULT,) * len(class_names(config)))
+            return (_DEFAULT,) * len(class_names(config)), None
         if len(files) > 1:
             text = f"{folder}: {files[0].name} and {files[1].name} both declare thresholds of the classes; keep one"
             raise InputError(text, code=ErrorCode.CONTRADICTION, path=files[1], field=_KEY)
@@ -445,7 +431,7 @@ def read_thresholds(folder: Path, config: PretrainedConfig) -> Thresholds:
             f" ({', '.join(names):.80}); write a list of them, or an object of these names"
         )
         raise InputError(text, code=ErrorCode.FILE_MISMATCH, path=file, field=_KEY)
-    return Thresholds(values, file)
+    return values, file
 
 
 def _threshold_values(declared: Any, names: Sequence[str]) -> tuple[float, ...] | None:

@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -346,17 +346,17 @@ def _split_texts(texts: Sequence[str], names: set[str]) -> list[list[str]]:
     def labels(parts: Sequence[Any]) -> list[str]:
         return [text for part in parts if (text := label_text(part)) is not None]
 
-    splits: list[Callable[[str], list[str]]] = [lambda text: [text]]
-    splits += [lambda text, mark=mark: text.split(mark) for mark in _SEPARATORS]  # type: ignore[misc]
+    def split(mark: str | None) -> list[list[str]]:
+        return [labels(text.split(mark) if mark != "" else [text]) for text in inside]
+
     parsed = [_literal(text) for text in texts]
     if all(items is not None for items in parsed):
         return [labels(items or ()) for items in parsed]
-    for split in (*splits, str.split):
-        lists = [labels(split(text)) for text in inside]
+    for mark in ("", *_SEPARATORS, None):  # a single label; None: any space
+        lists = split(mark)
         if all(is_known(text) for of_row in lists for text in of_row):
             return lists
-    mark = next((mark for mark in _SEPARATORS if any(mark in text for text in inside)), None)
-    return [labels(text.split(mark) if mark else [text]) for text in inside]
+    return split(next((mark for mark in _SEPARATORS if any(mark in text for text in inside)), ""))
 
 
 def _is_bracketed(text: str) -> bool:

@@ -120,9 +120,7 @@ def token_accuracy(statistics: np.ndarray) -> float:
 
 def f1(statistics: np.ndarray) -> float:
     """F1 of class 1, from predicted and true class of each example, `[examples, 2]`; 0 if it is undefined."""
-    predicted, labels = (statistics == 1).T
-    total = predicted.sum() + labels.sum()
-    return float(2 * (predicted & labels).sum() / total) if total else 0.0
+    return set_micro_f1(statistics == 1)
 
 
 def macro_f1(statistics: np.ndarray) -> float:
@@ -131,8 +129,7 @@ def macro_f1(statistics: np.ndarray) -> float:
     A class that is only predicted does not count with F1 zero: the mean would be over other classes for each model.
     """
     correct, predicted, labels = _class_counts(statistics)
-    scores = 2 * correct / np.maximum(predicted + labels, 1)
-    return float(scores[labels > 0].mean())
+    return _mean_of_present(2 * correct / np.maximum(predicted + labels, 1), labels)
 
 
 def _class_counts(statistics: np.ndarray) -> np.ndarray:
@@ -154,8 +151,7 @@ def set_macro_f1(statistics: np.ndarray) -> float:
     """Mean F1 over the classes that examples have, from predicted and true classes, `[examples, 2 classes]`."""
     predicted, labels = np.split(statistics, 2, axis=1)
     positives = labels.sum(0)
-    scores = 2 * (predicted * labels).sum(0) / np.maximum(predicted.sum(0) + positives, 1)
-    return float(scores[positives > 0].mean()) if positives.any() else 0.0
+    return _mean_of_present(2 * (predicted * labels).sum(0) / np.maximum(predicted.sum(0) + positives, 1), positives)
 
 
 def mean_average_precision(statistics: np.ndarray) -> float:
@@ -173,8 +169,12 @@ def mean_average_precision(statistics: np.ndarray) -> float:
     ends = np.minimum.accumulate(np.where(is_last, ranks, len(labels))[::-1], axis=0)[::-1]
     precisions = np.take_along_axis(labels.cumsum(0) / (ranks + 1), ends, 0)
     positives = labels.sum(0)
-    averages = (labels * precisions).sum(0) / np.maximum(positives, 1)
-    return float(averages[positives > 0].mean()) if positives.any() else 0.0
+    return _mean_of_present((labels * precisions).sum(0) / np.maximum(positives, 1), positives)
+
+
+def _mean_of_present(values: np.ndarray, counts: np.ndarray) -> float:
+    """The mean of the values `[classes]` of classes that examples have; zero if they have none."""
+    return float(values[counts > 0].mean()) if counts.any() else 0.0
 
 
 def matthews(statistics: np.ndarray) -> float:

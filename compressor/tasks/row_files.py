@@ -184,8 +184,8 @@ def _require_table(first: str) -> None:
 
 def _plain_chunks(lines: Iterator[str]) -> Iterator[pa.Table]:
     blank = 0
-    for chunk in _line_chunks(lines):
-        texts = [""] * blank + [line.removesuffix("\n").removesuffix("\r") for _, line in chunk]
+    for chunk in _chunked(lines, len):
+        texts = [""] * blank + [line.removesuffix("\n").removesuffix("\r") for line in chunk]
         blank = sum(1 for _ in itertools.takewhile(lambda text: not text, reversed(texts)))
         if blank < len(texts):
             yield pa.table({"text": pa.array(texts[: len(texts) - blank], pa.string())})
@@ -442,7 +442,7 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> tup
         return rows, RowOrigin(tuple(zip(files, counts, strict=True)))
     except _FormatError as error:
         raise InputError(f"{path}: {error}", code=ErrorCode.FILE_UNREADABLE, path=path, reason=str(error)) from error
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+    except _NO_COLUMN as error:
         remedy = "write or download the file again" if _format(path) == PARQUET else "correct the file"
         text = f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); {remedy}"
         location = {"line": error.line, "column": error.column} if isinstance(error, _LineError) else {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,7 +15,7 @@ from compressor.environment import package_version
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Note, NoteCode
 from compressor.tasks.base import Batch, Forward, Task
-from compressor.tasks.columns import TextColumns, is_text
+from compressor.tasks.columns import TextColumns
 from compressor.tasks.encoding import TextTokenizer, count_cut, encode_chunks, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss, summed_losses
 
@@ -33,22 +31,6 @@ _LANGUAGE = r"[a-z]{2}([-_][A-Za-z]{2,4})?"  # name of a column that is a langua
 
 _BLEU = Metric("bleu", bleu, maximum=100.0)
 _LOSS = Metric("loss", mean_loss, higher_is_better=False, point=math.log(1.01))  # 1% of a perplexity
-
-
-@dataclass(frozen=True)
-class TranslationColumns(TextColumns):
-    """Columns with usual names, else the only columns of text whose name has a pattern.
-
-    Attributes:
-        pattern: pattern of the names, such as those of languages.
-    """
-
-    pattern: str = "(?s).*"
-
-    def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The columns of the first convention that is present, else those of the pattern if they are as many."""
-        texts = tuple(name for name in rows.column_names if re.fullmatch(self.pattern, name) and is_text(rows, name))
-        return super().find_usual(rows) or (texts if (len(texts),) == self.counts else ())
 
 
 class Translation(Task):
@@ -67,7 +49,7 @@ class Translation(Task):
     name = "translation"
     generates = True
     metrics: ClassVar[tuple[Metric, ...]] = (_BLEU, _LOSS)
-    text_columns: ClassVar[TextColumns] = TranslationColumns(
+    text_columns: ClassVar[TextColumns] = TextColumns(
         usual=(("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text")),
         counts=(2,),
         description="pair of source and target",
@@ -75,12 +57,13 @@ class Translation(Task):
         allows_empty=False,
         pattern=_LANGUAGE,
     )
-    source_columns: ClassVar[TextColumns] = TranslationColumns(
+    source_columns: ClassVar[TextColumns] = TextColumns(
         usual=(("source",), ("src",), ("source_text",), *TextColumns().usual),
         counts=(1,),
         description="source text",
         example="de",
         allows_empty=False,
+        pattern=".*",
     )
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:

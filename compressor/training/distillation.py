@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from compressor.answers import EMBEDDING, SPAN_ENDS, AnswerKind, several_answers
+from compressor.answers import EMBEDDING, AnswerKind, several_answers
 from compressor.config.values import MixedPrecision
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, fingerprint
@@ -131,11 +131,7 @@ class Distillation:
         """
         inputs = [self._teacher_key, list(self.outputs), self.hidden_weight > 0, self.precision]
         store = Store(folder / digest(inputs)[:16], {"teacher": inputs})
-
-        def by_position(name: str, value: Tensor) -> bool:
-            return value.dim() > 2 or name in SPAN_ENDS
-
-        return replace(self, kept=KeptOutputs(self.teach, store, rows, tokens, by_position))
+        return replace(self, kept=KeptOutputs(self.teach, store, rows, tokens))
 
     def loss(self, student: nn.Module, batch: Mapping[str, Tensor], target: Outputs | None = None) -> Tensor:
         """The loss of a batch `[batch, ...]`, a scalar.

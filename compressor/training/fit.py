@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Subset
-from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback
 
 from compressor.errors import DivergedError
 from compressor.models.forwards import tensors_of
@@ -93,101 +92,76 @@ def fit(
         InputError: the text has fewer segments than there are streams.
         UsageError: the folder has checkpoints of another run (`Checkpoints.refuse_others`).
     """
-    setup = _Setup(model, data, schedule, checkpoints, gating, distillation, rounding)
-    arguments = training_arguments(schedule, data.task, checkpoints.folder)
-    trainer_type = _trainer_type(data, schedule, arguments.world_size)  # a text that is too short ends the run here
-    memory_files = arguments.world_size if data.task.reads_streams else 0
-    settings, refuse = _settings(setup, arguments.world_size), checkpoints.refuse_others
+    task, gate, counter = data.task, None if gating is None else gating.gate, StepCounter()
+    arguments = training_arguments(schedule, task, checkpoints.folder)
+    processes = arguments.world_size
+    trainer_type = _trainer_type(data, schedule, processes)  # a text that is too short ends the run here
+    memory_files = processes if task.reads_streams else 0
+    # Everything that determines a run: checkpoints with other settings are not resumed.
+    settings = {
+        **checkpoints.settings,
+        "schedule": asdict(schedule),
+        "gate": None if gate is None else type(gate).__name__,
+        "trains_model": gating is None or gating.trains_model,
+        **({} if distillation is None else {"teacher": distillation.settings}),
+        **({} if rounding is None else {"rounding": asdict(rounding)}),
+        "processes": processes,
+        "rows": [data.train_hash, data.eval_hash],
+        "start": [digest(module) for module in (model, gate) if module is not None],
+    }
     with process_state().main_process_first():
-        checkpoint = claim(checkpoints.folder, settings, refuse_others=refuse, memory_files=memory_files)
-    counter = StepCounter()
-    with _attached(setup, counter):
-        report = RunCallback(setup.gate, data.task.metric, on_progress, on_evaluation)
-        trainer = _make_trainer(trainer_type, setup, arguments, counter, report)
+        checkpoint = claim(
+            checkpoints.folder, settings, refuse_others=checkpoints.refuse_others, memory_files=memory_files
+        )
+    evaluation = Evaluation(
+        model,
+        task,
+        gate,
+        counter,
+        schedule.steps,
+        by_divergence=distillation is not None,
+        first_step=0 if rounding is None else rounding.first_step,
+    )
+    report = RunCallback(gate, task.metric, on_progress, on_evaluation)
+    with _attached(model, gating, rounding, counter):
+        trainer = trainer_type(
+            gate=gate,
+            schedule=schedule,
+            task=task,
+            distillation=distillation,
+            model=model,
+            args=arguments,
+            data_collator=lambda examples: tensors_of(task.collate(examples)),
+            compute_metrics=evaluation.metrics,
+            preprocess_logits_for_metrics=None if task.reads_streams else evaluation.row_statistics,
+            callbacks=[counter, ClipGradients(gate, schedule.max_grad_norm), report],
+        )
+        trainer.remove_callback(PrinterCallback)
         logger.debug("training %d steps from %s", schedule.steps, checkpoint or "the beginning")
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except DivergedError as error:
-            last = newest_checkpoint(checkpoints.folder, memory_files)
-            raise _with_remedy(error, remedy, last) from error
+            newest = newest_checkpoint(checkpoints.folder, memory_files)
+            last = f"the last good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
+            text = f"{error}; {remedy}; {last}"
+            raise DivergedError(text, code=error.code, **error.details, checkpoint=newest) from error
     return list(trainer.state.log_history)
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """The model, the gate and the rows of a training; see `fit`."""
-
-    model: PreTrainedModel
-    data: Data
-    schedule: Schedule
-    checkpoints: Checkpoints
-    gating: GateSetup | None
-    distillation: Distillation | None
-    rounding: Rounding | None
-
-    @property
-    def gate(self) -> Gate | None:
-        """The gate, if there is one."""
-        return None if self.gating is None else self.gating.gate
-
-    @property
-    def first_step(self) -> int:
-        """The first step whose checkpoint counts; linears round from this step on, if they do."""
-        return 0 if self.rounding is None else self.rounding.first_step
-
-
 @contextmanager
-def _attached(setup: _Setup, counter: StepCounter) -> Iterator[None]:
+def _attached(
+    model: PreTrainedModel, gating: GateSetup | None, rounding: Rounding | None, counter: StepCounter
+) -> Iterator[None]:
     """Attach the gate and the rounding to the model, which is as before afterwards, except for its weights."""
-    model, gating, rounding = setup.model, setup.gating, setup.rounding
-    with ExitStack() as contexts:
-        contexts.enter_context(quiet_transformers())
-        contexts.enter_context(restored_generators())
-        contexts.enter_context(restore_model_state(model))
+    with quiet_transformers(), restored_generators(), restore_model_state(model), ExitStack() as contexts:
         if gating is not None:
             if not gating.trains_model:
                 contexts.enter_context(frozen(model))
             contexts.enter_context(attach_gate(model, gating.gate, gating.groups, lambda: counter.step))
         if rounding is not None:
-            levels = rounding.weight_levels
-            contexts.enter_context(
-                fake_quantized(model, lambda: counter.step >= setup.first_step, weight_levels=levels)
-            )
+            first, levels = rounding.first_step, rounding.weight_levels
+            contexts.enter_context(fake_quantized(model, lambda: counter.step >= first, weight_levels=levels))
         yield
-
-
-def _make_trainer(
-    trainer_type: Callable[..., GateTrainer],
-    setup: _Setup,
-    arguments: TrainingArguments,
-    counter: StepCounter,
-    report: RunCallback,
-) -> GateTrainer:
-    """The trainer, with its evaluation and its callbacks."""
-    task, schedule, gate = setup.data.task, setup.schedule, setup.gate
-    evaluation = Evaluation(
-        setup.model,
-        task,
-        gate,
-        counter,
-        schedule.steps,
-        by_divergence=setup.distillation is not None,
-        first_step=setup.first_step,
-    )
-    trainer = trainer_type(
-        gate=gate,
-        schedule=schedule,
-        task=task,
-        distillation=setup.distillation,
-        model=setup.model,
-        args=arguments,
-        data_collator=lambda examples: tensors_of(task.collate(examples)),
-        compute_metrics=evaluation.metrics,
-        preprocess_logits_for_metrics=None if task.reads_streams else evaluation.row_statistics,
-        callbacks=[counter, ClipGradients(gate, schedule.max_grad_norm), report],
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..., GateTrainer]:
@@ -229,25 +203,3 @@ def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) 
         part = part[np.argsort(tokens[part], kind="stable")].reshape(-1, batch_size)
         grouped.append(rng.permutation(part).reshape(-1))
     return [int(row) for part in grouped for row in part]
-
-
-def _settings(setup: _Setup, processes: int) -> dict[str, Any]:
-    """Everything that determines a run; checkpoints with other settings are not resumed."""
-    gating, distillation, rounding, data = setup.gating, setup.distillation, setup.rounding, setup.data
-    return {
-        **setup.checkpoints.settings,
-        "schedule": asdict(setup.schedule),
-        "gate": None if gating is None else type(gating.gate).__name__,
-        "trains_model": gating is None or gating.trains_model,
-        **({} if distillation is None else {"teacher": distillation.settings}),
-        **({} if rounding is None else {"rounding": asdict(rounding)}),
-        "processes": processes,
-        "rows": [data.train_hash, data.eval_hash],
-        "start": [digest(setup.model), *([] if gating is None else [digest(gating.gate)])],
-    }
-
-
-def _with_remedy(error: DivergedError, remedy: str, checkpoint: Path | None) -> DivergedError:
-    """The error with its remedy and the last checkpoint before it."""
-    last = f"the last good checkpoint is {checkpoint.name}" if checkpoint else "there is no checkpoint yet"
-    return DivergedError(f"{error}; {remedy}; {last}", code=error.code, **error.details, checkpoint=checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -83,9 +83,6 @@ def training_autocast(device: torch.device, precision: MixedPrecision, batch: Ma
         batch: the inputs of the forwards, with a mask `[batch, position]` where rows have different lengths.
     """
     is_short = MASK in batch and batch[MASK].shape[-1] <= _PLAIN_POSITIONS
-    with autocast(device, precision):
-        if precision == "bf16" and device.type == "cpu" and is_short:
-            with sdpa_kernel(SDPBackend.MATH):
-                yield
-        else:
-            yield
+    is_plain = precision == "bf16" and device.type == "cpu" and is_short
+    with autocast(device, precision), sdpa_kernel(SDPBackend.MATH) if is_plain else nullcontext():
+        yield

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.answers import DECODER_IDS, LABELS
+from compressor.answers import DECODER_IDS, LABELS, MASK, SPAN_ENDS
 from compressor.processes import process_count
 from compressor.store import Store
 from graph_passes.files import atomic_replace
@@ -29,7 +29,6 @@ Outputs = dict[str, Tensor]
 _NAME, _VALUES, _INDEX = "teacher", "outputs.float16", "outputs.npz"
 _DISK_SHARE = 0.5
 """Share of the free disk that the file may take at most."""
-_MASK = "attention_mask"
 
 
 class _NotKeptError(Exception):
@@ -47,6 +46,19 @@ class _Layout:
 
     shapes: Mapping[str, tuple[int, ...]]
     by_position: frozenset[str]
+
+    @classmethod
+    def of(cls, outputs: Outputs, inputs: Mapping[str, Tensor]) -> _Layout:
+        """The layout of the outputs of a batch; raise _NotKeptError if one does not consist of rows and positions."""
+        shapes, by_position, masks = dict[str, tuple[int, ...]](), set[str](), _masks(inputs)
+        for name, value in outputs.items():
+            if MASK in inputs and (value.dim() > 2 or name in SPAN_ENDS):
+                by_position.add(name)
+            axes = 2 if name in by_position else 1
+            if value.shape[:axes] != masks.shape[:axes]:
+                raise _NotKeptError(f"{name} does not have the rows and positions of the inputs as axes")
+            shapes[name] = tuple(value.shape[axes:])
+        return cls(shapes, frozenset(by_position))
 
     def numbers(self, positions: int) -> list[int]:
         """Numbers of each output of a row with as many positions."""
@@ -67,23 +79,16 @@ class KeptOutputs:
         store: folder of the file, and the key of the outputs: the model and the names of the outputs.
         rows: maximum number of rows to keep.
         tokens: number of tokens in these rows.
-        by_position: whether an output has an axis of positions, which follows that of rows.
 
     Attributes:
         refusal: why outputs are not kept; None while they are.
     """
 
     def __init__(
-        self,
-        compute: Callable[[Mapping[str, Tensor]], Outputs],
-        store: Store,
-        rows: int,
-        tokens: int,
-        by_position: Callable[[str, Tensor], bool],
+        self, compute: Callable[[Mapping[str, Tensor]], Outputs], store: Store, rows: int, tokens: int
     ) -> None:
         self._compute, self._store, self._rows, self._tokens = compute, store, rows, tokens
         self._folder = store.path
-        self._by_position = by_position
         self.refusal: str | None = None
         self._layout: _Layout | None = None
         self._index: dict[bytes, tuple[int, int]] = {}
@@ -110,16 +115,12 @@ class KeptOutputs:
         return None
 
     def _layout_for(self, inputs: Mapping[str, Tensor], outputs: Outputs) -> _Layout:
-        """The layout of the outputs of all rows, from those of a batch.
-
-        Raises:
-            _NotKeptError: outputs in this layout cannot be kept.
-        """
+        """The layout of the outputs of all rows, from those of a batch; raise _NotKeptError unless it can be kept."""
         if process_count() > 1:
             raise _NotKeptError(f"{process_count()} processes train, and only one can write the file")
         if DECODER_IDS in inputs:
             raise _NotKeptError("the outputs of a decoder have different positions than the inputs of the encoder")
-        layout = _layout_of(outputs, _masks(inputs), self._by_position, has_positions=_MASK in inputs)
+        layout = _Layout.of(outputs, inputs)
         size, file = self._bytes(layout), self._store.unfinished(_NAME) / _VALUES
         folder = next(path for path in file.parents if path.is_dir())
         free = shutil.disk_usage(folder).free + (file.stat().st_size if file.is_file() else 0)
@@ -185,11 +186,7 @@ class KeptOutputs:
             self._end += len(record)
 
     def _open(self, layout: _Layout) -> np.memmap:
-        """The file, with the index of an earlier run where there is one.
-
-        Raises:
-            _NotKeptError: the folder cannot be written, or another run uses it.
-        """
+        """The file, with the index of an earlier run where there is one; raise _NotKeptError if another run uses it."""
         try:
             self._folder = self._lock.enter_context(self._store.growing(_NAME, self._compute))
         except BlockingIOError as error:
@@ -207,11 +204,7 @@ class KeptOutputs:
         return self._mapped(self._bytes(layout))
 
     def _mapped(self, size: int) -> np.memmap:
-        """The file with at least as many bytes; what it holds stays.
-
-        Raises:
-            _NotKeptError: it cannot be written, or the disk is too small.
-        """
+        """The file, extended to at least as many bytes; raise _NotKeptError if the disk is too small."""
         file = self._folder / _VALUES
         try:
             with file.open("ab") as reserved:  # writing into a map of a full disk would end the process
@@ -258,8 +251,8 @@ def _read_index(path: Path) -> dict[bytes, tuple[int, int]] | None:
 
 def _masks(inputs: Mapping[str, Tensor]) -> Tensor:
     """The positions of each row that are not padding, bool `[batch, position]`, on the CPU; one without a mask."""
-    if _MASK in inputs:
-        return inputs[_MASK].bool().cpu()
+    if MASK in inputs:
+        return inputs[MASK].bool().cpu()
     return torch.ones(len(next(iter(inputs.values()))), 1, dtype=torch.bool)
 
 
@@ -278,20 +271,3 @@ def row_key(inputs: Mapping[str, Tensor], row: int, mask: Tensor | None = None) 
             value = value[mask]
         sha.update(value.contiguous().numpy().tobytes())
     return sha.digest()
-
-
-def _layout_of(
-    outputs: Outputs, masks: Tensor, by_position_rule: Callable[[str, Tensor], bool], *, has_positions: bool
-) -> _Layout:
-    """The layout of the outputs of a batch; without a mask of positions, every row has the same shapes.
-
-    Raises:
-        _NotKeptError: an output does not consist of rows and positions.
-    """
-    by_position = frozenset(name for name, value in outputs.items() if has_positions and by_position_rule(name, value))
-    for name, value in outputs.items():
-        axes = 2 if name in by_position else 1
-        if value.shape[:axes] != masks.shape[:axes]:
-            raise _NotKeptError(f"{name} does not have the rows and positions of the inputs as axes")
-    shapes = {name: tuple(value.shape[2 if name in by_position else 1 :]) for name, value in outputs.items()}
-    return _Layout(shapes, by_position)

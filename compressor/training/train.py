@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from compressor.config.request import Training
-from compressor.config.values import MixedPrecision
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
 from compressor.models.forwards import reader
@@ -132,7 +131,10 @@ def new_model(training: Training, vocabulary: int, end_token: int | None = None)
 
 
 def schedule_of(training: Training) -> Schedule:
-    """The schedule of a training, with the precision that suits this machine."""
+    """The schedule of a training; the precision `auto` is bfloat16 on a GPU that computes it natively."""
+    precision = training.mixed_precision
+    if precision == "auto":
+        precision = native_precision() if torch.cuda.is_available() else "no"
     return Schedule(
         steps=training.steps,
         batch_size=training.batch_size,
@@ -143,18 +145,11 @@ def schedule_of(training: Training) -> Schedule:
         max_grad_norm=training.max_grad_norm,
         evaluations=training.evaluations,
         points=max(training.evaluations, _POINTS),
-        mixed_precision=_mixed_precision(training),
+        mixed_precision=precision,
         optimizer=training.optimizer,
         scheduler="cosine",
         final_learning_rate=training.final_learning_rate,
     )
-
-
-def _mixed_precision(training: Training) -> MixedPrecision:
-    """The configured precision; `auto` is bfloat16 on a GPU that computes it natively."""
-    if training.mixed_precision != "auto":
-        return training.mixed_precision
-    return native_precision() if torch.cuda.is_available() else "no"
 
 
 def _prepare(training: Training) -> tuple[ModelFolder, Data]:

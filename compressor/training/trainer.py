@@ -68,6 +68,9 @@ def training_arguments(schedule: Schedule, task: Task, folder: Path) -> Training
         task: determines the label name and the size of evaluation batches.
     """
     evaluation_steps = max(1, schedule.steps // schedule.evaluations)
+    # Steps between points of the curves divide those between evaluations, so that every evaluation is at a point.
+    most = max(1, schedule.steps // schedule.points)
+    logging_steps = next(steps for steps in range(most, 0, -1) if evaluation_steps % steps == 0)
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=schedule.steps,
@@ -80,7 +83,7 @@ def training_arguments(schedule: Schedule, task: Task, folder: Path) -> Training
         use_cpu=not torch.cuda.is_available(),
         bf16=schedule.mixed_precision == "bf16",
         train_sampling_strategy="sequential",
-        logging_steps=_logging_steps(schedule, evaluation_steps),
+        logging_steps=logging_steps,
         eval_strategy="steps",
         eval_steps=evaluation_steps,
         save_steps=evaluation_steps,
@@ -109,19 +112,13 @@ def use_one_device(arguments: TrainingArguments) -> None:
     arguments._n_gpu = min(arguments.n_gpu, 1)
 
 
-def _logging_steps(schedule: Schedule, evaluation_steps: int) -> int:
-    """Steps between points of the curves: a divisor of `evaluation_steps`, so that every evaluation is at a point."""
-    maximum = max(1, schedule.steps // schedule.points)
-    return next(steps for steps in range(maximum, 0, -1) if evaluation_steps % steps == 0)
-
-
 class Evaluation:
     """Computes the metric of a task from the outputs of a model.
 
     Args:
         model: its weights are checked before a checkpoint is written.
         task: its metric selects the best checkpoint.
-        gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
+        gate: no checkpoint but the last is eligible before the gate has settled; None: there is no gate.
         by_divergence: whether the divergence from a teacher, the last output of each example, selects the checkpoint.
             The divergence varies less between examples than a metric does, so few rows suffice.
         first_step: no checkpoint is eligible before this step.
@@ -162,31 +159,23 @@ class Evaluation:
             DivergedError: a weight or the metric is not finite. The error comes before the checkpoint is written, so no
                 bad checkpoint remains.
         """
-        step, statistics = self._counter.step, np.asarray(prediction.predictions)
+        step, task, statistics = self._counter.step, self._task, np.asarray(prediction.predictions)
         for name, weight in self._model.named_parameters():
             finite = torch.isfinite(weight)
             if not finite.all():
                 raise diverged(step, f"weight {name}", float(weight.detach()[~finite][0]))
-        divergence = None
-        if self._by_divergence:
-            statistics, divergence = statistics[:, :-1], float(statistics[:, -1].mean())
-        metric = self._task.score(statistics) if np.isfinite(statistics).all() else math.nan
+        of_task = statistics[:, :-1] if self._by_divergence else statistics
+        metric = task.score(of_task) if np.isfinite(of_task).all() else math.nan
         if not math.isfinite(metric):
-            raise diverged(step, self._task.metric, metric)
-        selection = metric if self._task.higher_is_better else -metric
-        values = {self._task.metric: metric}
-        if divergence is not None:
-            selection, values = -divergence, {**values, DIVERGENCE: divergence}
-        return {**values, SELECTION_METRIC: selection if self._is_eligible(step) else float("-inf")}
-
-    def _is_eligible(self, step: int) -> bool:
-        """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step.
-
-        No checkpoint before `first_step` may, since its evaluation cannot be compared with later ones.
-        """
-        if step < self._first_step:
-            return False
-        return self._gate is None or self._gate.is_settled(step) or step >= self._steps
+            raise diverged(step, task.metric, metric)
+        values, selection = {task.metric: metric}, metric if task.higher_is_better else -metric
+        if self._by_divergence:
+            values[DIVERGENCE] = float(statistics[:, -1].mean())
+            selection = -values[DIVERGENCE]
+        # Evaluations before `first_step` cannot be compared with later ones.
+        is_settled = self._gate is None or self._gate.is_settled(step) or step >= self._steps
+        is_eligible = is_settled and step >= self._first_step
+        return {**values, SELECTION_METRIC: selection if is_eligible else -math.inf}
 
 
 class GateTrainer(Trainer):

@@ -48,12 +48,8 @@ class Teacher:
         return {"logits": torch.stack([total, -total], 1), "hidden_states.0": torch.stack([ids, 2 * ids], 2).float()}
 
 
-def by_position(name: str, value: Tensor) -> bool:
-    return value.dim() > 2
-
-
 def kept(teacher: Teacher, folder: Path) -> KeptOutputs:
-    return KeptOutputs(teacher, Store(folder, version=1), len(ROWS), sum(map(len, ROWS)), by_position)
+    return KeptOutputs(teacher, Store(folder, version=1), len(ROWS), sum(map(len, ROWS)))
 
 
 def test_every_row_is_computed_once_whatever_its_padding(tmp_path: Path) -> None:
@@ -96,7 +92,7 @@ def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, mo
             outputs["hidden_states.0"] = outputs["hidden_states.0"][:, :1]
         return outputs
 
-    outputs = KeptOutputs(teach, Store(tmp_path, version=1), len(ROWS), sum(map(len, ROWS)), by_position)
+    outputs = KeptOutputs(teach, Store(tmp_path, version=1), len(ROWS), sum(map(len, ROWS)))
     for inputs in (batch(0, 1), batch(1, 2)):
         if cause == "decoder":
             inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)

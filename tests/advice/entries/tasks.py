@@ -196,7 +196,7 @@ def _(w: World) -> None:
     w.right(*command, "--label-column", "kind")
 
 
-@advice("tasks.data _require_metric invalid-rows", zoo=True)
+@advice("tasks.data _require_metric text", zoo=True)
 def _(w: World) -> None:
     folders.save(folders.bert(num_labels=1), w.file("scorer"))
     w.rows("scores.tsv", "score\ttext", *(f"{n / 40}\tthe {word} film" for n, word in enumerate(folders.WORDS * 2)))

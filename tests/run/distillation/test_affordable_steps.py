@@ -102,7 +102,7 @@ def test_steps_and_evaluations_take_no_longer_than_the_minutes(
         def length() -> distill.TrainingLength:
             options = Distill(minutes=minutes, training_steps=steps, batch_size=2)
             data: Any = SimpleNamespace(task=task(makes_rows=makes_rows), train=ROWS, eval=ROWS)
-            kept = KeptOutputs(teach, Store(Path(folder), version=1), len(data.train), 0, lambda name, value: False)
+            kept = KeptOutputs(teach, Store(Path(folder), version=1), len(data.train), 0)
             distillation = SimpleNamespace(loss=loss, teach=teach, keep_outputs=lambda *_: SimpleNamespace(kept=kept))
             work: Any = (options, data, distillation, network, Store(Path(folder), version=1))
             limit: Any = distill.affordable_length
