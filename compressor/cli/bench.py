@@ -17,7 +17,7 @@ from compressor.cli.commands import FieldsCommand, common, option_of, options_of
 from compressor.cli.console import Console, text_table
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.request import BenchConfig
-from compressor.config.sections import EngineConfig, MeasureConfig
+from compressor.config.sections import EngineConfig, MeasureConfig, graph_of
 from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, target_of
 
@@ -45,7 +45,7 @@ _FIELDS = {
 @common
 @click.pass_obj
 def bench(console: Console, dense: Path, compressed: Path | None = None, **fields: Any) -> None:
-    """Build DENSE and COMPRESSED, two ONNX files with the same inputs, and time them in turn.
+    """Build DENSE and COMPRESSED, two ONNX files or folders of one with the same inputs, and time them in turn.
 
     The ratio is the dense median time divided by the compressed one, with a 95% bootstrap interval. Graphs of compress
     are run on the example rows in their metadata, other graphs on random inputs.
@@ -86,8 +86,10 @@ def _bench_folder(
 ) -> None:
     """Time the engines of a run."""
     if not out.is_dir():
-        text = f"{out}: name two ONNX files, or the output folder of a run"
-        raise UsageError(text, code=ErrorCode.MISSING_VALUE, field="compressed")
+        problem = (
+            "name two ONNX files, or the output folder of a run" if out.exists() else "no such folder; check the path"
+        )
+        raise UsageError(f"{out}: {problem}", code=ErrorCode.MISSING_VALUE, field="compressed")
     _refuse(
         (engine,), _BUILT, "the engines of a run are built in fp32 and int8 on the CPU; omit it, or name two ONNX files"
     )
@@ -166,6 +168,7 @@ def _bench_graphs(
             code=ErrorCode.CONTRADICTION,
             fields=("target", "callers"),
         )
+    dense, compressed = (graph_of(path) or path for path in (dense, compressed))
     for path in (dense, compressed):
         if (runtime := target_of(path)).name != DEFAULT_TARGET:
             raise UsageError(

@@ -182,6 +182,7 @@ def _shares(
     """
     import graph_passes
     from compressor.measure.macs import macs
+    from graph_passes.passes import DropUnreadPositions
 
     def shrunk_without(pruned: GraphGroup | None) -> graph_passes.Shrunk:
         kept = {group.name: group.units // 2 if group is pruned else group.units for group in groups.groups}
@@ -189,7 +190,8 @@ def _shares(
         return graph_passes.shrink(load(), plan)
 
     def count(model: ir.Model) -> dict[str, int | None]:
-        return {"parameters": graph_passes.count_parameters(model), "macs": macs(model, 1, length)}
+        read = DropUnreadPositions()(model).model  # what a run delivers
+        return {"parameters": graph_passes.count_parameters(read), "macs": macs(read, 1, length)}
 
     whole_model = shrunk_without(None).model
     length = next((length for length in lengths if macs(whole_model, 1, length) is not None), lengths[0])

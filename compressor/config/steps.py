@@ -650,7 +650,7 @@ class Within(Step):
 
     @property
     def summary(self) -> str:
-        limit = "" if self.minutes is None else f"; the run takes about {self.minutes:g} minutes"
+        limit = "" if self.minutes is None else f"; the run takes about {self.minutes:g} min"
         attempts = f"at most {self.attempts} attempts" + (
             " to remove units and train the rest, each from the fastest that keeps the metric"
             if self.trains

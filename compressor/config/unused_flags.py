@@ -92,7 +92,7 @@ def order_notes(recipe: Recipe) -> Iterator[Note]:
             )
     for step in steps:
         if isinstance(step, Within) and step.minutes is not None:
-            text = f"the run takes about {step.minutes:g} minutes (--minutes)"
+            text = f"the run takes about {step.minutes:g} min (--minutes)"
             yield Note(code=NoteCode.TIME_LIMITED, text=text)
 
 

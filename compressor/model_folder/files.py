@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if problem:
         inner = sorted(folder.parent.name for folder in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
         advice = f"give one of its folders that have one, e.g. {path / inner[0]}" if inner else ""
-        text = f"{problem}; {advice or 'give the folder that save_pretrained wrote'}"
+        text = f"{problem}; {advice or 'give the folder that save_pretrained wrote, or an ONNX file'}"
         raise InputError.of_file(path, text, ErrorCode.FILE_MISSING)
     raw = read_json(file)
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):

@@ -40,7 +40,8 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
     for row in budget:
         line = f"{cost(row.predicted, row.unit)} predicted, {_reached(row)} reached"
         if row.requested is not None:
-            line = f"{cost(row.requested, row.unit)} requested, {line}: {_outcome(row)}"
+            whole = "" if row.unit == "ms" else f" of {cost(row.dense, row.unit)}"
+            line = f"{cost(row.requested, row.unit)}{whole} requested, {line}: {_outcome(row)}"
         lines.append(f"budget, {_subject(row)}: {line}")
     return lines
 

@@ -58,7 +58,11 @@ def load(path: str | os.PathLike[str]) -> Report:
     except OSError as fault:
         is_missing = isinstance(fault, FileNotFoundError)
         unreadable = f"cannot read the report ({fault.strerror}); correct the permissions of the file"
-        text = "no such report; name the folder of a finished run" if is_missing else unreadable
+        text = (
+            "no such report; name the folder of a finished run, or of one rung of a ladder"
+            if is_missing
+            else unreadable
+        )
         code = ErrorCode.FILE_MISSING if is_missing else ErrorCode.FILE_UNREADABLE
         raise InputError.of_file(path, text, code) from fault
     try:

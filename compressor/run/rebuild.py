@@ -59,11 +59,12 @@ from compressor.targets.graph_facts import graph_digest
 from compressor.targets.trial_inputs import draws_ids, fixed_batch, trial_feeds
 from compressor.units import keep_all
 from compressor.workdir import QUANTIZED_GRAPHS, link_library_files, locked
-from graph_passes import load
+from graph_passes import GraphPassError, load
 from graph_passes.block_sparse.masks import REACH
 
 if TYPE_CHECKING:
     from compressor.generation.workload import Workload
+    from compressor.model_folder import ModelFolder
     from compressor.tasks import Data
 
 _OF_GRAPHS = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.FIXED_SHAPE, *CACHED_STAGES[:2])
@@ -278,30 +279,23 @@ def whole_engines(out: Path, workload: Workload, threads: int | None, listener: 
         listener: receives the progress.
 
     Yields:
-        The folder of the engines, in fp32, which is removed afterwards; None: `out` has no report, or the model of the
-        run cannot be loaded here.
+        The folder of the engines, in fp32, which is removed afterwards; None: the model of the run cannot be loaded
+        here, for which there is a note with the reason.
 
     Raises:
         CompressorError: the graphs compute something else than the model, or an engine cannot be built.
     """
-    report = reports.load(out) if (out / reports.JSON_NAME).is_file() else None
-    if report is None or not has_pytorch():
+    log = RunLog(listener)
+    try:
+        recipe, folder = _whole_model(out, log)
+    except (CompressorError, GraphPassError) as error:
+        text = f"the model that the run compressed is not timed beside its engines: {error}"
+        log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
         yield None
         return
     from compressor.generation.deliver import dense_engines, export_whole
-    from compressor.run.load import load_folder
 
-    # What a report allows to run is not run by those who time its engines.
-    names = (*SourceConfig.model_fields, *ExportConfig.model_fields)
-    kept = {name: report.recipe[name] for name in names if not extra_of(FIELDS[name], "runs_code")}
-    recipe = Recipe(**kept)
-    log, runtime, export = RunLog(listener), cached_target(out), recipe.export
-    try:
-        with log.stage("dense: loading the model"):
-            folder = load_folder(recipe, recipe.source.model)
-    except CompressorError:
-        yield None
-        return
+    runtime, export = cached_target(out), recipe.export
     limit, feeds = token_limit(folder.model), example_feeds(folder, 2, 8)
     cases = make_cases(partial(example_feeds, folder), maximum_length=limit, shapes=((2, 8),))
     plan = keep_all(folder.access.groups(feeds, export.attention, "kv"))
@@ -311,6 +305,27 @@ def whole_engines(out: Path, workload: Workload, threads: int | None, listener: 
         with log.stage("dense: building the engines with caches"):
             dense = dense_engines(whole, runtime, workload, threads)
         yield dense.path.parent
+
+
+def _whole_model(out: Path, log: RunLog) -> tuple[Recipe, ModelFolder]:
+    """The recipe of the run of a folder, as far as it says how its model is read and exported, and that model.
+
+    Raises:
+        CompressorError, GraphPassError: the folder has no report, or the model cannot be loaded here.
+    """
+    fields = reports.load(out).recipe
+    # What a report allows to run, and a task that is code, is not loaded by those who time its engines.
+    names = [name for name in (*SourceConfig.model_fields, *ExportConfig.model_fields) if name in fields]
+    kept = {name: fields[name] for name in names if not extra_of(FIELDS[name], "runs_code")}
+    if is_own_task(kept.get("task")):
+        del kept["task"]
+    recipe = Recipe(**kept)
+    if recipe.graph is None:
+        require_pytorch()
+    from compressor.run.load import load_folder
+
+    with log.stage("dense: loading the model"):
+        return recipe, load_folder(recipe, recipe.source.model)
 
 
 _Cached = tuple[Generation, tuple[Proof, ...]]

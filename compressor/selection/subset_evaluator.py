@@ -34,8 +34,8 @@ _MEASURED_AT_ONCE = 16
 
 
 Evaluations = dict[frozenset[Head], Measurement]
-"""By the heads that are kept, `Task.per_example` of every evaluation row, `[examples, k]`, and what that cost; subsets
-that were measured together share their cost equally."""
+"""By the heads that are kept, a measurement of that subset alone, whose statistics are `[examples, k]`; subsets that
+were measured together share their cost equally."""
 
 
 class ModelSubsetEvaluator:

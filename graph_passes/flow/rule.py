@@ -144,8 +144,16 @@ class Rule:
         the input axis, while all other axes are needed entirely. Two outputs that share an input axis do not carry it,
         because each of them needs all of it. That is what `demand` answers where nothing is needed of an output axis;
         rules override this where it is not the same for single indices.
+
+        Raises:
+            NoRuleError: the shape of an output that is read is unknown.
         """
-        whole = [all_indices(len(context.probe.shape(value) or ())) for value in node.outputs]
+
+        def shape(value: ir.Value) -> Shape:
+            is_read = bool(value.uses()) or value.is_graph_output()
+            return context.shape(value) if is_read else context.probe.shape(value) or ()
+
+        whole = [all_indices(len(shape(value))) for value in node.outputs]
         unpruned = self.demand(node, whole, context).inputs[position]
         for output, need in enumerate(whole if unpruned is not None else ()):
             for output_axis in range(len(need)):

@@ -50,8 +50,10 @@ def test_bench_times_the_engines_of_a_folder(capfd: Cap, graph: Path, tmp_path: 
     assert (alone.code, alone.error_code) == (2, ErrorCode.MISSING_VALUE)
     engine = compress(capfd, "bench", graph, folder / "engine.xml")
     assert (engine.code, engine.error_code) == (2, ErrorCode.INVALID_VALUE)
-    folders = compress(capfd, "bench", folder, folder)
-    assert (folders.code, folders.error_code) == (3, GraphErrorCode.FILE_MISSING)
+    folders = compress(capfd, "bench", graph, folder, *timing, "--json", "--quiet")
+    assert (folders.code, len(folders.json["speeds"])) == (0, 1)
+    empty = compress(capfd, "bench", graph, tmp_path)
+    assert (empty.code, empty.error_code) == (3, GraphErrorCode.FILE_MISSING)
 
 
 @pytest.mark.zoo

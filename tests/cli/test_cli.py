@@ -62,7 +62,7 @@ def test_run_is_the_default_command(capfd: Cap) -> None:
     ):
         result = compress(capfd, *arguments, "--quiet")
         assert (result.code, result.out) == (3, "")
-        assert result.error == "nowhere: no such folder; give the folder that save_pretrained wrote"
+        assert result.error == "nowhere: no such folder; give the folder that save_pretrained wrote, or an ONNX file"
 
 
 @pytest.mark.parametrize(("words", "code"), [(["site", "model/"], 2), (["site"], 3), (["site", "--keep", "1"], 3)])

@@ -41,6 +41,7 @@ from graph_passes import GraphPassError, Plan, load, save
 from graph_passes.flow.caches import cache_names
 from tests import folders
 from tests.generation.exported import RUNTIMES
+from tests.run.listeners import RecordingListener
 
 SHORT: dict[str, Any] = {
     "batch": "1",
@@ -165,7 +166,15 @@ def test_weights_of_few_bits_are_delivered_beside_an_engine_of_whole_texts_in_fl
     assert [proof.stage for proof in rebuilt.proofs if proof.stage in CACHED_STAGES[2:]] == [*CACHED_STAGES[2:]]
 
 
-def test_the_model_of_a_run_is_timed_beside_its_engines(finished: tuple[Path, Report], tmp_path: Path) -> None:
+def with_recipe(out: Path, **fields: str) -> Path:
+    """A folder whose report has other fields of the recipe."""
+    report = json.loads((out / "report.json").read_text())
+    report["recipe"] |= fields
+    (out / "report.json").write_text(json.dumps(report))
+    return out
+
+
+def test_the_model_of_a_run_is_timed_beside_its_engines(finished: tuple[Path, Report]) -> None:
     out, _ = finished
     workload, listener = Workload(((1, 4),), 4), NullListener()
     with whole_engines(out, workload, 1, listener) as dense:
@@ -174,12 +183,26 @@ def test_the_model_of_a_run_is_timed_beside_its_engines(finished: tuple[Path, Re
         assert [row.folder for row in rows] == [dense, out]
         assert rows[0].cache_bytes == 2 * rows[1].cache_bytes
     assert not dense.exists()
-    moved = shutil.copytree(out, tmp_path / "out")
-    report = json.loads((moved / "report.json").read_text())
-    report["recipe"]["model"] = str(tmp_path / "gone")
-    (moved / "report.json").write_text(json.dumps(report))
-    with whole_engines(moved, workload, 1, listener) as dense:
+
+
+@pytest.mark.parametrize("model", ["gone", "damaged.onnx"])
+def test_a_model_that_cannot_be_loaded_is_not_timed(finished: tuple[Path, Report], model: str, tmp_path: Path) -> None:
+    out = with_recipe(shutil.copytree(finished[0], tmp_path / "out"), model=str(tmp_path / model))
+    (tmp_path / "damaged.onnx").write_bytes(b"no graph")
+    listener = RecordingListener()
+    with whole_engines(out, Workload(((1, 4),), 4), 1, listener) as dense:
         assert dense is None
+    assert listener.codes == [NoteCode.NO_DENSE_GRAPH]
+
+
+def test_code_that_a_report_names_is_not_run(
+    finished: tuple[Path, Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_report.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = with_recipe(shutil.copytree(finished[0], tmp_path / "out"), task="named_by_report:Task")
+    with whole_engines(out, Workload(((1, 4),), 4), 1, NullListener()) as dense:
+        assert dense is not None
 
 
 @pytest.mark.parametrize(

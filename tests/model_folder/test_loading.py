@@ -189,7 +189,7 @@ def test_messages(folder: Path) -> None:
     shutil.rmtree(folder)
     with fails_with(ErrorCode.FILE_MISSING) as caught:
         load(folder)
-    assert str(caught.value) == f"{folder}: no such folder; give the folder that save_pretrained wrote"
+    assert str(caught.value) == f"{folder}: no such folder; give the folder that save_pretrained wrote, or an ONNX file"
 
 
 BLOCKS = "bigbird"

@@ -35,7 +35,7 @@ def test_a_budget_is_compared_with_what_was_reached() -> None:
     ]
     assert budget_lines(BUDGET) == [
         "budget, time, batch 1, length 128: 2.00 ms requested, 1.90 ms predicted, 1.95 ms reached: met",
-        "budget, parameters: 6M requested, 7M predicted, 7M reached: missed",
+        "budget, parameters: 6M of 10M requested, 7M predicted, 7M reached: missed",
     ]
 
 

@@ -67,7 +67,7 @@ def test_failed_write_keeps_the_former_files(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (None, "report.json: no such report; name the folder of a finished run"),
+        (None, "report.json: no such report; name the folder of a finished run, or of one rung of a ladder"),
         (b"", "report.json: report: Invalid JSON: EOF"),
         (b'{"version": 1, "verdict"', "report.json: report: Invalid JSON: EOF"),
         (b"\xff\xfe\x00", "report.json: report: Invalid JSON"),
