@@ -134,8 +134,9 @@ class Rung(BaseModel):
         scores: metrics of both engines, those on test rows first.
         speeds: ratios of both engines' times, per size, without the samples.
         seconds: duration of the run.
-        holds: whether the whole interval of the metric's loss, on evaluation rows or, without their labels, on test
-            rows, is within the loss that is allowed; None: no loss was set.
+        holds: whether the metric holds: by the judgement of the run (`Frontier.is_judged`), or if the whole interval of
+            its loss, on evaluation rows or, without their labels, on test rows, is within the loss that is allowed;
+            None: no loss was set.
         missing: the requested target, if the machine lacks it.
     """
 
@@ -171,6 +172,7 @@ class Frontier(BaseModel):
         model: name of the model folder.
         max_drop: the loss of the metric that is allowed; None: no bound.
         rungs: the rungs.
+        is_judged: whether the run judged its rungs, all of which hold, by their largest likely loss.
         ended: the rung before which the ladder ends, and why it is missing; None: all rungs are finished.
         points: engines of other tools that the page shows.
     """
@@ -180,6 +182,7 @@ class Frontier(BaseModel):
     model: str
     max_drop: float | None
     rungs: tuple[Rung, ...]
+    is_judged: bool = False
     ended: str | None = None
     points: tuple[ComparisonPoint, ...] = ()
 
@@ -220,8 +223,8 @@ class Frontier(BaseModel):
             is_known = first.ratio and last.ratio
             speeds = f"from {first.ratio:.3g} to {_times_as_fast(last)}" if is_known else _UNKNOWN_SPEED
             return f"{len(self.rungs)} rungs, {speeds}, at {_loss(first)} to {_loss(last)}"
-        interval = f"the whole interval of its loss on the {self.deciding_split} rows"
-        bound = f"keeps {interval} within --max-drop {self.max_drop:g}"
+        what = "its largest likely loss" if self.is_judged else "the whole interval of its loss"
+        bound = f"keeps {what} on the {self.deciding_split} rows within --max-drop {self.max_drop:g}"
         if self.fastest is None:
             return f"no rung {bound}"
         text = f"{self.fastest.name} is the fastest rung that {bound}"
@@ -245,12 +248,12 @@ class Frontier(BaseModel):
         return "" if self.ended is None else f"the ladder ends before {self.ended}"
 
 
-def rung_of(name: str, report: Report, max_drop: float | None, folder: str = "") -> Rung:
-    """The rung of a finished run."""
+def rung_of(name: str, report: Report, max_drop: float | None, folder: str = "", *, is_judged: bool = False) -> Rung:
+    """The rung of a finished run; `is_judged`: the run has judged that it holds."""
     deciding, counts = deciding_scores(report.scores), dict[str, tuple[float, float]]()
-    holds = (
-        all(is_within(score.worst_loss, max_drop) for score in deciding) if deciding and max_drop is not None else None
-    )
+    holds = None
+    if deciding and max_drop is not None:
+        holds = is_judged or all(is_within(score.worst_loss, max_drop) for score in deciding)
     for row in report.costs:
         if row.unit == "macs":
             before, after = counts.get(row.label, (0.0, 0.0))

@@ -395,14 +395,14 @@ def _deliver_rungs(run: RunContext, rungs: Rungs, graphs: Graphs, report: Report
             break
         try:
             rung = replace(run, work=run.work.rung(name), log=run.log.separate())
-            listed.append(rung_of(name, delivered := _deliver(rung, load(), graphs), max_drop))
+            listed.append(rung_of(name, delivered := _deliver(rung, load(), graphs), max_drop, is_judged=True))
             run.log.add_notes([Note(code=NoteCode.RUNG_FINISHED, text=f"rung {name}: {delivered.verdict}")])
         except (CompressorError, GraphPassError) as error:
             shutil.rmtree(run.work.result / LADDER / name, ignore_errors=True)
             ended = f"{name}: {error}"
             break
-    listed.append(rung_of(rungs.name, report, max_drop, folder=".."))
-    frontier = Frontier(model=report.model, max_drop=max_drop, rungs=tuple(listed), ended=ended)
+    listed.append(rung_of(rungs.name, report, max_drop, folder="..", is_judged=True))
+    frontier = Frontier(model=report.model, max_drop=max_drop, rungs=tuple(listed), is_judged=True, ended=ended)
     frontier_page.write(frontier, run.work.result / LADDER)
     if ended is not None:
         run.log.add_notes([Note(code=NoteCode.LADDER_ENDED, text=frontier.ending)])

@@ -175,6 +175,8 @@ def test_slower_attempts_that_hold_are_rungs(
     frontier = Frontier.model_validate_json((ladder / FRONTIER_JSON).read_bytes())
     assert (ladder / FRONTIER_HTML).is_file()
     slower, fastest = frontier.rungs
+    assert frontier.is_judged
+    assert frontier.fastest is not None
     assert frontier.ended is None
     assert (slower.folder, fastest.folder) == (slower.name, "..")
     assert slower.heads + slower.neurons > fastest.heads + fastest.neurons == plan.heads_kept + plan.neurons_kept
