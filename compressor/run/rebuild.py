@@ -289,7 +289,9 @@ def whole_engines(out: Path, workload: Workload, threads: int | None, listener: 
     try:
         recipe, folder = _whole_model(out, log)
     except (CompressorError, GraphPassError) as error:
-        text = f"the model that the run compressed is not timed beside its engines: {error}"
+        text = (
+            f"only the engines of the run are timed, since the model that it compressed cannot be loaded here ({error})"
+        )
         log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
         yield None
         return
